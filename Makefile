@@ -1,0 +1,34 @@
+# Everything a fresh machine needs is made here: `make demo` and `make test` set up the virtual environment themselves.
+PYTHON ?= python3.11
+PY := .venv/bin/python
+PIP := $(PY) -m pip --disable-pip-version-check -q
+STAMP := .venv/.installed
+
+.PHONY: install demo test lint bench clean
+
+install: $(STAMP)
+
+# Torch comes first and alone: resolved together with the rest, pip would fetch a build with gigabytes of CUDA packages.
+$(STAMP): pyproject.toml requirements/constraints.txt
+	@command -v $(PYTHON) >/dev/null || { echo "Python 3.11 or newer is needed; set PYTHON=/path/to/python"; exit 1; }
+	test -x $(PY) || $(PYTHON) -m venv .venv
+	$(PIP) install torch==2.13.0
+	$(PIP) install -c requirements/constraints.txt -e '.[dev]'
+	touch $@
+
+demo: install
+	$(PY) examples/demo/demo.py
+
+lint: install
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+
+test: lint
+	$(PY) -m pytest tests
+
+bench: install
+	@for script in benchmarks/*.py; do echo "== $$script"; $(PY) $$script --quick || exit 1; done
+
+clean:
+	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

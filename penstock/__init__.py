@@ -1,0 +1,45 @@
+"""Penstock: asynchronous reinforcement learning of language models.
+
+`load_config` and `train` are the front door; the parts (`SingleController`, `ReplayBuffer`, `StalenessSampler`,
+`DataPlaneClient`, trainers, engines) live in the sub-packages and can be used on their own. Names are resolved on first
+use, so that `import penstock` does not import torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+__version__ = "0.1.0"
+
+_LAZY = {
+    "load_config": "penstock.config.loading",
+    "RunConfig": "penstock.config.models",
+    "train": "penstock.run.train",
+    "RunResult": "penstock.run.train",
+    "SingleController": "penstock.controller.controller",
+    "ReplayBuffer": "penstock.buffer.replay_buffer",
+    "StalenessSampler": "penstock.buffer.samplers.base",
+    "DataPlaneClient": "penstock.data_plane.client",
+    "KVBatchMeta": "penstock.data_plane.meta",
+    "PenstockError": "penstock.errors",
+}
+
+__all__ = ["__version__", *_LAZY]  # noqa: PLE0604
+
+if TYPE_CHECKING:
+    from penstock.buffer.replay_buffer import ReplayBuffer
+    from penstock.buffer.samplers.base import StalenessSampler
+    from penstock.config.loading import load_config
+    from penstock.config.models import RunConfig
+    from penstock.controller.controller import SingleController
+    from penstock.data_plane.client import DataPlaneClient
+    from penstock.data_plane.meta import KVBatchMeta
+    from penstock.errors import PenstockError
+    from penstock.run.train import RunResult, train
+
+
+def __getattr__(name: str) -> object:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'penstock' has no attribute {name!r}")
+    return getattr(importlib.import_module(_LAZY[name]), name)

@@ -1,0 +1,100 @@
+"""Settings of generation: engine, sampling, environment, failure policy."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
+
+from penstock.config.base import Section
+
+
+class EngineConfig(Section):
+    """The generation engine."""
+
+    kind: Literal["embedded"] = "embedded"
+    """`embedded`: in this process, continuous batching over a slot KV cache."""
+    slots: PositiveInt = 64
+    """How many requests decode at the same time."""
+    max_context: PositiveInt = 512
+    """Tokens of prompt and response together that fit into a slot."""
+
+
+class SamplingConfig(Section):
+    """How tokens are drawn."""
+
+    temperature: PositiveFloat = 1.0
+    """Logits are divided by this before sampling; the trainer uses the same value."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Nucleus sampling; below 1 it needs an off-policy correction."""
+    top_k: NonNegativeInt = 0
+    """Sample among the k likeliest tokens; 0 means all. Above 0 it needs an off-policy correction."""
+    max_new_tokens: PositiveInt = 64
+    """Longest response; one that reaches it counts as truncated."""
+    stop_token_ids: list[int] = Field(default_factory=list)
+    """Token ids that end a response, besides the tokenizer's end-of-sequence token."""
+
+
+class EnvironmentConfig(Section):
+    """Where prompts get their reward."""
+
+    kind: str
+    """`reasoning_gym:<task>` or `function`."""
+    args: dict[str, Any] = Field(default_factory=dict)
+    """reasoning_gym: the task's settings. function: keyword arguments for the reward function."""
+    function: str | None = None
+    """For `function`: `module:callable`, called as `callable(prompt, response, answer, **args)`; returns a number."""
+    timeout_seconds: PositiveFloat = 30.0
+    """A reward that takes longer is a DATA failure."""
+    workers: PositiveInt = 4
+    """How many rewards are computed at the same time."""
+
+    @field_validator("kind")
+    @classmethod
+    def _known_kind(cls, value: str) -> str:
+        head, _, task = value.partition(":")
+        if head == "reasoning_gym" and task:
+            return value
+        if value == "function":
+            return value
+        raise ValueError("choose reasoning_gym:<task>, for example reasoning_gym:chain_sum, or function")
+
+
+class FailureConfig(Section):
+    """What happens when a rollout fails."""
+
+    infra_attempts: PositiveInt = 5
+    """Attempts in all for failures of the machinery (engine gone, timeout, connection)."""
+    data_attempts: PositiveInt = 2
+    """Attempts in all for failures of the data (environment or reward raised, NaN reward)."""
+    backoff_seconds: NonNegativeFloat = 0.5
+    """Pause before the second attempt; doubled at each further one."""
+    backoff_max_seconds: NonNegativeFloat = 30.0
+    """The longest such pause."""
+    max_dropped_prompts: NonNegativeInt = 0
+    """How many prompts may be given up before the run stops with an error."""
+    on_drop: Literal["shrink", "replace"] = "replace"
+    """`shrink`: the step goes on with one group less. `replace`: the next prompt takes its place."""
+    min_groups_per_step: PositiveInt = 1
+    """With `shrink`: a step that would have fewer groups than this stops the run."""
+    max_redispatches: PositiveInt = 8
+    """How often a prompt whose group was evicted or aborted is dispatched again before it is dropped."""
+
+
+class RolloutConfig(Section):
+    """Generation of prompt groups."""
+
+    engine: EngineConfig = EngineConfig()
+    """The generation engine."""
+    sampling: SamplingConfig = SamplingConfig()
+    """How tokens are drawn."""
+    environment: EnvironmentConfig
+    """Where prompts get their reward."""
+    failure: FailureConfig = FailureConfig()
+    """What happens when a rollout fails."""
+    group_size: PositiveInt = 8
+    """G: responses sampled for each prompt."""
+    max_inflight_groups: PositiveInt = 16
+    """How many prompt groups may be in generation or reward at the same time."""
+    generation_timeout_seconds: PositiveFloat = 600.0
+    """A generation request that takes longer is an INFRA failure."""

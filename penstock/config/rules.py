@@ -1,0 +1,110 @@
+"""Rules between settings of different sections, each a line that names the keys, the reason and the way out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from penstock.config.models import RunConfig
+
+_NEVER_ABORTS = ("in_order", "weight_fifo", "ready_first")
+_FALLING = ("linear", "cosine")
+
+
+def contradictions(config: RunConfig) -> list[str]:
+    """Every pair of settings that cannot both be honoured, as `key: reason` lines; empty when there is none."""
+    return [*_sampler_rules(config), *_algorithm_rules(config), *_deterministic_rules(config), *_section_rules(config)]
+
+
+def _sampler_rules(config: RunConfig) -> Iterator[str]:
+    n, chunk = config.training.prompt_groups_per_step, config.training.min_groups_per_chunk
+    if chunk > n:
+        yield (
+            f"training.min_groups_per_chunk: {chunk} is more than training.prompt_groups_per_step = {n}, so no chunk "
+            f"would ever be complete; use at most {n}"
+        )
+    kind = config.sampler.kind
+    if (
+        kind == "ready_first"
+        and config.algorithm.correction.kind == "none"
+        and config.algorithm.old_policy == "trainer"
+    ):
+        yield (
+            "sampler.kind: ready_first puts no bound on the lag and needs an off-policy correction; set "
+            "algorithm.correction.kind to tis, or choose windowed"
+        )
+    if config.weights.update == "abort_stale" and kind in _NEVER_ABORTS:
+        yield (
+            f"weights.update: abort_stale has nothing to abort with the {kind} sampler, which lets running groups end; "
+            "use in_flight or drain, or the windowed sampler"
+        )
+    failure = config.rollout.failure
+    if failure.on_drop == "shrink" and failure.min_groups_per_step > n:
+        yield (
+            f"rollout.failure.min_groups_per_step: {failure.min_groups_per_step} is more than "
+            f"training.prompt_groups_per_step = {n}"
+        )
+    if failure.on_drop == "replace" and "min_groups_per_step" in failure.model_fields_set:
+        yield (
+            "rollout.failure.min_groups_per_step: has no effect with on_drop = replace, where steps stay full; "
+            "remove it or set on_drop to shrink"
+        )
+
+
+def _algorithm_rules(config: RunConfig) -> Iterator[str]:
+    algorithm, sampling = config.algorithm, config.rollout.sampling
+    corrected = algorithm.correction.kind != "none" or algorithm.old_policy == "engine"
+    if (sampling.top_p < 1 or sampling.top_k > 0) and not corrected:
+        key = "top_p" if sampling.top_p < 1 else "top_k"
+        yield (
+            f"rollout.sampling.{key}: truncated sampling draws from another distribution than the one trained; set "
+            "algorithm.correction.kind to tis, or algorithm.old_policy to engine"
+        )
+    if algorithm.old_policy == "engine" and algorithm.correction.kind != "none":
+        yield (
+            "algorithm.correction.kind: with old_policy = engine the ratio already holds the difference between engine "
+            "and trainer, so a correction would count it twice; set it to none, or old_policy to trainer"
+        )
+    if config.rollout.group_size < 2:
+        yield ("rollout.group_size: grpo compares the responses of a group with each other and needs at least 2")
+    if config.rollout.sampling.max_new_tokens >= config.rollout.engine.max_context:
+        yield (
+            f"rollout.sampling.max_new_tokens: {config.rollout.sampling.max_new_tokens} leaves no room for a prompt in "
+            f"rollout.engine.max_context = {config.rollout.engine.max_context}"
+        )
+
+
+def _deterministic_rules(config: RunConfig) -> Iterator[str]:
+    if not config.deterministic:
+        return
+    if config.sampler.kind != "in_order" or config.sampler.lookahead != 0:
+        yield "deterministic: needs sampler.kind = in_order and sampler.lookahead = 0, so that groups train in order"
+    if config.weights.update != "drain":
+        yield "deterministic: needs weights.update = drain, so that no group sees two weight versions"
+    if config.training.max_minutes is not None:
+        yield "deterministic: training.max_minutes would end the run by the clock; use training.max_steps"
+
+
+def _section_rules(config: RunConfig) -> Iterator[str]:
+    if config.weights.update == "drain" and "kv_cache" in config.weights.model_fields_set:
+        yield "weights.kv_cache: has no effect with update = drain, where no request is running; remove it"
+    environment = config.rollout.environment
+    if environment.kind == "function":
+        if environment.function is None:
+            yield "rollout.environment.function: is needed with kind = function, for example my_rewards:exact_match"
+        elif environment.function.count(":") != 1:
+            yield f"rollout.environment.function: {environment.function!r} is not module:callable"
+        if config.data.train_path is None:
+            yield "data.train_path: is needed with rollout.environment.kind = function"
+    else:
+        if environment.function is not None:
+            yield f"rollout.environment.function: has no effect with kind = {environment.kind}; remove it"
+        for key in ("train_path", "eval_path"):
+            if getattr(config.data, key) is not None:
+                yield f"data.{key}: has no effect with {environment.kind}, which makes its own prompts; remove it"
+    optimizer = config.training.optimizer
+    if optimizer.schedule in _FALLING and config.training.max_steps is None:
+        yield f"training.max_steps: is needed with training.optimizer.schedule = {optimizer.schedule}, to know its end"
+    if optimizer.schedule == "constant" and "final_lr_ratio" in optimizer.model_fields_set:
+        yield "training.optimizer.final_lr_ratio: has no effect with schedule = constant; remove it"

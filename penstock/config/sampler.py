@@ -1,0 +1,82 @@
+"""Settings of the staleness policies; one class per policy, so that a setting a policy ignores is an unknown key."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, NonNegativeInt, field_validator
+
+from penstock.config.base import Section
+
+
+class OnPolicySampler(Section):
+    """Strict: a step trains only groups that were generated with the very weights it updates."""
+
+    kind: Literal["on_policy"] = "on_policy"
+    """Name of the policy."""
+
+
+class WindowedSampler(Section):
+    """Groups may lag behind the trainer by up to `max_staleness` versions."""
+
+    kind: Literal["windowed"] = "windowed"
+    """Name of the policy."""
+    max_staleness: NonNegativeInt = 1
+    """W: the largest lag a trained group may have."""
+    over_sampling: bool = False
+    """True: dispatch until the buffer is full. False: dispatch at most (v + 1 + W) * N groups in all."""
+    order: Literal["oldest", "freshest"] = "oldest"
+    """Which selectable groups are trained first."""
+
+
+class InOrderSampler(Section):
+    """Every group is stamped with the step that will train it."""
+
+    kind: Literal["in_order"] = "in_order"
+    """Name of the policy."""
+    lookahead: NonNegativeInt = 1
+    """How many steps ahead of the current one groups may be dispatched for."""
+
+
+class WeightFifoSampler(Section):
+    """The oldest weight version inside the window first, waiting for its groups to end."""
+
+    kind: Literal["weight_fifo"] = "weight_fifo"
+    """Name of the policy."""
+    max_staleness: NonNegativeInt = 1
+    """W: the largest lag a trained group may have."""
+    lookahead: NonNegativeInt = 1
+    """How many steps ahead of the current one groups may be dispatched for."""
+
+
+class ReadyFirstSampler(Section):
+    """First ready, first trained; no bound on the lag, hence an off-policy correction is required."""
+
+    kind: Literal["ready_first"] = "ready_first"
+    """Name of the policy."""
+    lookahead: NonNegativeInt = 1
+    """How many steps ahead of the current one groups may be dispatched for."""
+
+
+class CustomSampler(Section):
+    """A policy of your own: a class with the methods of `penstock.buffer.samplers.base.StalenessSampler`."""
+
+    kind: Literal["custom"] = "custom"
+    """Name of the policy."""
+    class_path: str
+    """`module:Class`; called with `prompt_groups_per_step` and the keywords of `args`."""
+    args: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments for the class."""
+
+    @field_validator("class_path")
+    @classmethod
+    def _has_module_and_class(cls, value: str) -> str:
+        if value.count(":") != 1 or not all(value.split(":")):
+            raise ValueError("write it as module:Class, for example my_project.policies:Newest")
+        return value
+
+
+SamplerConfig = Annotated[
+    OnPolicySampler | WindowedSampler | InOrderSampler | WeightFifoSampler | ReadyFirstSampler | CustomSampler,
+    Field(discriminator="kind"),
+]

@@ -1,0 +1,126 @@
+"""Columns of a batch of rows: per-token (jagged), fixed-shape (a tensor) and non-tensor (objects).
+
+Per-token columns travel jagged, `values[offsets[i]:offsets[i + 1]]` being row i, so that no padding is stored or sent.
+`materialize` gives rectangles back. Which kind a column is, its writer declares by the class; nothing is guessed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from penstock.errors import DataPlaneError
+
+
+@dataclass(frozen=True)
+class JaggedColumn:
+    """Rows of different lengths in one buffer.
+
+    Example: rows `[1, 2, 3]` and `[4]` are `values = [1, 2, 3, 4]`, `offsets = [0, 3, 4]`.
+    """
+
+    values: Tensor
+    """`[total, ...]`: all rows, one after the other."""
+    offsets_R1: Tensor
+    """`[rows + 1]`, int64, on the CPU: where each row begins; the last entry is the total."""
+
+    @classmethod
+    def from_rows(cls, rows: Sequence[Tensor]) -> JaggedColumn:
+        """One column out of one tensor per row."""
+        if not rows:
+            raise DataPlaneError("a jagged column needs at least one row")
+        offsets_R1 = torch.zeros(len(rows) + 1, dtype=torch.int64)
+        torch.cumsum(torch.tensor([row.shape[0] for row in rows]), 0, out=offsets_R1[1:])
+        return cls(torch.cat(list(rows)), offsets_R1)
+
+    def __len__(self) -> int:
+        return self.offsets_R1.shape[0] - 1
+
+    @property
+    def lengths_R(self) -> Tensor:
+        """Length of each row."""
+        return self.offsets_R1.diff()
+
+    def row(self, index: int) -> Tensor:
+        """Row `index`, a view."""
+        return self.values[int(self.offsets_R1[index]) : int(self.offsets_R1[index + 1])]
+
+    def take(self, indices: Sequence[int]) -> JaggedColumn:
+        """The named rows, in the named order."""
+        return JaggedColumn.from_rows([self.row(i) for i in indices])
+
+
+@dataclass(frozen=True)
+class ObjectColumn:
+    """One Python object (text, JSON-like, or None) per row."""
+
+    items: tuple[Any, ...]
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def take(self, indices: Sequence[int]) -> ObjectColumn:
+        """The named rows, in the named order."""
+        return ObjectColumn(tuple(self.items[i] for i in indices))
+
+
+Column = Tensor | JaggedColumn | ObjectColumn
+"""A tensor's first axis is the row."""
+
+
+def take_rows(column: Column, indices: Sequence[int]) -> Column:
+    """The named rows of any column; the whole column, uncopied, where the rows are all of it in order."""
+    if len(indices) == len(column) and all(i == position for position, i in enumerate(indices)):
+        return column
+    if isinstance(column, Tensor):
+        return column[torch.as_tensor(indices, dtype=torch.int64)]
+    return column.take(indices)
+
+
+def concat_columns(columns: Sequence[Column]) -> Column:
+    """Rows of several columns of one kind, one after the other."""
+    if len(columns) == 1:
+        return columns[0]
+    if all(isinstance(column, Tensor) for column in columns):
+        return torch.cat([column for column in columns if isinstance(column, Tensor)])
+    if all(isinstance(column, ObjectColumn) for column in columns):
+        return ObjectColumn(tuple(x for column in columns if isinstance(column, ObjectColumn) for x in column.items))
+    if all(isinstance(column, JaggedColumn) for column in columns):
+        jagged = [column for column in columns if isinstance(column, JaggedColumn)]
+        lengths_R = torch.cat([column.lengths_R for column in jagged])
+        offsets_R1 = torch.zeros(len(lengths_R) + 1, dtype=torch.int64)
+        torch.cumsum(lengths_R, 0, out=offsets_R1[1:])
+        return JaggedColumn(torch.cat([column.values for column in jagged]), offsets_R1)
+    raise DataPlaneError("rows of one field were written as different kinds of column")
+
+
+def materialize(
+    column: JaggedColumn,
+    *,
+    pad_value: float = 0,
+    pad_to_multiple: int = 1,
+    width: int | None = None,
+) -> Tensor:
+    """A jagged column as a rectangle `[rows, width, ...]`, padded on the right.
+
+    The width is the longest row rounded up to `pad_to_multiple`, or `width` where given; longer rows are cut to it.
+    """
+    lengths = column.lengths_R.tolist()
+    if width is None:
+        longest = max(lengths, default=0)
+        width = -(-longest // pad_to_multiple) * pad_to_multiple
+    shape = (len(lengths), width, *column.values.shape[1:])
+    out = torch.full(shape, pad_value, dtype=column.values.dtype, device=column.values.device)
+    for index, length in enumerate(lengths):
+        kept = min(length, width)
+        out[index, :kept] = column.row(index)[:kept]
+    return out
+
+
+def jagged_from_padded(padded: Tensor, lengths: Sequence[int]) -> JaggedColumn:
+    """The inverse of `materialize`: values beyond a row's length (padding, rounding) are cut off."""
+    return JaggedColumn.from_rows([padded[index, :length] for index, length in enumerate(lengths)])

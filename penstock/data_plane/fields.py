@@ -1,0 +1,49 @@
+"""Names of the columns that Penstock itself writes and reads, in one place."""
+
+from __future__ import annotations
+
+from typing import Final
+
+INPUT_IDS: Final = "input_ids"
+"""Per token, int64: prompt and response."""
+TOKEN_MASK: Final = "token_mask"
+"""Per token, float32: 1 where the model itself produced the token and it is trained."""
+GENERATION_LOGPROBS: Final = "generation_logprobs"
+"""Per token, float32: the engine's log-prob of the token; 0 where the model did not produce it."""
+TOKEN_VERSIONS: Final = "token_versions"
+"""Per token, int32: weight version that produced the token; -1 where the model did not produce it."""
+REWARD: Final = "reward"
+"""Per sample, float32."""
+ADVANTAGE: Final = "advantage"
+"""Per sample, float32; written by the advantage pump."""
+SAMPLE_MASK: Final = "sample_mask"
+"""Per sample, float32: 0 takes the whole sample out of the loss."""
+RESPONSE_LENGTH: Final = "response_length"
+"""Per sample, int64: number of trained tokens."""
+TRUNCATED: Final = "truncated"
+"""Per sample, bool: the response hit the token limit."""
+RESPONSE_TEXT: Final = "response_text"
+"""Per sample, object: the decoded response."""
+
+ROLLOUT_FIELDS: Final = (
+    INPUT_IDS,
+    TOKEN_MASK,
+    GENERATION_LOGPROBS,
+    TOKEN_VERSIONS,
+    REWARD,
+    SAMPLE_MASK,
+    RESPONSE_LENGTH,
+    TRUNCATED,
+    RESPONSE_TEXT,
+)
+TRAIN_FIELDS: Final = (INPUT_IDS, TOKEN_MASK, GENERATION_LOGPROBS, TOKEN_VERSIONS, SAMPLE_MASK, ADVANTAGE)
+
+
+def sample_id(group_id: str, index: int) -> str:
+    """The data-plane id of a group's `index`-th sample."""
+    return f"{group_id}_g{index}"
+
+
+def group_of(sample: str) -> str:
+    """The group a sample id belongs to."""
+    return sample.rpartition("_g")[0]

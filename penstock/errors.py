@@ -1,0 +1,103 @@
+"""Penstock's exception types. An error says what was wrong, where, and what to do about it.
+
+The failure policy needs one bit about every error: is it the machinery's fault (INFRA: the same request may well succeed
+elsewhere or later) or the data's (DATA: this prompt, environment or reward is at fault)? Exceptions that know carry it
+as `failure_kind`; `penstock.controller.failure` classifies the rest by following causes.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class FailureKind(Enum):
+    """Whose fault a failed rollout is; decides how often it is tried again."""
+
+    INFRA = "infra"
+    DATA = "data"
+
+
+class PenstockError(Exception):
+    """Base of all errors that Penstock raises on purpose; the CLI prints them without a traceback."""
+
+    failure_kind: FailureKind | None = None
+
+
+class ConfigError(PenstockError):
+    """A setting that is wrong: `problems` holds one line per wrong key."""
+
+    def __init__(self, problems: list[str], source: str | None = None) -> None:
+        self.problems = problems
+        self.source = source
+        head = f"{source}: " if source else ""
+        super().__init__(head + "; ".join(problems))
+
+
+class SetupError(PenstockError):
+    """The run cannot start: a folder that is not a model, an empty dataset, a directory in use."""
+
+
+class StepStateError(PenstockError):
+    """A train-step call that the step's state does not allow; the open step, if any, is unharmed."""
+
+
+class NonFiniteError(PenstockError):
+    """A loss or gradient norm that is NaN or infinite, with the groups that were in the step."""
+
+
+class DataPlaneError(PenstockError):
+    """The data plane could not do what was asked."""
+
+    failure_kind = FailureKind.INFRA
+
+
+class MissingRowError(DataPlaneError):
+    """A row or field that was asked for is not there; the message names it."""
+
+
+class BufferStateError(PenstockError):
+    """A replay-buffer call on a slot whose state does not allow it."""
+
+
+class EngineError(PenstockError):
+    """The generation engine failed or is gone."""
+
+    failure_kind = FailureKind.INFRA
+
+
+class RequestAborted(EngineError):
+    """A generation request was aborted on purpose (stale weights, shutdown)."""
+
+
+class PromptTooLong(PenstockError):
+    """The prompt leaves no room for a response in the engine's context."""
+
+    failure_kind = FailureKind.DATA
+
+
+class GenerationTimeout(EngineError):
+    """Generation took longer than `rollout.generation_timeout_seconds`."""
+
+
+class EnvironmentFailure(PenstockError):
+    """The environment or its reward raised, or returned something that is not a finite number."""
+
+    failure_kind = FailureKind.DATA
+
+
+class EnvironmentTimeout(EnvironmentFailure):
+    """The environment took longer than `rollout.environment.timeout_seconds`."""
+
+
+class WeightSyncError(PenstockError):
+    """New weights could not be brought to any engine."""
+
+    failure_kind = FailureKind.INFRA
+
+
+class TooManyDrops(PenstockError):
+    """More prompts were dropped than `rollout.failure.max_dropped_prompts` allows."""
+
+
+class RunStalled(PenstockError):
+    """The run can make no further progress."""

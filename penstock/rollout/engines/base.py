@@ -1,0 +1,107 @@
+"""The interface of generation engines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Protocol
+
+from penstock.weights.receiver import WeightReceiver
+
+
+class FinishReason(Enum):
+    """Why a response ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How the tokens of one request are drawn."""
+
+    max_new_tokens: int
+    temperature: float = 1.0
+    """0 means greedy: the likeliest token, with its log-prob under temperature 1."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 means all tokens."""
+    stop_token_ids: frozenset[int] = frozenset()
+    """A response ends with, and includes, the first of these."""
+
+
+@dataclass(frozen=True)
+class GenerationRequest:
+    """One response to be generated."""
+
+    request_id: str
+    prompt_ids: tuple[int, ...]
+    sampling: SamplingParams
+    seed: int = 0
+    """Makes the response reproducible whatever shares its batch."""
+    group_id: str = ""
+    """Requests of one group share their prompt's prefill."""
+
+
+@dataclass(frozen=True)
+class GenerationResult:
+    """One generated response; the three lists have one entry per generated token."""
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    """Log-prob of each token under the distribution it was sampled from (after temperature, top-p and top-k)."""
+    token_versions: tuple[int, ...]
+    """Weight version that produced each token."""
+    finish_reason: FinishReason
+
+
+class EngineHealth(Enum):
+    """Whether an engine can serve."""
+
+    HEALTHY = "healthy"
+    PAUSED = "paused"
+    FAILED = "failed"
+    CLOSED = "closed"
+
+
+@dataclass(frozen=True)
+class EngineStats:
+    """Counters since the engine started."""
+
+    running: int = 0
+    waiting: int = 0
+    slots: int = 0
+    tokens_generated: int = 0
+    busy_seconds: float = 0.0
+    """Time in decode steps and prefills."""
+    slot_seconds: float = 0.0
+    """Busy time weighted by the share of slots in use."""
+    version: int = 0
+    extra: dict[str, float] = field(default_factory=dict)
+
+
+class GenerationEngine(WeightReceiver, Protocol):
+    """One replica of a generation engine. `pause`, `resume` and `update_weights` come from `WeightReceiver`."""
+
+    async def generate(self, request: GenerationRequest) -> GenerationResult:
+        """Generate one response. Cancelling the call aborts the request; `abort` makes it raise `RequestAborted`."""
+
+    async def abort(self, request_ids: Sequence[str]) -> None:
+        """End these requests now; unknown ids are ignored."""
+
+    async def sleep(self, level: int = 1) -> None:
+        """Free what can be freed while idle: level 1 the KV cache, level 2 the weights too."""
+
+    async def wake(self) -> None:
+        """Undo `sleep`; after level 2 the engine serves only after `update_weights`."""
+
+    def stats(self) -> EngineStats:
+        """Counters since the start."""
+
+    def health(self) -> EngineHealth:
+        """Whether the engine can serve now."""
+
+    async def close(self) -> None:
+        """Abort what runs and end the engine's threads; a second call is a no-op."""

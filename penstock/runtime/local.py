@@ -1,0 +1,70 @@
+"""The local runtime: a worker is a thread of this process that carries out calls one at a time, in order."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_Job = Callable[[], None]
+
+
+class WorkerThread:
+    """A daemon thread with a first-in, first-out inbox.
+
+    `call` returns at once with an awaitable; the function runs when all earlier ones have ended. A cancelled await does
+    not stop a function that already runs, and one that has not begun is skipped. `close` waits for the running call,
+    up to `join_seconds`; being a daemon, a thread stuck in foreign code cannot keep the process alive.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._inbox: SimpleQueue[_Job | None] = SimpleQueue()
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while (job := self._inbox.get()) is not None:
+            job()
+
+    def call(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[R]:
+        """Queue `function(*args, **kwargs)`; the future is of the running event loop."""
+        if self._closed:
+            raise RuntimeError(f"worker {self._thread.name} is closed")
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[R] = loop.create_future()
+
+        def settle(result: R | None, error: BaseException | None) -> None:
+            if future.done():
+                return
+            if error is not None:
+                future.set_exception(error)
+            else:
+                future.set_result(result)  # type: ignore[arg-type]
+
+        def job() -> None:
+            if future.cancelled():
+                return
+            result: R | None = None
+            error: BaseException | None = None
+            try:
+                result = function(*args, **kwargs)
+            except BaseException as raised:  # noqa: BLE001 - handed to the caller, whatever it is
+                error = raised
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(settle, result, error)
+
+        self._inbox.put(job)
+        return future
+
+    async def close(self, join_seconds: float = 10.0) -> None:
+        """Let queued calls end, then end the thread."""
+        if not self._closed:
+            self._closed = True
+            self._inbox.put(None)
+        await asyncio.to_thread(self._thread.join, join_seconds)

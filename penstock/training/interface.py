@@ -1,0 +1,70 @@
+"""What the controller knows of a trainer: the calls of the split train step, and their results."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from penstock.data_plane.meta import KVBatchMeta
+from penstock.weights.source import WeightSource
+
+
+@dataclass(frozen=True)
+class ChunkResult:
+    """What one `train_microbatch` call did."""
+
+    valid_tokens: float
+    valid_sequences: float
+    microbatches: int
+    """Forward and backward passes it took."""
+    seconds: float
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What `finish_train_step` did."""
+
+    step_id: int
+    updated: bool
+    """False: no valid tokens, or a non-finite gradient that was skipped; weights and version are untouched."""
+    version: int
+    """The trainer's weight version after the step."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Flat keys without prefix (`loss`, `grad_norm`, `lr`, …), equal to those of the whole batch in one call."""
+
+
+class Trainer(Protocol):
+    """A trainer as the controller sees it. Calls are carried out one at a time, in the order they were made.
+
+    The life of a step is that of `penstock.training.step.StepState`. A call that the state does not allow raises
+    `StepStateError` and changes nothing.
+    """
+
+    async def begin_train_step(self, step_id: int) -> None:
+        """Open a step: no gradients, no counts."""
+
+    async def train_microbatch(self, step_id: int, meta: KVBatchMeta) -> ChunkResult:
+        """Forward and backward over a chunk; gradients accumulate, un-normalised."""
+
+    async def finish_train_step(self, step_id: int) -> StepResult:
+        """Divide by the step's counts, clip, step the optimizer and the schedule; version + 1 if weights changed."""
+
+    async def abort_train_step(self, step_id: int) -> None:
+        """Drop what was accumulated; weights and version untouched. No-op when no step is open."""
+
+    async def compute_logprobs(self, meta: KVBatchMeta, field_name: str) -> None:
+        """Write the current policy's per-token log-probs of the rows into a column; legal while a step is open."""
+
+    async def publish_weights(self) -> WeightSource:
+        """The current weights under their Hugging Face names, valid until the next `finish_train_step`."""
+
+    async def save_checkpoint(self, folder: Path) -> None:
+        """Write weights (loadable by transformers) and optimizer, schedule and RNG state into an existing folder."""
+
+    async def load_checkpoint(self, folder: Path) -> None:
+        """Read what `save_checkpoint` wrote."""
+
+    async def close(self) -> None:
+        """End the trainer's threads or processes; a second call is a no-op."""
