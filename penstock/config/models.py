@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
@@ -11,6 +11,8 @@ from penstock.config.base import Section
 from penstock.config.rollout import RolloutConfig
 from penstock.config.rules import contradictions
 from penstock.config.sampler import OnPolicySampler, SamplerConfig
+
+Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class ModelConfig(Section):
@@ -63,8 +65,8 @@ class OptimizerConfig(Section):
 
     lr: PositiveFloat = 1e-6
     """Peak learning rate."""
-    betas: tuple[float, float] = (0.9, 0.999)
-    """AdamW's moment decay rates."""
+    betas: Annotated[tuple[Beta, Beta], Field(strict=False)] = (0.9, 0.999)
+    """AdamW's moment decay rates, each at least 0 and below 1."""
     eps: PositiveFloat = 1e-8
     """AdamW's epsilon."""
     weight_decay: NonNegativeFloat = 0.0
@@ -73,7 +75,7 @@ class OptimizerConfig(Section):
     """Steps over which the learning rate rises linearly to its peak."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """After the warm-up: constant, or falling to `final_lr_ratio` of the peak at `training.max_steps`."""
-    final_lr_ratio: NonNegativeFloat = 0.0
+    final_lr_ratio: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Where a linear or cosine schedule ends, as a share of the peak."""
     max_grad_norm: PositiveFloat = 1.0
     """Gradients are clipped to this global norm."""
@@ -112,11 +114,9 @@ class WeightsConfig(Section):
     """How new weights reach the engine."""
 
     update: Literal["in_flight", "drain", "abort_stale"] = "in_flight"
-    """`in_flight`: swap between two tokens. `drain`: let running groups end first. `abort_stale`: abort those too old."""
+    """`in_flight`: swap between two tokens. `drain`: let running groups end first. `abort_stale`: abort the too old."""
     kv_cache: Literal["keep", "recompute"] = "keep"
     """What running requests do with the KV cache they computed under the old weights."""
-    verify_checksum: bool = False
-    """Compare a checksum of every tensor after each update."""
 
 
 class DataPlaneConfig(Section):

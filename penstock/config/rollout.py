@@ -31,7 +31,7 @@ class SamplingConfig(Section):
     """Sample among the k likeliest tokens; 0 means all. Above 0 it needs an off-policy correction."""
     max_new_tokens: PositiveInt = 64
     """Longest response; one that reaches it counts as truncated."""
-    stop_token_ids: list[int] = Field(default_factory=list)
+    stop_token_ids: list[NonNegativeInt] = Field(default_factory=list)
     """Token ids that end a response, besides the tokenizer's end-of-sequence token."""
 
 
@@ -57,7 +57,9 @@ class EnvironmentConfig(Section):
             return value
         if value == "function":
             return value
-        raise ValueError("choose reasoning_gym:<task>, for example reasoning_gym:chain_sum, or function")
+        raise ValueError(
+            f"unknown {value!r}; choose reasoning_gym:<task>, for example reasoning_gym:chain_sum, or function"
+        )
 
 
 class FailureConfig(Section):

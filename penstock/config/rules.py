@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from pydantic import BaseModel
+
 if TYPE_CHECKING:
     from penstock.config.models import RunConfig
 
@@ -14,7 +16,40 @@ _FALLING = ("linear", "cosine")
 
 def contradictions(config: RunConfig) -> list[str]:
     """Every pair of settings that cannot both be honoured, as `key: reason` lines; empty when there is none."""
-    return [*_sampler_rules(config), *_algorithm_rules(config), *_deterministic_rules(config), *_section_rules(config)]
+    return [
+        *_sampler_rules(config),
+        *_algorithm_rules(config),
+        *_deterministic_rules(config),
+        *_section_rules(config),
+        *(f"{key}: {reason}" for key, reason in idle_settings(config).items() if _is_set(config, key)),
+    ]
+
+
+def idle_settings(config: RunConfig) -> dict[str, str]:
+    """Settings that have no effect beside the others, with the reason: an error when set, left out of a dump."""
+    idle = {}
+    if config.weights.update == "drain":
+        idle["weights.kv_cache"] = "has no effect with update = drain, where no request is running; remove it"
+    if config.rollout.failure.on_drop == "replace":
+        idle["rollout.failure.min_groups_per_step"] = (
+            "has no effect with on_drop = replace, where steps stay full; remove it or set on_drop to shrink"
+        )
+    if config.training.optimizer.schedule == "constant":
+        idle["training.optimizer.final_lr_ratio"] = "has no effect with schedule = constant; remove it"
+    environment = config.rollout.environment.kind
+    if environment != "function":
+        idle["rollout.environment.function"] = f"has no effect with kind = {environment}; remove it"
+        for name in ("train_path", "eval_path", "prompt_key", "answer_key"):
+            idle[f"data.{name}"] = f"has no effect with {environment}, which makes its own prompts; remove it"
+    return idle
+
+
+def _is_set(config: RunConfig, key: str) -> bool:
+    *sections, name = key.split(".")
+    section: BaseModel = config
+    for part in sections:
+        section = getattr(section, part)
+    return name in section.model_fields_set and getattr(section, name) is not None
 
 
 def _sampler_rules(config: RunConfig) -> Iterator[str]:
@@ -44,11 +79,6 @@ def _sampler_rules(config: RunConfig) -> Iterator[str]:
         yield (
             f"rollout.failure.min_groups_per_step: {failure.min_groups_per_step} is more than "
             f"training.prompt_groups_per_step = {n}"
-        )
-    if failure.on_drop == "replace" and "min_groups_per_step" in failure.model_fields_set:
-        yield (
-            "rollout.failure.min_groups_per_step: has no effect with on_drop = replace, where steps stay full; "
-            "remove it or set on_drop to shrink"
         )
 
 
@@ -87,24 +117,14 @@ def _deterministic_rules(config: RunConfig) -> Iterator[str]:
 
 
 def _section_rules(config: RunConfig) -> Iterator[str]:
-    if config.weights.update == "drain" and "kv_cache" in config.weights.model_fields_set:
-        yield "weights.kv_cache: has no effect with update = drain, where no request is running; remove it"
     environment = config.rollout.environment
     if environment.kind == "function":
         if environment.function is None:
             yield "rollout.environment.function: is needed with kind = function, for example my_rewards:exact_match"
-        elif environment.function.count(":") != 1:
+        elif environment.function.count(":") != 1 or not all(environment.function.split(":")):
             yield f"rollout.environment.function: {environment.function!r} is not module:callable"
         if config.data.train_path is None:
             yield "data.train_path: is needed with rollout.environment.kind = function"
-    else:
-        if environment.function is not None:
-            yield f"rollout.environment.function: has no effect with kind = {environment.kind}; remove it"
-        for key in ("train_path", "eval_path"):
-            if getattr(config.data, key) is not None:
-                yield f"data.{key}: has no effect with {environment.kind}, which makes its own prompts; remove it"
     optimizer = config.training.optimizer
     if optimizer.schedule in _FALLING and config.training.max_steps is None:
         yield f"training.max_steps: is needed with training.optimizer.schedule = {optimizer.schedule}, to know its end"
-    if optimizer.schedule == "constant" and "final_lr_ratio" in optimizer.model_fields_set:
-        yield "training.optimizer.final_lr_ratio: has no effect with schedule = constant; remove it"

@@ -7,6 +7,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from penstock.data_plane.columns import Column, JaggedColumn, ObjectColumn
 from penstock.data_plane.meta import KVBatchMeta, Tags
 from penstock.errors import MissingRowError
@@ -32,6 +34,12 @@ class SampleBatch:
         """A per-token column."""
         column = self[name]
         assert isinstance(column, JaggedColumn), f"{name} is not a per-token column"
+        return column
+
+    def tensor(self, name: str) -> Tensor:
+        """A fixed-shape column."""
+        column = self[name]
+        assert isinstance(column, Tensor), f"{name} is not a fixed-shape column"
         return column
 
     def objects(self, name: str) -> ObjectColumn:

@@ -85,6 +85,13 @@ def load_tokenizer(config: ModelConfig) -> Any:
         raise SetupError(f"model.path: {config.path!r} has no tokenizer that can be loaded: {error}") from error
 
 
+def silence_progress_bars() -> None:
+    """Transformers draws a bar for every file it reads or writes; Penstock's own display is enough."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+
+
 def _check_folder(path: str) -> None:
     """A path that looks like a folder must be one; everything else is taken for a hub id."""
     folder = Path(path)

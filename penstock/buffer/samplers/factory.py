@@ -1,0 +1,79 @@
+"""From settings to a sampler, and whether the buffer is large enough for it."""
+
+from __future__ import annotations
+
+import importlib
+from typing import cast
+
+from penstock.buffer.samplers.base import StalenessSampler
+from penstock.buffer.samplers.in_order import InOrder
+from penstock.buffer.samplers.on_policy import OnPolicy
+from penstock.buffer.samplers.ready_first import ReadyFirst
+from penstock.buffer.samplers.weight_fifo import WeightFifo
+from penstock.buffer.samplers.windowed import Order, Windowed
+from penstock.config.sampler import (
+    CustomSampler,
+    InOrderSampler,
+    OnPolicySampler,
+    ReadyFirstSampler,
+    SamplerConfig,
+    WeightFifoSampler,
+    WindowedSampler,
+)
+from penstock.errors import ConfigError
+
+_METHODS = sorted(name for name in vars(StalenessSampler) if not name.startswith("_"))
+
+
+def make_sampler(config: SamplerConfig, prompt_groups_per_step: int, deterministic: bool = False) -> StalenessSampler:
+    """The sampler that `config` names; `deterministic` makes `in_order` hand groups out in dispatch order."""
+    n = prompt_groups_per_step
+    match config:
+        case InOrderSampler():
+            return InOrder(n, lookahead=config.lookahead, strict_sequence=deterministic)
+        case _ if deterministic:
+            raise ConfigError([f"sampler.kind: {config.kind} cannot train in a fixed order; use in_order"])
+        case OnPolicySampler():
+            return OnPolicy(n)
+        case WindowedSampler():
+            return Windowed(n, config.max_staleness, config.over_sampling, Order(config.order))
+        case WeightFifoSampler():
+            return WeightFifo(n, config.max_staleness, config.lookahead)
+        case ReadyFirstSampler():
+            return ReadyFirst(n, config.lookahead)
+        case CustomSampler():
+            return _custom(config, n)
+
+
+def check_capacity(sampler: StalenessSampler, max_groups: int, min_groups_per_chunk: int) -> None:
+    """Reject a buffer that some order of events would stop for good."""
+    needed = sampler.required_capacity(min_groups_per_chunk)
+    if max_groups < needed:
+        name = getattr(sampler, "name", type(sampler).__name__)
+        raise ConfigError(
+            [
+                f"buffer.max_buffered_groups: {max_groups} is too small for the {name} sampler with "
+                f"training.min_groups_per_chunk = {min_groups_per_chunk}, which could then wait for ever; "
+                f"use at least {needed}"
+            ]
+        )
+
+
+def _custom(config: CustomSampler, prompt_groups_per_step: int) -> StalenessSampler:
+    module_name, class_name = config.class_path.split(":")
+    try:
+        made = getattr(importlib.import_module(module_name), class_name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError([f"sampler.class_path: {config.class_path} cannot be imported: {error}"]) from error
+    missing = [name for name in _METHODS if not callable(getattr(made, name, None))]
+    if missing:
+        raise ConfigError(
+            [
+                f"sampler.class_path: {config.class_path} lacks {', '.join(missing)}; see "
+                "penstock.buffer.samplers.base.StalenessSampler, or derive from BucketSampler there"
+            ]
+        )
+    try:
+        return cast(StalenessSampler, made(prompt_groups_per_step=prompt_groups_per_step, **config.args))
+    except TypeError as error:
+        raise ConfigError([f"sampler.args: {config.class_path} does not take them: {error}"]) from error

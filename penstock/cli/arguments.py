@@ -1,0 +1,23 @@
+"""Arguments that several commands share."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+ConfigFile = Annotated[str, typer.Argument(metavar="CONFIG", help="YAML file with the settings.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="KEY=VALUE", help="Settings that replace those of the file.", show_default=False),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+
+
+def find_local_modules() -> None:
+    """Let settings such as `my_rewards:exact_match` name modules of the current folder, after all installed ones."""
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.append(here)

@@ -1,0 +1,82 @@
+"""`penstock config show | check | schema`."""
+
+from __future__ import annotations
+
+import typer
+
+from penstock.cli.arguments import ConfigFile, Json, Overrides, find_local_modules
+from penstock.cli.errors import reported
+from penstock.cli.output import print_json
+
+_HELP = """Show and check settings.
+
+\b
+Example:
+  penstock config show run.yaml
+  penstock config check run.yaml training.max_steps=20
+"""
+
+config_app = typer.Typer(
+    help=_HELP,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+
+@config_app.command("show")
+def show(config: ConfigFile, overrides: Overrides = None, as_json: Json = False) -> None:
+    """Print all settings of a run, defaults included.
+
+    \b
+    Example:
+      penstock config show run.yaml
+      penstock config show run.yaml training.optimizer.lr=1e-5 > resolved.yaml
+    """
+    with reported(as_json):
+        from penstock.config.loading import dump_config, load_config
+
+        settings = load_config(config, overrides or [])
+        if as_json:
+            print_json(settings.model_dump(mode="json"))
+        else:
+            typer.echo(dump_config(settings), nl=False)
+
+
+@config_app.command("check")
+def check(config: ConfigFile, overrides: Overrides = None, as_json: Json = False) -> None:
+    """Say whether a run could start with these settings.
+
+    Checks names and values, contradictions between settings, and whether the buffer suits the sampler.
+
+    \b
+    Example:
+      penstock config check run.yaml
+    """
+    with reported(as_json):
+        from penstock.config.loading import load_config
+
+        settings = load_config(config, overrides or [])
+        find_local_modules()
+        from penstock.run.checks import check_config
+
+        check_config(settings)
+        if as_json:
+            print_json({"ok": True})
+        else:
+            typer.echo(f"{config}: OK")
+
+
+@config_app.command("schema")
+def schema() -> None:
+    """Print the JSON schema of a settings file.
+
+    With it, editors complete and check the settings as you type.
+
+    \b
+    Example:
+      penstock config schema > penstock.schema.json
+    """
+    with reported():
+        from penstock.config.loading import json_schema
+
+        print_json(json_schema())

@@ -1,0 +1,69 @@
+"""`penstock doctor`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import typer
+
+from penstock.cli.arguments import Json
+from penstock.cli.errors import RUN_FAILED, reported
+from penstock.cli.output import print_json, print_rows
+
+if TYPE_CHECKING:
+    from penstock.run.doctor import Finding
+
+_STYLES = {"works": "green", "broken": "bold red", "not installed": "dim"}
+
+
+def doctor(as_json: Json = False) -> None:
+    """Say which parts work on this machine.
+
+    Imports every part, and says how to install those that are missing. Leaves with exit code 1 if a part that every
+    run needs is broken.
+
+    \b
+    Example:
+      penstock doctor
+      penstock doctor --json
+    """
+    with reported(as_json):
+        from penstock.run.doctor import examine_all
+
+        findings = examine_all()
+        fatal = [finding for finding in findings if finding.is_fatal]
+        if as_json:
+            content = {"ok": not fatal, "parts": [finding.as_object() for finding in findings]}
+            print_json(content)
+        else:
+            _print(findings)
+        if fatal:
+            raise typer.Exit(RUN_FAILED)
+
+
+def _print(findings: list[Finding]) -> None:
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    for title, core in (("Needed by every run", True), ("Optional", False)):
+        rows = [
+            ((f.part.name, ""), (f.status.value, _STYLES[f.status.value]), (f.version or "", ""), (note(f), ""))
+            for f in findings
+            if f.part.core is core
+        ]
+        print_rows(console, title, rows)
+    fatal = [finding for finding in findings if finding.is_fatal]
+    for finding in fatal:
+        console.print(f"{finding.part.name} has to work before a run can start.", markup=False)
+    if not fatal:
+        console.print("Everything a run needs works on this machine.")
+
+
+def note(finding: Finding) -> str:
+    """What else there is to say about a part: details, whether it is used, how to install it."""
+    parts = [finding.detail] if finding.detail else []
+    if not finding.part.used:
+        parts.append("not used by this version")
+    if finding.status.value != "works":
+        parts.append(finding.part.install)
+    return "; ".join(parts)

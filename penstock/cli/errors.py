@@ -1,0 +1,115 @@
+"""Errors as a person should see them, and the exit code each kind has."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import typer
+
+from penstock.cli.output import print_json
+from penstock.errors import ConfigError, PenstockError, SetupError
+
+RUN_FAILED = 1
+WRONG_USAGE = 2
+INTERRUPTED = 130
+
+
+@contextmanager
+def reported(as_json: bool = False) -> Iterator[None]:
+    """Print what goes wrong inside on stderr and leave with its exit code; with `as_json`, tell programs on stdout."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.echo("Interrupted.", err=True)
+        raise typer.Exit(INTERRUPTED) from None
+    except Exception as raised:
+        if isinstance(raised, typer.Exit | typer.Abort | BrokenPipeError):
+            raise
+        error = expected_error(raised)
+        if as_json:
+            print_json(as_object(error or raised))
+        if error is not None:
+            print_error(error)
+            raise typer.Exit(exit_code(error)) from None
+        typer.echo("".join(traceback.format_exception(raised)), err=True, nl=False)
+        typer.echo(
+            "\nThis is a bug in Penstock: please report it with the lines above and your configuration.", err=True
+        )
+        raise typer.Exit(RUN_FAILED) from None
+
+
+def expected_error(raised: BaseException) -> PenstockError | None:
+    """The `PenstockError` in what was raised, or None if something else is in there too."""
+    if isinstance(raised, BaseExceptionGroup):
+        found = [expected_error(inner) for inner in raised.exceptions]
+        return found[0] if all(found) else None
+    return raised if isinstance(raised, PenstockError) else None
+
+
+def exit_code(error: PenstockError) -> int:
+    """2 when the user can fix it before a run starts, 1 when a run failed."""
+    return WRONG_USAGE if isinstance(error, ConfigError | SetupError) else RUN_FAILED
+
+
+def as_object(error: BaseException) -> dict[str, Any]:
+    """The error for programs."""
+    content: dict[str, Any] = {"type": type(error).__name__, "message": str(error)}
+    if isinstance(error, ConfigError):
+        content["source"] = error.source
+        content["problems"] = [
+            dict(zip(("key", "reason"), split_problem(line), strict=True)) for line in error.problems
+        ]
+    return {"ok": False, "error": content}
+
+
+def split_problem(line: str) -> tuple[str, str]:
+    """Key and reason of a `key: reason` line; the key is empty where the problem is not about one setting."""
+    key, colon, reason = line.partition(": ")
+    return (key, reason) if colon and " " not in key else ("", line)
+
+
+def print_error(error: PenstockError) -> None:
+    """A block on stderr: a headline, then one problem a line with its key in bold."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    headline, lines = _content(error)
+    console = Console(stderr=True, highlight=False)
+    if not console.is_terminal:
+        for line in (headline, *(f"  {line}" for line in lines)):
+            console.print(line, markup=False, soft_wrap=True)
+        return
+    console.print(Text.assemble(("error ", "bold red"), (headline.removeprefix("error: "), "bold")))
+    block = Table.grid(padding=(0, 1))
+    block.add_column(no_wrap=True)
+    block.add_column(overflow="fold")
+    for line in lines:
+        key, reason = split_problem(line)
+        block.add_row(" •", Text.assemble((f"{key}: ", "bold") if key else "", reason))
+    console.print(block)
+
+
+def _content(error: PenstockError) -> tuple[str, list[str]]:
+    if isinstance(error, ConfigError):
+        where = error.source or "the configuration"
+        count = len(error.problems)
+        if count == 1 and not split_problem(error.problems[0])[0]:
+            return f"error: {where}: {error.problems[0]}", []
+        return f"error: {where}: {count} problem{'s' * (count != 1)}", error.problems
+    first, *rest = str(error).splitlines() or [type(error).__name__]
+    start = "cannot start: " if isinstance(error, SetupError) else "the run failed: "
+    return f"error: {start}{first}", [*(line.strip() for line in rest if line.strip()), *_causes(error)]
+
+
+def _causes(error: BaseException) -> list[str]:
+    causes: list[str] = []
+    cause = error.__cause__
+    while cause is not None and len(causes) < 5:
+        text = " ".join(str(cause).split())
+        causes.append(f"caused by {type(cause).__name__}" + (f": {text}" if text else ""))
+        cause = cause.__cause__
+    return causes

@@ -1,0 +1,44 @@
+"""`penstock eval`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from penstock.cli.arguments import Json, Overrides, find_local_modules
+from penstock.cli.errors import reported
+from penstock.cli.output import print_figures, print_json
+from penstock.errors import ConfigError
+
+Target = Annotated[
+    str, typer.Argument(metavar="CONFIG|RUN_DIR", help="YAML file with the settings, or the folder of a run.")
+]
+
+
+def evaluate(target: Target, overrides: Overrides = None, as_json: Json = False) -> None:
+    """Evaluate a model on the held-out prompts.
+
+    A settings file evaluates the model it names; the folder of a run evaluates that run's newest checkpoint.
+
+    \b
+    Example:
+      penstock eval run.yaml
+      penstock eval runs/default data.eval_size=256
+    """
+    with reported(as_json):
+        from penstock.config.loading import load_config
+
+        run_dir = Path(target) if Path(target).is_dir() else None
+        if run_dir is not None and not (run_dir / "config.yaml").is_file():
+            raise ConfigError(["is not the folder of a run: it has no config.yaml"], source=target)
+        settings = load_config(run_dir / "config.yaml" if run_dir else target, overrides or [])
+        find_local_modules()
+        from penstock.run.evaluate import evaluate as run_evaluation
+
+        figures = run_evaluation(settings, run_dir)
+        if as_json:
+            print_json(figures)
+        else:
+            print_figures("Evaluation", figures)

@@ -1,0 +1,60 @@
+"""The `penstock` command."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+import penstock
+from penstock.cli.config import config_app
+from penstock.cli.doctor import doctor
+from penstock.cli.errors import INTERRUPTED
+from penstock.cli.evaluate import evaluate
+from penstock.cli.train import train
+
+app = typer.Typer(
+    name="penstock",
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"penstock {penstock.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Asynchronous reinforcement learning of language models.
+
+    \b
+    Example:
+      penstock doctor
+      penstock config check run.yaml
+      penstock train run.yaml training.max_steps=20
+    """
+
+
+app.command("train")(train)
+app.command("eval")(evaluate)
+app.add_typer(config_app, name="config")
+app.command("doctor")(doctor)
+
+
+def main() -> None:
+    """Run the command that the arguments name, and exit with its code."""
+    try:
+        app()
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)

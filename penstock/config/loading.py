@@ -1,0 +1,123 @@
+"""From a YAML file and overrides to a `RunConfig`, and back to YAML."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+from pydantic_core import PydanticSerializationError
+
+from penstock.config.messages import problems_of, show
+from penstock.config.models import RunConfig
+from penstock.config.overrides import apply_overrides
+from penstock.config.rules import idle_settings
+from penstock.config.yaml_dialect import DuplicateKeyError, parse_yaml, write_yaml
+from penstock.errors import ConfigError
+
+
+def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """Read a YAML file, lay `a.b.c=value` overrides over it and check the result; raises `ConfigError`."""
+    data = _read_mapping(Path(path))
+    return parse_config(apply_overrides(data, overrides, RunConfig), source=str(path))
+
+
+def parse_config(data: Mapping[str, Any], source: str | None = None) -> RunConfig:
+    """Check settings that are already a mapping; `source` is named in the error."""
+    try:
+        return RunConfig.model_validate(dict(data))
+    except ValidationError as error:
+        raise ConfigError(problems_of(error, RunConfig), source) from None
+
+
+def dump_config(config: RunConfig) -> str:
+    """The resolved configuration as YAML, defaults included, in the order of the models.
+
+    Settings that have no effect beside the others are left out, so that `load_config` takes the result as it stands.
+    """
+    try:
+        data = config.model_dump(mode="json")
+    except PydanticSerializationError as error:
+        raise ConfigError([f"a value cannot be written as YAML: {error}"]) from None
+    for key in idle_settings(config):
+        *sections, name = key.split(".")
+        section = data
+        for part in sections:
+            section = section[part]
+        del section[name]
+    return write_yaml(data)
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON schema of a configuration file, for editors that complete and check YAML."""
+    return RunConfig.model_json_schema()
+
+
+def _read_mapping(path: Path) -> dict[str, Any]:
+    data = _parse(_read_text(path), str(path))
+    if data is None:
+        raise ConfigError(["the file is empty; it needs at least model.path and rollout.environment.kind"], str(path))
+    if not isinstance(data, dict):
+        raise ConfigError([f"expected sections such as 'model:' at the top of the file, got {show(data)}"], str(path))
+    return data
+
+
+def _read_text(path: Path) -> str:
+    try:
+        raw = path.read_bytes()
+    except FileNotFoundError:
+        raise ConfigError([f"no such file{_near_files(path)}"], str(path)) from None
+    except IsADirectoryError:
+        inside = path / "config.yaml"
+        hint = f"; did you mean {inside}?" if inside.is_file() else ", not a file"
+        raise ConfigError([f"is a folder{hint}"], str(path)) from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise ConfigError([f"cannot be read: {reason}"], str(path)) from None
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        reason = f"is not UTF-8 text: byte 0x{raw[error.start]:02x} in line {line}; save it as UTF-8"
+        raise ConfigError([reason], str(path)) from None
+
+
+def _parse(text: str, source: str) -> Any:
+    try:
+        return parse_yaml(text)
+    except DuplicateKeyError as error:
+        raise ConfigError([f"{_position(error.problem_mark)}: {error.problem}"], source) from None
+    except yaml.MarkedYAMLError as error:
+        reason = error.problem or error.context or "cannot be understood"
+        if reason.startswith("but ") and error.context:
+            reason = f"{error.context} {reason}"
+        if "'\\t'" in reason:
+            reason += "; indent with spaces"
+        mark = error.problem_mark or error.context_mark
+        raise ConfigError([f"{_position(mark)}: not valid YAML: {reason}"], source) from None
+    except yaml.YAMLError as error:
+        raise ConfigError([f"not valid YAML: {str(error).splitlines()[0]}"], source) from None
+    except RecursionError:
+        raise ConfigError(["not a configuration: it is nested too deeply"], source) from None
+
+
+def _position(mark: yaml.Mark | None) -> str:
+    return f"line {mark.line + 1}, column {mark.column + 1}" if mark else "somewhere"
+
+
+def _near_files(path: Path) -> str:
+    folder = path.parent
+    if not folder.is_dir():
+        return f"; the folder {folder} does not exist either"
+    try:
+        names = sorted(entry.name for entry in folder.iterdir() if entry.is_file())
+    except OSError:
+        return ""
+    close = difflib.get_close_matches(path.name, names, n=3)
+    configs = [name for name in names if name.endswith((".yaml", ".yml"))]
+    if close:
+        return f"; did you mean {' or '.join(str(folder / name) for name in close)}?"
+    return f"; {folder} has {', '.join(configs[:5])}" if configs else ""

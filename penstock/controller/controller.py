@@ -1,0 +1,148 @@
+"""The SingleController: starts the pumps, keeps the throughput accounts, and ends everything in order."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from penstock.buffer.replay_buffer import ReplayBuffer
+from penstock.config.models import RunConfig
+from penstock.controller.advantage_pump import AdvantagePump
+from penstock.controller.drops import DropBook
+from penstock.controller.rollout_pump import RolloutPump
+from penstock.controller.throughput import Throughput
+from penstock.controller.train_pump import FinishedStep, TrainPump, TrainPumpSettings
+from penstock.controller.weight_sync import WeightSync
+from penstock.controller.work_queue import WorkQueue
+from penstock.data_plane.client import DataPlaneClient
+from penstock.observe.events import EventLog
+from penstock.rollout.engines.base import GenerationEngine
+from penstock.rollout.manager import RolloutManager
+from penstock.rollout.prompts import PromptStream
+from penstock.training.interface import Trainer
+from penstock.weights.synchronizer import WeightSynchronizer
+
+AfterStep = Callable[[int, dict[str, float]], Awaitable[None]]
+"""Called with the number of finished steps and the step's flat metrics, before the next step begins."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What the controller runs on; built by `penstock.run`, or by hand in tests."""
+
+    stream: PromptStream
+    manager: RolloutManager
+    engines: Sequence[GenerationEngine]
+    trainer: Trainer
+    buffer: ReplayBuffer
+    data_plane: DataPlaneClient
+    events: EventLog
+
+
+class SingleController:
+    """One CPU-only asyncio object that runs the pumps over the shared buffer.
+
+    The pumps live in one task group: the first that raises ends the others, and `run` raises what it raised. The run
+    ends by itself when the data or `max_steps` ends, or when `stop` is called.
+    """
+
+    def __init__(self, config: RunConfig, parts: Parts, after_step: AfterStep) -> None:
+        self._parts = parts
+        self._after_step = after_step
+        self._max_minutes = config.training.max_minutes
+        self._stop_reason: str | None = None
+        self._stopping = asyncio.Event()
+        self._throughput = Throughput(parts.engines)
+        buffer, events = parts.buffer, parts.events
+        n = config.training.prompt_groups_per_step
+        self.drops = DropBook(config.rollout.failure, n, events)
+        self.rollouts = RolloutPump(
+            parts.manager,
+            buffer,
+            parts.data_plane,
+            WorkQueue(parts.stream, buffer),
+            self.drops,
+            events,
+            config.rollout.failure,
+            config.rollout.max_inflight_groups,
+        )
+        self.advantages = AdvantagePump(parts.data_plane, config.algorithm.advantage)
+        sync = WeightSync(
+            parts.trainer, WeightSynchronizer(parts.engines), self.rollouts, buffer, events, config.weights.update
+        )
+        self.training = TrainPump(
+            parts.trainer,
+            buffer,
+            parts.data_plane,
+            self.advantages,
+            self.rollouts,
+            sync,
+            self.drops,
+            events,
+            TrainPumpSettings(config.training, config.data.partial_step, fixed_chunks=config.deterministic),
+            self._step_finished,
+        )
+
+    def stop(self, reason: str) -> None:
+        """End the run at the next opportunity: the open step is aborted, nothing already trained is lost."""
+        if self._stop_reason is None:
+            self._stop_reason = reason
+            self._stopping.set()
+
+    async def run(self) -> str:
+        """Run to the end; says why it ended (`max_steps`, `data_exhausted`, or the reason given to `stop`)."""
+        try:
+            async with asyncio.TaskGroup() as pumps:
+                background = [pumps.create_task(self.rollouts.run()), pumps.create_task(self.advantages.run())]
+                training = pumps.create_task(self.training.run())
+                stopping = pumps.create_task(self._stopped())
+                await asyncio.wait({training, stopping}, return_when=asyncio.FIRST_COMPLETED)
+                reason = training.result() if training.done() and not training.cancelled() else stopping.result()
+                await _end(training, stopping)
+                await _end(*background)
+        except BaseExceptionGroup as errors:
+            first = _first_error(errors)
+            raise first from first.__cause__
+        return reason
+
+    async def _stopped(self) -> str:
+        limit = None if self._max_minutes is None else self._max_minutes * 60
+        try:
+            async with asyncio.timeout(limit):
+                await self._stopping.wait()
+        except TimeoutError:
+            return "max_minutes"
+        assert self._stop_reason is not None
+        return self._stop_reason
+
+    async def _step_finished(self, finished: FinishedStep) -> None:
+        buffer, counts = self._parts.buffer, self._parts.events.counts
+        metrics = {"step": float(finished.step_id + 1)} | finished.metrics
+        metrics |= self._throughput.of_step(metrics, finished.seconds)
+        metrics |= {
+            "train/version": float(finished.result.version),
+            "timing/step_s": finished.seconds,
+            "timing/elapsed_s": time.monotonic() - self._throughput.started,
+            "buffer/ready": float(buffer.ready),
+            "buffer/reserved": float(buffer.reserved),
+            "rollout/groups_dispatched": float(buffer.dispatched),
+            "rollout/groups_evicted": float(counts.get("group_evicted", 0)),
+            "rollout/groups_aborted": float(counts.get("group_aborted", 0)),
+            "rollout/groups_retried": float(counts.get("rollout_retried", 0)),
+            "rollout/prompts_dropped": float(self.drops.dropped),
+        }
+        await self._after_step(finished.step_id + 1, metrics)
+
+
+async def _end(*tasks: asyncio.Task[object]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _first_error(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The first real error of nested task groups."""
+    first = errors.exceptions[0]
+    return _first_error(first) if isinstance(first, BaseExceptionGroup) else first

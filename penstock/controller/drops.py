@@ -1,0 +1,63 @@
+"""Prompts that were given up: the budget, and what a drop does to the step."""
+
+from __future__ import annotations
+
+import asyncio
+
+from penstock.config.rollout import FailureConfig
+from penstock.errors import TooManyDrops
+from penstock.observe.events import EventLog
+from penstock.rollout.prompts import PromptVisit
+
+
+class DropBook:
+    """Counts drops against `max_dropped_prompts`, and tells the train pump by how many groups a step shrinks.
+
+    Example, `shrink` and N = 4: a drop of a group stamped for step 7 while step 6 is being filled leaves
+    `shortfall(6) = 0` and makes `shortfall(7) = 1`; once step 7 is finished, `settle(7)` forgets it.
+    """
+
+    def __init__(self, config: FailureConfig, groups_per_step: int, events: EventLog) -> None:
+        self._config = config
+        self._groups_per_step = groups_per_step
+        self._events = events
+        self._short: dict[int, int] = {}
+        self.dropped = 0
+        self.changed = asyncio.Event()
+        """Set at each drop under `shrink`; the train pump clears it."""
+
+    @property
+    def returns_quota(self) -> bool:
+        """Whether a dropped group's place is given to the next prompt."""
+        return self._config.on_drop == "replace"
+
+    def drop(self, visit: PromptVisit, target_step: int, reason: str) -> None:
+        """Record a drop; raises `TooManyDrops` when the budget is spent."""
+        self.dropped += 1
+        self._events.emit(
+            "prompt_dropped", epoch=visit.epoch, prompt_id=visit.prompt.prompt_id, reason=reason, step=target_step
+        )
+        if self.dropped > self._config.max_dropped_prompts:
+            raise TooManyDrops(
+                f"prompt {visit.key} was dropped, which makes {self.dropped} with "
+                f"rollout.failure.max_dropped_prompts = {self._config.max_dropped_prompts}. Cause: {reason}"
+            )
+        if not self.returns_quota:
+            self._short[target_step] = self._short.get(target_step, 0) + 1
+            self.changed.set()
+
+    def shortfall(self, step: int) -> int:
+        """By how many groups `step` is to be smaller; raises where that leaves too few."""
+        short = sum(count for target, count in self._short.items() if target <= step)
+        floor = self._config.min_groups_per_step
+        if short and self._groups_per_step - short < floor:
+            raise TooManyDrops(
+                f"step {step} lost {short} of {self._groups_per_step} groups to failures, which leaves fewer than "
+                f"rollout.failure.min_groups_per_step = {floor}"
+            )
+        return short
+
+    def settle(self, step: int) -> None:
+        """`step` is finished: its shortfall is accounted for."""
+        for target in [target for target in self._short if target <= step]:
+            del self._short[target]

@@ -1,0 +1,107 @@
+"""The step the train pump has open: its chunks, the calls queued for it, and its replay after an error."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+
+from penstock.buffer.slots import Slot
+from penstock.controller.advantage_pump import ScoredChunk
+from penstock.controller.failure import describe
+from penstock.controller.step_stats import StepStats
+from penstock.data_plane.meta import KVBatchMeta
+from penstock.errors import StepStateError
+from penstock.observe.events import EventLog
+from penstock.training.interface import ChunkResult, StepResult, Trainer
+
+_QUEUED_AHEAD = 1
+"""Chunks queued behind the one that trains: enough that the trainer never waits for the pump, few enough that groups
+which become ready meanwhile still join a larger chunk."""
+
+
+class OpenStep:
+    """Feeds one step to the trainer.
+
+    Invariant: `metas` holds every chunk handed over so far, in order; their rows stay in the data plane until the step
+    has ended, so that a failed forward or backward pass can be repeated from them.
+    """
+
+    def __init__(self, step_id: int, trainer: Trainer, events: EventLog, attempts: int) -> None:
+        self.step_id = step_id
+        self.slots: list[Slot] = []
+        self.metas: list[KVBatchMeta] = []
+        self.stats = StepStats()
+        self._trainer = trainer
+        self._events = events
+        self._attempts_left = attempts - 1
+        self._trainable: list[KVBatchMeta] = []
+        self._queued: deque[asyncio.Task[ChunkResult]] = deque()
+        self._begun = False
+
+    @property
+    def groups(self) -> int:
+        """Groups handed over so far."""
+        return len(self.slots)
+
+    async def feed(self, slots: Sequence[Slot], chunk: ScoredChunk, trainer_version: int) -> None:
+        """Queue a chunk; returns while it trains. A chunk without valid tokens is only remembered."""
+        self.slots += slots
+        self.metas.append(chunk.meta)
+        self.stats.add_chunk(chunk, slots, trainer_version)
+        if chunk.valid_tokens == 0:
+            return
+        self._trainable.append(chunk.meta)
+        await self._queue(chunk.meta)
+        await self._reap(_QUEUED_AHEAD)
+
+    async def finish(self, version: int) -> StepResult:
+        """Wait for the queued chunks and close the step; one that never had valid tokens changes nothing."""
+        await self._reap(0)
+        if not self._begun:
+            return StepResult(self.step_id, updated=False, version=version, metrics={"empty_steps": 1.0})
+        result = await self._trainer.finish_train_step(self.step_id)
+        self._begun = False
+        return result
+
+    async def abandon(self) -> None:
+        """Drop everything the trainer accumulated."""
+        await self._settle()
+        if self._begun:
+            self._begun = False
+            await self._trainer.abort_train_step(self.step_id)
+
+    async def _queue(self, meta: KVBatchMeta) -> None:
+        if not self._begun:
+            await self._trainer.begin_train_step(self.step_id)
+            self._begun = True
+        self._queued.append(asyncio.create_task(self._trainer.train_microbatch(self.step_id, meta)))
+
+    async def _reap(self, leave: int) -> None:
+        """Take in results until at most `leave` calls are outstanding; an error replays the step."""
+        while self._queued and (len(self._queued) > leave or self._queued[0].done()):
+            try:
+                result = await self._queued[0]
+            except Exception as error:  # noqa: BLE001 - replayed, or raised when attempts are spent
+                await self._replay(error)
+                continue
+            self._queued.popleft()
+            self.stats.times.train_busy += result.seconds
+
+    async def _replay(self, error: Exception) -> None:
+        await self._settle()
+        await self._trainer.abort_train_step(self.step_id)
+        self._begun = False
+        if self._attempts_left == 0:
+            raise error
+        self._attempts_left -= 1
+        self._events.emit("step_replayed", step=self.step_id, cause=describe(error), chunks=len(self._trainable))
+        for meta in self._trainable:
+            await self._queue(meta)
+
+    async def _settle(self) -> None:
+        """Let every queued call end, whatever its outcome; those behind a failed one fail on the step's state."""
+        queued, self._queued = list(self._queued), deque()
+        for outcome in await asyncio.gather(*queued, return_exceptions=True):
+            if isinstance(outcome, Exception) and not isinstance(outcome, StepStateError):
+                self._events.emit("train_microbatch_failed", step=self.step_id, cause=describe(outcome))

@@ -1,0 +1,198 @@
+"""The rollout pump: dispatches prompts as permits allow, and sees every group to one end."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from dataclasses import replace
+
+from penstock.buffer.replay_buffer import ReplayBuffer
+from penstock.buffer.slots import Admission, Slot
+from penstock.config.rollout import FailureConfig
+from penstock.controller.drops import DropBook
+from penstock.controller.failure import Attempts, classify, describe, retry_delay
+from penstock.controller.work_queue import WorkQueue
+from penstock.data_plane.client import DataPlaneClient
+from penstock.observe.events import EventLog
+from penstock.rollout.manager import RolloutManager
+from penstock.rollout.prompts import PromptVisit
+
+
+class RolloutPump:
+    """For each prompt in order: capacity permit, in-flight permit, gate open, then a task of its own.
+
+    A group ends committed, aborted (its prompt goes back to the queue) or dropped. One failing rollout does not disturb
+    its siblings; only a spent drop budget, or a bug, ends the pump.
+    """
+
+    def __init__(
+        self,
+        manager: RolloutManager,
+        buffer: ReplayBuffer,
+        data_plane: DataPlaneClient,
+        work: WorkQueue,
+        drops: DropBook,
+        events: EventLog,
+        failure: FailureConfig,
+        max_inflight_groups: int,
+    ) -> None:
+        self._manager = manager
+        self._buffer = buffer
+        self._data_plane = data_plane
+        self._work = work
+        self._drops = drops
+        self._events = events
+        self._failure = failure
+        self._permits = asyncio.Semaphore(max_inflight_groups)
+        self._gate = asyncio.Event()
+        self._gate.set()
+        self._ids = itertools.count()
+        self._visits: dict[str, PromptVisit] = {}
+        self._attempts: dict[str, asyncio.Task[None]] = {}
+        self._stale: set[str] = set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.waiting_for = "start"
+        """For diagnosis: what the pump waits for now."""
+
+    async def run(self) -> None:
+        """Dispatch until cancelled."""
+        async with asyncio.TaskGroup() as groups:
+            while True:
+                self.waiting_for = "a prompt (the data may be exhausted)"
+                visit = await self._work.next()
+                admission = await self._clearance()
+                group_id = self._new_group_id()
+                slot = self._buffer.reserve(group_id, admission.start_version, admission.target_step)
+                self._visits[group_id] = visit
+                self._idle.clear()
+                groups.create_task(self._see_through(visit, slot))
+
+    async def _clearance(self) -> Admission:
+        """An in-flight permit is taken and the stamp is current when this returns."""
+        while True:
+            self.waiting_for = "a buffer permit and the sampler's admission"
+            await self._buffer.wait_admission()
+            self.waiting_for = "an in-flight permit"
+            await self._permits.acquire()
+            self.waiting_for = "the gate"
+            try:
+                await self._gate.wait()
+            except asyncio.CancelledError:
+                self._permits.release()
+                raise
+            # Time has passed since the admission: ask again, now that nothing more has to be waited for.
+            admission = self._buffer.try_admission()
+            if admission is not None:
+                return admission
+            self._permits.release()
+
+    async def _see_through(self, visit: PromptVisit, slot: Slot) -> None:
+        """Attempt after attempt, until the group is committed, aborted or dropped."""
+        attempts = Attempts()
+        try:
+            while True:
+                try:
+                    await self._attempt(visit, slot)
+                    return
+                except Exception as error:  # noqa: BLE001 - classified, retried or dropped with its cause
+                    kind = classify(error)
+                    attempts = attempts.after(kind)
+                    delay = retry_delay(attempts, kind, self._failure)
+                    if delay is None:
+                        self._drop(visit, slot, describe(error))
+                        return
+                    self._events.emit(
+                        "rollout_retried",
+                        group_id=slot.group_id,
+                        prompt_id=visit.prompt.prompt_id,
+                        kind=kind.value,
+                        attempt=attempts.infra + attempts.data,
+                        cause=describe(error),
+                    )
+                    await asyncio.sleep(delay)
+                    slot = self._retry(visit, slot)
+        finally:
+            self._permits.release()
+            if self._buffer.is_reserved(slot.group_id):
+                self._end(slot.group_id, return_quota=True)
+            if self._buffer.reserved == 0:
+                self._idle.set()
+
+    async def _attempt(self, visit: PromptVisit, slot: Slot) -> None:
+        """Generate, write and commit; returns too when the group was aborted as stale."""
+        task = asyncio.create_task(self._generate_and_commit(visit, slot))
+        self._attempts[slot.group_id] = task
+        try:
+            await task
+        except asyncio.CancelledError:
+            current = asyncio.current_task()
+            if slot.group_id not in self._stale or (current is not None and current.cancelling()):
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+                raise
+            self._end(slot.group_id, return_quota=True)
+            self.redispatch(visit, "aborted")
+        finally:
+            self._attempts.pop(slot.group_id, None)
+            self._stale.discard(slot.group_id)
+
+    async def _generate_and_commit(self, visit: PromptVisit, slot: Slot) -> None:
+        pushed = await self._manager.generate_and_push(visit, slot.group_id, slot.start_version)
+        try:
+            self._buffer.commit(slot.group_id, pushed.meta, pushed.end_version)
+        except BaseException:
+            await self._data_plane.clear_samples_async(pushed.meta.sample_ids, pushed.meta.partition_id)
+            raise
+
+    def _retry(self, visit: PromptVisit, slot: Slot) -> Slot:
+        fresh = self._buffer.retry(slot.group_id, self._new_group_id(), self._buffer.clock.served_version)
+        del self._visits[slot.group_id]
+        self._visits[fresh.group_id] = visit
+        return fresh
+
+    def _drop(self, visit: PromptVisit, slot: Slot, reason: str) -> None:
+        self._end(slot.group_id, return_quota=self._drops.returns_quota)
+        step = slot.target_step if slot.target_step is not None else self._buffer.clock.step
+        self._drops.drop(visit, step, reason)
+
+    def _end(self, group_id: str, *, return_quota: bool) -> None:
+        self._buffer.release(group_id, return_quota=return_quota)
+        self._visits.pop(group_id, None)
+
+    def _new_group_id(self) -> str:
+        return f"group{next(self._ids):08d}"
+
+    def forget(self, group_id: str) -> PromptVisit:
+        """A committed group has reached its end (trained, filtered or evicted); gives its visit."""
+        return self._visits.pop(group_id)
+
+    def redispatch(self, visit: PromptVisit, why: str) -> None:
+        """Send a prompt whose group ended untrained round again, a bounded number of times."""
+        again = replace(visit, redispatches=visit.redispatches + 1)
+        self._events.emit(f"group_{why}", prompt_id=visit.prompt.prompt_id, redispatches=again.redispatches)
+        if again.redispatches > self._failure.max_redispatches:
+            self._drops.drop(visit, self._buffer.clock.step, f"{why} {again.redispatches} times")
+            return
+        self._work.put_back(again)
+
+    def abort(self, slots: list[Slot]) -> None:
+        """Abort these groups in flight; their prompts are dispatched again."""
+        for slot in slots:
+            task = self._attempts.get(slot.group_id)
+            if task is not None:
+                self._stale.add(slot.group_id)
+                task.cancel()
+
+    def close_gate(self) -> None:
+        """Dispatch nothing until `open_gate`."""
+        self._gate.clear()
+
+    def open_gate(self) -> None:
+        """Dispatch again."""
+        self._gate.set()
+
+    async def drain(self) -> None:
+        """Wait until no group is in flight; only with the gate closed does this end."""
+        if self._buffer.reserved:
+            await self._idle.wait()

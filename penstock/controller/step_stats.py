@@ -1,0 +1,96 @@
+"""What one step was made of, as flat metrics."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from penstock.buffer.slots import Slot
+from penstock.controller.advantage_pump import ScoredChunk
+
+
+@dataclass
+class StepTimes:
+    """Seconds of one step, by what they went into."""
+
+    exposed: float = 0.0
+    """The train pump waited for rollouts."""
+    train_busy: float = 0.0
+    """The trainer computed."""
+    advantages: float = 0.0
+    finish: float = 0.0
+    sync_pause: float = 0.0
+    sync: float = 0.0
+
+
+@dataclass
+class StepStats:
+    """Collects what the controller learns of a step's samples; `metrics()` gives the flat keys of the spec."""
+
+    times: StepTimes = field(default_factory=StepTimes)
+    _chunks: list[ScoredChunk] = field(default_factory=list)
+    _lags: list[int] = field(default_factory=list)
+    _spans: list[int] = field(default_factory=list)
+    _environments: list[str] = field(default_factory=list)
+    _evicted_lengths: list[int] = field(default_factory=list)
+
+    def add_chunk(self, chunk: ScoredChunk, slots: Sequence[Slot], trainer_version: int) -> None:
+        """A chunk was handed to the trainer."""
+        self._chunks.append(chunk)
+        self._lags += [trainer_version - slot.start_version for slot in slots]
+        self._spans += [int(tags["last_version"]) - int(tags["first_version"]) for tags in chunk.meta.tags]
+        self._environments += [str(tags["environment"]) for tags in chunk.meta.tags]
+
+    def add_evicted(self, slots: Iterable[Slot]) -> None:
+        """Groups were evicted as stale."""
+        for slot in slots:
+            if slot.meta is not None:
+                self._evicted_lengths += slot.meta.sequence_lengths
+
+    def metrics(self) -> dict[str, float]:
+        """Flat keys; only what there is data for."""
+        found: dict[str, float] = {f"timing/{name}_s": value for name, value in vars(self.times).items()}
+        if self._evicted_lengths:
+            found["rollout/length_evicted_mean"] = sum(self._evicted_lengths) / len(self._evicted_lengths)
+        if not self._chunks:
+            return found
+        rewards_S = torch.cat([chunk.rewards_S for chunk in self._chunks])
+        lengths_S = torch.cat([chunk.lengths_S for chunk in self._chunks]).float()
+        advantages_S = torch.cat([chunk.advantages_S for chunk in self._chunks])
+        tokens = [length for chunk in self._chunks for length in chunk.meta.sequence_lengths]
+        found |= {
+            "train/reward_mean": float(rewards_S.mean()),
+            "train/reward_std": float(rewards_S.std(correction=0)),
+            "train/reward_max": float(rewards_S.max()),
+            "train/advantage_mean": float(advantages_S.mean()),
+            "train/advantage_std": float(advantages_S.std(correction=0)),
+            "train/groups_without_spread": float(self._groups_without_spread()),
+            "rollout/response_length_mean": float(lengths_S.mean()),
+            "rollout/response_length_max": float(lengths_S.max()),
+            "rollout/truncation_rate": float(torch.cat([c.truncated_S for c in self._chunks]).float().mean()),
+            "rollout/length_trained_mean": sum(tokens) / len(tokens),
+            "staleness/lag_mean": sum(self._lags) / len(self._lags),
+            "staleness/lag_max": float(max(self._lags)),
+            "staleness/token_version_span_max": float(max(self._spans)),
+        }
+        found |= {f"staleness/lag_histogram/{lag}": float(n) for lag, n in sorted(Counter(self._lags).items())}
+        return found | self._per_environment(rewards_S)
+
+    def _groups_without_spread(self) -> int:
+        flat = 0
+        for chunk in self._chunks:
+            rows_of: dict[str, list[float]] = {}
+            for sample, reward in zip(chunk.meta.sample_ids, chunk.rewards_S.tolist(), strict=True):
+                rows_of.setdefault(sample.rpartition("_g")[0], []).append(reward)
+            flat += sum(max(rewards) == min(rewards) for rewards in rows_of.values())
+        return flat
+
+    def _per_environment(self, rewards_S: Tensor) -> dict[str, float]:
+        return {
+            f"train/reward_mean/{name}": float(rewards_S[[e == name for e in self._environments]].mean())
+            for name in dict.fromkeys(self._environments)
+        }

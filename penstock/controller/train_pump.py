@@ -1,0 +1,203 @@
+"""The train pump: fills steps with selected groups as they become ready, and closes them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from penstock.buffer.replay_buffer import ReplayBuffer
+from penstock.buffer.slots import Slot
+from penstock.config.models import TrainingConfig
+from penstock.controller.advantage_pump import AdvantagePump
+from penstock.controller.drops import DropBook
+from penstock.controller.open_step import OpenStep
+from penstock.controller.rollout_pump import RolloutPump
+from penstock.controller.weight_sync import WeightSync
+from penstock.data_plane.client import DataPlaneClient
+from penstock.data_plane.meta import KVBatchMeta
+from penstock.observe.events import EventLog
+from penstock.training.interface import StepResult, Trainer
+
+
+class Filled(Enum):
+    """How the filling of a step ended."""
+
+    FULL = "full"
+    DATA_ENDED = "data ended"
+
+
+@dataclass(frozen=True)
+class FinishedStep:
+    """A step that has ended, as the run's hooks see it."""
+
+    step_id: int
+    result: StepResult
+    metrics: dict[str, float]
+    seconds: float
+
+
+StepHook = Callable[[FinishedStep], Awaitable[None]]
+
+
+@dataclass(frozen=True)
+class TrainPumpSettings:
+    """The settings the pump follows."""
+
+    training: TrainingConfig
+    partial_step: str
+    """`train` or `drop`: what happens to a step that is not full when the data ends."""
+    fixed_chunks: bool
+    """Deterministic mode: chunks of exactly `min_groups_per_chunk` groups, whatever else is ready."""
+
+
+class TrainPump:
+    """One step after the other, until the data or `max_steps` ends."""
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        buffer: ReplayBuffer,
+        data_plane: DataPlaneClient,
+        advantages: AdvantagePump,
+        rollouts: RolloutPump,
+        sync: WeightSync,
+        drops: DropBook,
+        events: EventLog,
+        settings: TrainPumpSettings,
+        on_step: StepHook,
+    ) -> None:
+        self._trainer = trainer
+        self._buffer = buffer
+        self._data_plane = data_plane
+        self._advantages = advantages
+        self._rollouts = rollouts
+        self._sync = sync
+        self._drops = drops
+        self._events = events
+        self._settings = settings
+        self._on_step = on_step
+        self.waiting_for = "start"
+        """For diagnosis: what the pump waits for now."""
+
+    async def run(self) -> str:
+        """Train until there is nothing left; says why it ended."""
+        max_steps = self._settings.training.max_steps
+        while max_steps is None or self._buffer.clock.step < max_steps:
+            if not await self._step():
+                return "data_exhausted"
+        return "max_steps"
+
+    async def _step(self) -> bool:
+        """One step from its first group to the published weights; False when no data is left."""
+        started = time.monotonic()
+        step = OpenStep(self._buffer.clock.step, self._trainer, self._events, self._settings.training.train_attempts)
+        try:
+            filled = await self._fill(step)
+            if filled is Filled.DATA_ENDED and (step.groups == 0 or self._settings.partial_step == "drop"):
+                await self._drop_partial(step)
+                return self._skip_to_later_groups(step.step_id)
+            self.waiting_for = "the trainer to finish the step"
+            before_finish = time.monotonic()
+            result = await step.finish(self._buffer.clock.trainer_version)
+            step.stats.times.finish = time.monotonic() - before_finish
+        except BaseException:
+            await asyncio.shield(self._abandon(step))
+            raise
+        await self._close(step, result, started)
+        return True
+
+    async def _fill(self, step: OpenStep) -> Filled:
+        """Feed groups to the trainer until the step has all of its groups, or none can come any more."""
+        training = self._settings.training
+        while True:
+            missing = training.prompt_groups_per_step - self._drops.shortfall(step.step_id) - step.groups
+            if missing <= 0:
+                return Filled.FULL
+            await self._evict(step)
+            wanted = min(training.min_groups_per_chunk, missing)
+            selectable = await self._await_groups(wanted, step)
+            if selectable == 0 and self._buffer.drained and not await self._evict(step):
+                return Filled.DATA_ENDED
+            if selectable == 0 or (selectable < wanted and not self._buffer.drained):
+                continue
+            slots = self._buffer.select(wanted if self._settings.fixed_chunks else missing)
+            before = time.monotonic()
+            chunk = await self._advantages.submit(_joined_meta(slots))
+            step.stats.times.advantages += time.monotonic() - before
+            self.waiting_for = "the trainer to take the next chunk"
+            await step.feed(slots, chunk, self._buffer.clock.trainer_version)
+
+    async def _await_groups(self, wanted: int, step: OpenStep) -> int:
+        """Wait until `wanted` groups are selectable, none can come any more, or the step has shrunk."""
+        self.waiting_for = f"{wanted} selectable groups for step {step.step_id}"
+        before = time.monotonic()
+        self._drops.changed.clear()
+        enough = asyncio.create_task(self._buffer.wait_selectable(wanted, or_evictable=True))
+        shrunk = asyncio.create_task(self._drops.changed.wait())
+        try:
+            await asyncio.wait({enough, shrunk}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            enough.cancel()
+            shrunk.cancel()
+        step.stats.times.exposed += time.monotonic() - before
+        return self._buffer.selectable()
+
+    async def _evict(self, step: OpenStep) -> int:
+        """Send the prompts of groups that became too stale round again; how many there were."""
+        evicted = self._buffer.evict()
+        step.stats.add_evicted(evicted)
+        for slot in evicted:
+            await self._clear([slot])
+            self._rollouts.redispatch(self._rollouts.forget(slot.group_id), "evicted")
+        return len(evicted)
+
+    async def _close(self, step: OpenStep, result: StepResult, started: float) -> None:
+        """Everything after the optimizer: rows, version, weights, metrics."""
+        await self._clear(step.slots)
+        for slot in step.slots:
+            self._rollouts.forget(slot.group_id)
+        self._drops.settle(step.step_id)
+        self._buffer.advance(trainer_version=result.version, step=step.step_id + 1)
+        if result.updated:
+            self.waiting_for = "the engines to take the new weights"
+            before = time.monotonic()
+            report = await self._sync.publish()
+            step.stats.times.sync_pause = report.pause_seconds
+            step.stats.times.sync = time.monotonic() - before
+        seconds = time.monotonic() - started
+        metrics = {f"train/{name}": value for name, value in result.metrics.items()} | step.stats.metrics()
+        self.waiting_for = "the end-of-step work (checkpoint, logs)"
+        await self._on_step(FinishedStep(step.step_id, result, metrics, seconds))
+
+    def _skip_to_later_groups(self, step_id: int) -> bool:
+        """Where the data ended but groups stamped for later steps are ready, go on to those; False when none are."""
+        if self._buffer.ready == 0:
+            return False
+        self._events.emit("step_skipped", step=step_id, reason="no group of it is left; later ones are ready")
+        self._drops.settle(step_id)
+        self._buffer.advance(step=step_id + 1)
+        return True
+
+    async def _drop_partial(self, step: OpenStep) -> None:
+        if step.groups:
+            prompts = [self._rollouts.forget(slot.group_id).key for slot in step.slots]
+            self._events.emit("partial_step_dropped", step=step.step_id, prompts=prompts)
+        await self._abandon(step)
+
+    async def _abandon(self, step: OpenStep) -> None:
+        await step.abandon()
+        await self._clear(step.slots)
+
+    async def _clear(self, slots: Sequence[Slot]) -> None:
+        """Remove the rows of these groups; once per group, whatever became of it."""
+        metas = [slot.meta for slot in slots if slot.meta is not None]
+        if metas:
+            joined = KVBatchMeta.concat(metas)
+            await self._data_plane.clear_samples_async(joined.sample_ids, joined.partition_id)
+
+
+def _joined_meta(slots: Sequence[Slot]) -> KVBatchMeta:
+    return KVBatchMeta.concat([slot.meta for slot in slots if slot.meta is not None])

@@ -1,0 +1,89 @@
+"""The log of what happened besides steps: failures, drops, retries, version changes."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from penstock.observe.jsonl import JsonlWriter
+
+Listener = Callable[[str, Mapping[str, Any]], None]
+
+_log = logging.getLogger(__name__)
+_RESERVED = ("time", "event")
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+class EventLog:
+    """Writes `{"time": ..., "event": name, ...fields}` lines, counts them by name and tells the listeners.
+
+    Without a path events are counted and passed on but not written. A listener that raises is reported once and no
+    longer called: showing events must not be able to end a run.
+    """
+
+    def __init__(self, path: str | Path | None = None, clock: Callable[[], datetime] = _now) -> None:
+        self._writer = JsonlWriter(path) if path is not None else None
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._counts: Counter[str] = Counter()
+        self._listeners: list[Listener] = []
+
+    def emit(self, event: str, /, **fields: Any) -> None:
+        """Record one event."""
+        clashing = [name for name in _RESERVED if name in fields]
+        if clashing:
+            raise ValueError(f"{', '.join(clashing)}: a field of the event {event!r} may not have this name")
+        with self._lock:
+            self._counts[event] += 1
+            listeners = list(self._listeners)
+        if self._writer is not None:
+            time = self._clock().isoformat(timespec="milliseconds")
+            self._writer.write({"time": time, "event": event, **fields})
+        for listener in listeners:
+            self._tell(listener, event, fields)
+
+    def subscribe(self, listener: Listener) -> None:
+        """Call `listener(name, fields)` for every event from now on, in the thread that emits it."""
+        with self._lock:
+            self._listeners.append(listener)
+
+    def count(self, event: str) -> int:
+        """How many events of this name there were."""
+        return self._counts[event]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many events there were, by name."""
+        with self._lock:
+            return dict(self._counts)
+
+    def close(self) -> None:
+        """Close the file; further calls do nothing."""
+        if self._writer is not None:
+            self._writer.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _tell(self, listener: Listener, event: str, fields: Mapping[str, Any]) -> None:
+        try:
+            listener(event, fields)
+        except Exception:  # noqa: BLE001 - whatever it raised, the run goes on
+            _log.exception("a listener of the event log raised and is no longer called")
+            with self._lock:
+                if listener in self._listeners:
+                    self._listeners.remove(listener)

@@ -1,0 +1,120 @@
+"""How a run's numbers read: pure functions from metrics to short text, and the estimate of the time left."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+Metrics = Mapping[str, float]
+
+_IMPORTANT = ("drop", "retr", "fail", "error", "stall", "timeout", "nonfinite", "skip", "replay", "out_of_service")
+_SHOWN_ELSEWHERE = ("run_failed",)
+_TOKEN_RATES = ("throughput/generated_tokens_s", "throughput/trained_tokens_s")
+
+
+class TimeLeft:
+    """Estimates the time left from the mean duration of the last `window` steps."""
+
+    def __init__(self, max_steps: int | None, window: int = 20) -> None:
+        self._max_steps = max_steps
+        self._recent: deque[float] = deque(maxlen=window)
+
+    def add(self, step_seconds: float) -> None:
+        """A step took this long."""
+        if math.isfinite(step_seconds) and step_seconds >= 0:
+            self._recent.append(step_seconds)
+
+    def after(self, step: int) -> float | None:
+        """Seconds from the end of `step` to the end of the run; None when there is no telling."""
+        if self._max_steps is None or not self._recent:
+            return None
+        return max(0, self._max_steps - step) * sum(self._recent) / len(self._recent)
+
+
+def step_line(metrics: Metrics, max_steps: int | None, seconds_left: float | None) -> str:
+    """`step 12/100  reward 0.42  lag 0.0/0  3,400 tok/s  0.91 s/step  ETA 1m20s`; what is missing is left out."""
+    parts = [f"step {step_text(metrics, max_steps)}"]
+    for label, text, unit in (
+        ("reward ", reward_text(metrics), ""),
+        ("eval ", eval_text(metrics), ""),
+        ("lag ", lag_text(metrics), ""),
+        ("", rate_text(metrics), " tok/s"),
+        ("", step_time_text(metrics), " s/step"),
+        ("ETA ", duration(seconds_left), ""),
+    ):
+        if text:
+            parts.append(f"{label}{text}{unit}")
+    return "  ".join(parts)
+
+
+def step_text(metrics: Metrics, max_steps: int | None) -> str:
+    """`12/100`, or `12` when the end is unknown."""
+    step = int(metrics.get("step", 0))
+    return f"{step}/{max_steps}" if max_steps is not None else str(step)
+
+
+def reward_text(metrics: Metrics) -> str:
+    """The mean reward of the step's samples."""
+    return _number(metrics, "train/reward_mean", ".2f")
+
+
+def eval_text(metrics: Metrics) -> str:
+    """The mean reward on the held-out prompts, in the steps that have one."""
+    return _number(metrics, "eval/reward_mean", ".2f")
+
+
+def lag_text(metrics: Metrics) -> str:
+    """Mean and largest lag of the step's groups."""
+    mean, largest = _number(metrics, "staleness/lag_mean", ".1f"), _number(metrics, "staleness/lag_max", ".0f")
+    return f"{mean}/{largest}" if mean and largest else mean or largest
+
+
+def rate_text(metrics: Metrics) -> str:
+    """Generated tokens per second; trained ones where only those are known."""
+    return next((text for key in _TOKEN_RATES if (text := _number(metrics, key, ",.0f"))), "")
+
+
+def step_time_text(metrics: Metrics) -> str:
+    """Seconds the step took."""
+    return _number(metrics, "timing/step_s", ".2f")
+
+
+def buffer_text(metrics: Metrics) -> str:
+    """Groups that are ready in the buffer."""
+    return _number(metrics, "buffer/ready", ".0f")
+
+
+def duration(seconds: float | None) -> str:
+    """`45s`, `1m20s`, `2h05m`, `3d04h`; empty when unknown."""
+    if seconds is None or not math.isfinite(seconds):
+        return ""
+    whole = round(max(0.0, seconds))
+    minutes, hours, days = whole // 60, whole // 3600, whole // 86400
+    if days:
+        return f"{days}d{hours % 24:02d}h"
+    if hours:
+        return f"{hours}h{minutes % 60:02d}m"
+    return f"{minutes}m{whole % 60:02d}s" if minutes else f"{whole}s"
+
+
+def is_important(event: str) -> bool:
+    """Whether a person following the run wants to see the event: drops, retries, failures, stalls."""
+    return event not in _SHOWN_ELSEWHERE and any(word in event for word in _IMPORTANT)
+
+
+def event_line(event: str, fields: Mapping[str, Any], width: int = 160) -> str:
+    """`prompt_dropped  prompt_id=12  cause=...` on one line of at most `width` characters."""
+    parts = [event, *(f"{name}={_short(value)}" for name, value in fields.items() if value is not None)]
+    line = " ".join("  ".join(parts).splitlines())
+    return line if len(line) <= width else f"{line[: width - 3]}..."
+
+
+def _number(metrics: Metrics, key: str, form: str) -> str:
+    value = metrics.get(key)
+    return "" if value is None else format(float(value), form)
+
+
+def _short(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)

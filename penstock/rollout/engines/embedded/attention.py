@@ -1,0 +1,81 @@
+"""The attention the engine's model runs with, registered with transformers under a name of its own.
+
+transformers' own SDPA path repeats the key-value heads into new memory at every decode step as soon as there is a mask,
+which costs more than the attention itself. Here the query heads that share a key-value head are the rows of one small
+matrix instead, and the cache is read in place.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+from penstock.errors import SetupError
+
+SLOT_ATTENTION = "penstock_slots"
+_CHANGES_SCORES = ("softcap", "s_aux", "position_bias", "head_mask")
+"""Arguments by which some families change attention scores; this attention does not know them."""
+
+
+def slot_attention(
+    module: nn.Module,
+    query_BNTD: Tensor,
+    key_BKTD: Tensor,
+    value_BKTD: Tensor,
+    mask_BK1C: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Without a mask: causal attention over whole prefixes. With one (additive): one query token per row."""
+    for name in _CHANGES_SCORES:
+        if kwargs.get(name) is not None:
+            raise SetupError(f"{type(module).__name__} uses attention with {name}: unsupported by the embedded engine")
+    if mask_BK1C is None:
+        output_BNTD = F.scaled_dot_product_attention(
+            query_BNTD,
+            key_BKTD,
+            value_BKTD,
+            is_causal=query_BNTD.shape[2] > 1,
+            scale=scaling,
+            enable_gqa=query_BNTD.shape[1] != key_BKTD.shape[1],
+        )
+        return output_BNTD.transpose(1, 2).contiguous(), None
+    rows, heads, _, depth = query_BNTD.shape
+    kv_heads, width = key_BKTD.shape[1], key_BKTD.shape[2]
+    query_BKGD = query_BNTD.reshape(rows, kv_heads, heads // kv_heads, depth)
+    if query_BNTD.device.type != "cpu" or query_BNTD.dtype not in (torch.float32, torch.float64):
+        output_BKGD = F.scaled_dot_product_attention(
+            query_BKGD, key_BKTD, value_BKTD, attn_mask=mask_BK1C, scale=scaling
+        )
+        return output_BKGD.reshape(rows, 1, heads, depth), None
+    # The rows' (row, key-value head) pairs are one evenly strided batch axis L, so nothing is copied here.
+    scores_LGC = torch.baddbmm(
+        mask_BK1C.view(-1, 1, width),
+        query_BKGD.view(-1, heads // kv_heads, depth),
+        key_BKTD.flatten(0, 1).transpose(1, 2),
+        alpha=depth**-0.5 if scaling is None else scaling,
+    )
+    output_LGD = torch.bmm(scores_LGC.softmax(-1), value_BKTD.flatten(0, 1))
+    return output_LGD.view(rows, 1, heads, depth), None
+
+
+AttentionInterface.register(SLOT_ATTENTION, slot_attention)
+
+
+def install(model: nn.Module) -> None:
+    """Make the model use the slot attention, on a config of its own: a trainer may hold the same config object."""
+    own: dict[int, tuple[Any, Any]] = {}
+    for module in model.modules():
+        config = getattr(module, "config", None)
+        if config is None:
+            continue
+        if id(config) not in own:
+            own[id(config)] = (config, copy.deepcopy(config))  # the old one stays alive, so that its id stays its own
+            own[id(config)][1]._attn_implementation = SLOT_ATTENTION
+        module.config = own[id(config)][1]

@@ -1,0 +1,204 @@
+"""The asynchronous face of the embedded engine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from enum import Enum
+from typing import Any, Literal
+
+import torch
+
+from penstock.errors import EngineError, SetupError
+from penstock.rollout.engines.base import EngineHealth, EngineStats, GenerationRequest, GenerationResult
+from penstock.rollout.engines.embedded import weight_update
+from penstock.rollout.engines.embedded.requests import InvalidRequest, Ticket, check_request
+from penstock.rollout.engines.embedded.runner import ModelRunner
+from penstock.rollout.engines.embedded.scheduler import Scheduler
+from penstock.rollout.engines.embedded.worker import Phase, Worker
+from penstock.weights.source import WeightSource
+
+_HEALTH = {
+    Phase.RUNNING: EngineHealth.HEALTHY,
+    Phase.PAUSED: EngineHealth.PAUSED,
+    Phase.FAILED: EngineHealth.FAILED,
+    Phase.CLOSED: EngineHealth.CLOSED,
+}
+
+
+class Residency(Enum):
+    """What is in memory. AWAKE -> KV_FREED -> WEIGHTS_FREED by `sleep`; `wake` leads back, from WEIGHTS_FREED only to
+    WEIGHTS_UNSET, and `update_weights` from there to AWAKE."""
+
+    AWAKE = "awake"
+    KV_FREED = "asleep (level 1)"
+    WEIGHTS_FREED = "asleep (level 2)"
+    WEIGHTS_UNSET = "awake, but without weights until update_weights"
+
+
+class EmbeddedEngine:
+    """A `GenerationEngine` on one Hugging Face causal LM in this process.
+
+    The model's weights are the engine's own: `update_weights` overwrites them in place, and the model must not be used
+    elsewhere meanwhile. All tensor work happens in one thread; the methods may be called from any event loop.
+
+    Requests wait, in order, while all `slots` are taken or the engine is paused. `kv_cache` says what an update does to
+    running requests: `"keep"` goes on with the keys and values of the old weights, `"recompute"` makes them anew.
+    `deterministic` makes tokens and log-probs bit-equal whatever else is running, at the price of fixed shapes.
+
+    Worked example, 2 slots: three `generate` calls; two run, one waits. `await pause()` returns at a token boundary,
+    say after 5 tokens each. `await update_weights(source)` with version 1, `await resume()`. The running ones end with
+    `token_versions` (0, 0, 0, 0, 0, 1, 1, ...), the third is all 1.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        slots: int,
+        max_context: int,
+        name: str = "embedded",
+        version: int = 0,
+        deterministic: bool = False,
+        kv_cache: Literal["keep", "recompute"] = "keep",
+        threads: int = 0,
+    ) -> None:
+        if slots < 1 or max_context < 2:
+            raise SetupError(
+                f"engine {name}: needs rollout.engine.slots >= 1 (not {slots}) and rollout.engine.max_context >= 2 "
+                f"(not {max_context})"
+            )
+        if kv_cache not in ("keep", "recompute"):
+            raise SetupError(f"engine {name}: kv_cache is 'keep' or 'recompute', not {kv_cache!r}")
+        self._name, self._recompute = name, kv_cache == "recompute"
+        with torch.inference_mode():
+            model.eval()
+            runner = ModelRunner(model, slots=slots, max_context=max_context, deterministic=deterministic)
+        self._model, self._runner = model, runner
+        self._scheduler = Scheduler(runner, version)
+        self._tickets: dict[str, Ticket] = {}
+        self._residency = Residency.AWAKE
+        self._weight_shapes: list[torch.Size] = []
+        self._worker = Worker(name, self._scheduler, threads)
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        return self._name
+
+    async def generate(self, request: GenerationRequest) -> GenerationResult:
+        """Generate one response; waits while the slots are taken or the engine is paused."""
+        check_request(request, self._runner.max_context, self._runner.vocabulary)
+        if self._residency is not Residency.AWAKE and self._worker.phase in (Phase.RUNNING, Phase.PAUSED):
+            raise EngineError(f"engine {self._name} cannot generate: it is {self._residency.value}")
+        if request.request_id in self._tickets:
+            raise InvalidRequest(f"request {request.request_id}: a request with this id is already in the engine")
+        ticket = Ticket(request, asyncio.get_running_loop().create_future())
+        self._worker.submit(ticket)
+        self._tickets[request.request_id] = ticket
+        try:
+            return await ticket.future
+        except asyncio.CancelledError:
+            self._worker.discard(ticket)
+            raise
+        finally:
+            del self._tickets[request.request_id]
+
+    async def abort(self, request_ids: Sequence[str]) -> None:
+        """End these requests now: their `generate` calls raise `RequestAborted`. Unknown ids are ignored."""
+        tickets = [self._tickets[one] for one in request_ids if one in self._tickets]
+        if tickets:
+            with contextlib.suppress(EngineError):  # an engine that is gone has no requests left to end
+                await self._worker.abort(tickets)
+
+    async def pause(self) -> None:
+        """Returns once the engine stands at a token boundary; running requests keep their place."""
+        await self._worker.pause()
+
+    async def resume(self) -> None:
+        """Go on."""
+        await self._worker.resume()
+
+    async def update_weights(self, source: WeightSource) -> None:
+        """Check the whole source, copy it, then take over its version; only while paused.
+
+        A source that does not fit raises `WeightSyncError` and changes nothing. A failure while copying leaves weights
+        of two versions mixed, so the engine counts as failed then.
+        """
+        if self._worker.phase is Phase.RUNNING:
+            raise EngineError(f"engine {self._name}: update_weights needs a paused engine; call pause() first")
+        if self._residency is Residency.WEIGHTS_FREED:
+            raise EngineError(f"engine {self._name} is {self._residency.value}: call wake() before update_weights")
+        await self._worker.call(lambda: weight_update.check_source(self._model, source))
+        await self._worker.call(lambda: self._apply(source), fatal=True)
+
+    async def sleep(self, level: int = 1) -> None:
+        """Free the key-value cache (level 1) and the weights too (level 2); refused while it has requests."""
+        if level not in (1, 2):
+            raise EngineError(f"engine {self._name}: sleep levels are 1 and 2, not {level}")
+        if self._tickets:
+            raise EngineError(
+                f"engine {self._name} cannot sleep: {len(self._tickets)} requests are in it; abort or await them first"
+            )
+        without_weights = level == 2 or self._residency in (Residency.WEIGHTS_FREED, Residency.WEIGHTS_UNSET)
+        self._residency = Residency.WEIGHTS_FREED if without_weights else Residency.KV_FREED
+        await self._worker.call(lambda: self._free(without_weights), fatal=True)
+
+    async def wake(self) -> None:
+        """Take the memory again; after level 2 the engine serves only after `update_weights`."""
+        if self._residency in (Residency.KV_FREED, Residency.WEIGHTS_FREED):
+            await self._worker.call(self._restore)
+            freed = self._residency is Residency.WEIGHTS_FREED
+            self._residency = Residency.WEIGHTS_UNSET if freed else Residency.AWAKE
+
+    def stats(self) -> EngineStats:
+        """Counters since the start."""
+        counters, running = self._scheduler.counters, self._scheduler.rows.count
+        return EngineStats(
+            running=running,
+            waiting=max(0, len(self._tickets) - running),
+            slots=self._runner.slots,
+            tokens_generated=counters.tokens,
+            busy_seconds=counters.busy_seconds,
+            slot_seconds=counters.slot_seconds,
+            version=self._scheduler.version,
+            extra={
+                "decode_steps": counters.decode_steps,
+                "prefills": counters.prefills,
+                "prefill_tokens": counters.prefill_tokens,
+                "shared_prefills": counters.shared_prefills,
+                "recomputed": counters.recomputed,
+            },
+        )
+
+    def health(self) -> EngineHealth:
+        """A sleeping engine counts as paused."""
+        health = _HEALTH[self._worker.phase]
+        if health is EngineHealth.HEALTHY and self._residency is not Residency.AWAKE:
+            return EngineHealth.PAUSED
+        return health
+
+    async def close(self) -> None:
+        """Abort what runs and end the thread; a second call is a no-op."""
+        await self._worker.close()
+
+    # In the worker's thread
+
+    def _apply(self, source: WeightSource) -> None:
+        weight_update.copy_weights(self._model, source)
+        self._scheduler.weights_changed(source.version, self._recompute)
+        if self._residency is Residency.WEIGHTS_UNSET:
+            self._residency = Residency.AWAKE
+
+    def _free(self, weights: bool) -> None:
+        self._runner.cache.free()
+        self._scheduler.prefills.clear()
+        if weights and not self._weight_shapes:
+            self._weight_shapes = weight_update.free_weights(self._model.parameters())
+
+    def _restore(self) -> None:
+        if self._weight_shapes:
+            weight_update.restore_weights(self._model.parameters(), self._weight_shapes)
+            self._weight_shapes = []
+        self._runner.cache.allocate()

@@ -1,0 +1,69 @@
+"""A request inside the engine: the checks at the door, and the ticket that follows it until it is settled."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from penstock.errors import FailureKind, PenstockError, PromptTooLong
+from penstock.rollout.engines.base import FinishReason, GenerationRequest, GenerationResult
+
+
+class InvalidRequest(PenstockError):
+    """A request that no engine could serve: no prompt, a token outside the vocabulary, impossible sampling settings."""
+
+    failure_kind = FailureKind.DATA
+
+
+@dataclass(eq=False)
+class Ticket:
+    """One request on its way through the engine; compared by identity, because ids may be used again later."""
+
+    request: GenerationRequest
+    future: asyncio.Future[GenerationResult]
+    version_marks: list[tuple[int, int]] = field(default_factory=list)
+    """`(index, version)`: from this generated token on, this version. Empty until the request gets its slot."""
+
+    @property
+    def prefix_ids(self) -> tuple[int, ...]:
+        """The prompt without its last token: what is prefilled. The last token goes through the first decode step."""
+        return self.request.prompt_ids[:-1]
+
+    def result(self, token_ids: list[int], logprobs: list[float], reason: FinishReason) -> GenerationResult:
+        """What `generate` returns."""
+        return GenerationResult(
+            request_id=self.request.request_id,
+            token_ids=tuple(token_ids),
+            logprobs=tuple(logprobs),
+            token_versions=self._versions(len(token_ids)),
+            finish_reason=reason,
+        )
+
+    def _versions(self, count: int) -> tuple[int, ...]:
+        ends = [start for start, _ in self.version_marks[1:]] + [count]
+        versions: list[int] = []
+        for (start, version), end in zip(self.version_marks, ends, strict=True):
+            versions += [version] * (end - start)
+        return tuple(versions)
+
+
+def check_request(request: GenerationRequest, max_context: int, vocabulary: int) -> None:
+    """Refuse what cannot be served, before it can disturb the requests that share the batch."""
+    prompt, sampling, name = request.prompt_ids, request.sampling, request.request_id
+    if not prompt:
+        raise InvalidRequest(f"request {name}: the prompt is empty; it needs at least one token")
+    if len(prompt) >= max_context:
+        raise PromptTooLong(
+            f"request {name}: the prompt has {len(prompt)} tokens, which leaves no room for a response in the engine's "
+            f"context of {max_context} (rollout.engine.max_context)"
+        )
+    if min(prompt) < 0 or max(prompt) >= vocabulary:
+        raise InvalidRequest(f"request {name}: the prompt has a token outside the vocabulary 0..{vocabulary - 1}")
+    for wrong, what in (
+        (sampling.max_new_tokens < 1, f"max_new_tokens must be at least 1, not {sampling.max_new_tokens}"),
+        (not 0.0 <= sampling.temperature < float("inf"), f"temperature must be >= 0, not {sampling.temperature}"),
+        (not 0.0 < sampling.top_p <= 1.0, f"top_p must be in (0, 1], not {sampling.top_p}"),
+        (sampling.top_k < 0, f"top_k must be >= 0, not {sampling.top_k}"),
+    ):
+        if wrong:
+            raise InvalidRequest(f"request {name}: {what}")

@@ -1,0 +1,149 @@
+"""What is known of each running request, one numpy column per fact."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.rollout.engines.base import FinishReason, GenerationResult
+from penstock.rollout.engines.embedded.requests import Ticket
+
+_UNIFORMS = 64
+"""Random numbers drawn ahead per request."""
+
+
+class Rows:
+    """The active requests, in rows `0..count-1`.
+
+    A row's tokens are the prompt and what was generated; the last one is *pending*: drawn (or given), but not yet fed
+    to the model. `feed_2S` holds the pending tokens and their positions, which is what a decode step is fed with.
+
+    Invariants: rows are contiguous; `feed_2S[0, r] == tokens_SC[r, feed_2S[1, r]]` for active rows and 0 for the
+    others; a row's length is its pending position + 1 and stays below `end_S`.
+
+    Worked example: a prompt [5, 6, 7] with max_new_tokens 2. `add` makes the row with 7 pending at position 2 and the
+    end at length 5. `append` of a first token 9: 9 pending at position 3. `append` of a second: length 5, so `ended`
+    says the row is done and `finish` gives the two tokens.
+    """
+
+    def __init__(self, slots: int, max_context: int) -> None:
+        self.count = 0
+        self.tickets: list[Ticket] = []
+        self.feed_2S = np.zeros((2, slots), dtype=np.int64)
+        self.tokens_SC = np.zeros((slots, max_context), dtype=np.int64)
+        self.logprobs_SC = np.zeros((slots, max_context), dtype=np.float32)
+        self.prompt_length_S = np.zeros(slots, dtype=np.int64)
+        self.end_S = np.zeros(slots, dtype=np.int64)
+        self.temperature_S = np.ones(slots, dtype=np.float32)
+        self.top_k_S = np.zeros(slots, dtype=np.int64)
+        self.top_p_S = np.ones(slots, dtype=np.float32)
+        self.stops_SX = np.full((slots, 1), -1, dtype=np.int64)
+        self._uniforms_SU = np.zeros((slots, _UNIFORMS))
+        self._next_uniform_S = np.zeros(slots, dtype=np.int64)
+        self._generators: list[np.random.Generator] = []
+        self._row_S = np.arange(slots)
+
+    @property
+    def longest(self) -> int:
+        """Tokens in the longest active row."""
+        return int(self.feed_2S[1, : self.count].max()) + 1
+
+    def add(self, ticket: Ticket) -> None:
+        """Give the request the row `count`."""
+        row, request, sampling = self.count, ticket.request, ticket.request.sampling
+        length = len(request.prompt_ids)
+        self.tokens_SC[row, :length] = request.prompt_ids
+        self.feed_2S[:, row] = request.prompt_ids[-1], length - 1
+        self.prompt_length_S[row] = length
+        self.end_S[row] = min(length + sampling.max_new_tokens, self.tokens_SC.shape[1])
+        self.temperature_S[row] = sampling.temperature
+        self.top_k_S[row], self.top_p_S[row] = sampling.top_k, sampling.top_p
+        self._set_stops(row, sampling.stop_token_ids)
+        # Counter-based and keyed by the request's seed alone: nothing that shares the batch can shift its numbers.
+        generator = np.random.Generator(np.random.Philox(key=request.seed % 2**128))
+        self._uniforms_SU[row] = generator.random(_UNIFORMS)
+        self._next_uniform_S[row] = 0
+        self.tickets.append(ticket)
+        self._generators.append(generator)
+        self.count += 1
+
+    def _set_stops(self, row: int, stop_ids: frozenset[int]) -> None:
+        missing = len(stop_ids) - self.stops_SX.shape[1]
+        if missing > 0:
+            self.stops_SX = np.pad(self.stops_SX, ((0, 0), (0, missing)), constant_values=-1)
+        self.stops_SX[row] = -1
+        self.stops_SX[row, : len(stop_ids)] = sorted(stop_ids)
+
+    def uniforms(self, rows: int) -> NDArray[np.float64]:
+        """The next random number of each active row; 0 for the inactive ones up to `rows`."""
+        uniforms_B = np.zeros(rows)
+        index_B = self._next_uniform_S[: self.count]
+        for row in np.flatnonzero(index_B == _UNIFORMS):
+            self._uniforms_SU[row] = self._generators[row].random(_UNIFORMS)
+            index_B[row] = 0
+        uniforms_B[: self.count] = self._uniforms_SU[self._row_S[: self.count], index_B]
+        index_B += 1
+        return uniforms_B
+
+    def append(self, tokens_B: NDArray[np.int64], logprobs_B: NDArray[np.float64]) -> NDArray[np.int64]:
+        """Add one token to every active row; gives the rows that ended, the last one first."""
+        count = self.count
+        position_B = self.feed_2S[1, :count]
+        position_B += 1
+        self.feed_2S[0, :count] = tokens_B
+        self.tokens_SC[self._row_S[:count], position_B] = tokens_B
+        self.logprobs_SC[self._row_S[:count], position_B] = logprobs_B
+        ended_B = (position_B + 1 >= self.end_S[:count]) | self._stopped(count)
+        return np.flatnonzero(ended_B)[::-1]
+
+    def _stopped(self, count: int) -> NDArray[np.bool_]:
+        stopped: NDArray[np.bool_] = (self.feed_2S[0, :count, None] == self.stops_SX[:count]).any(axis=1)
+        return stopped
+
+    def generated(self, row: int) -> int:
+        """How many tokens the row's response has."""
+        return int(self.feed_2S[1, row] + 1 - self.prompt_length_S[row])
+
+    def prefix(self, row: int) -> tuple[int, ...]:
+        """The row's tokens that have been fed to the model: all but the pending one."""
+        return tuple(self.tokens_SC[row, : self.feed_2S[1, row]].tolist())
+
+    def result(self, row: int) -> GenerationResult:
+        """The response of a row that ended."""
+        response = slice(self.prompt_length_S[row], self.feed_2S[1, row] + 1)
+        stopped = bool((self.feed_2S[0, row] == self.stops_SX[row]).any())
+        return self.tickets[row].result(
+            self.tokens_SC[row, response].tolist(),
+            self.logprobs_SC[row, response].tolist(),
+            FinishReason.STOP if stopped else FinishReason.LENGTH,
+        )
+
+    def remove(self, row: int) -> int:
+        """Free the row; the last active row moves into it. Gives that row's old place (`row` itself if it was last)."""
+        last = self.count - 1
+        if row != last:
+            length = self.feed_2S[1, last] + 1
+            self.tokens_SC[row, :length] = self.tokens_SC[last, :length]
+            self.logprobs_SC[row, :length] = self.logprobs_SC[last, :length]
+            self.feed_2S[:, row] = self.feed_2S[:, last]
+            for column in self._columns():
+                column[row] = column[last]
+            self.tickets[row], self._generators[row] = self.tickets[last], self._generators[last]
+        self.tickets.pop()
+        self._generators.pop()
+        self.feed_2S[:, last] = 0
+        self.temperature_S[last], self.top_k_S[last], self.top_p_S[last] = 1.0, 0, 1.0
+        self.count = last
+        return last
+
+    def _columns(self) -> tuple[NDArray[np.generic], ...]:
+        return (
+            self.prompt_length_S,
+            self.end_S,
+            self.temperature_S,
+            self.top_k_S,
+            self.top_p_S,
+            self.stops_SX,
+            self._uniforms_SU,
+            self._next_uniform_S,
+        )

@@ -1,0 +1,81 @@
+"""Drawing one token for every row of a batch at once.
+
+A token is the inverse of the row's cumulative distribution at one uniform number, so that a request's randomness is a
+plain list of numbers that nothing else in the batch can touch. Every operation here works along single rows: a row's
+result is the same to the bit whatever the other rows hold.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class SamplingPlan:
+    """What the rows ask for, made once per change of the batch; `None` where no row asks for it."""
+
+    temperature_B1: Tensor | None
+    greedy_B: Tensor | None
+    truncated_R: Tensor | None
+    """Rows that use top-k or top-p."""
+    top_k_R1: Tensor
+    top_p_R1: Tensor
+
+
+def plan_sampling(
+    temperature_B: NDArray[np.float32],
+    top_k_B: NDArray[np.int64],
+    top_p_B: NDArray[np.float32],
+    device: torch.device,
+) -> SamplingPlan:
+    """Greedy rows (temperature 0) are drawn under temperature 1 and without truncation."""
+    greedy_B = temperature_B == 0.0
+    divisor_B = np.where(greedy_B, np.float32(1.0), temperature_B)
+    truncated_R = np.flatnonzero(((top_k_B > 0) | (top_p_B < 1.0)) & ~greedy_B)
+    top_k_R = np.where(top_k_B > 0, top_k_B, np.iinfo(np.int64).max)[truncated_R]
+    # Above 1 nothing is cut: the cumulative sum of a whole row may pass 1 by rounding.
+    top_p_R = np.where(top_p_B < 1.0, top_p_B, np.float32(2.0))[truncated_R]
+    return SamplingPlan(
+        temperature_B1=torch.from_numpy(divisor_B[:, None]).to(device) if (divisor_B != 1.0).any() else None,
+        greedy_B=torch.from_numpy(greedy_B).to(device) if greedy_B.any() else None,
+        truncated_R=torch.from_numpy(truncated_R).to(device) if len(truncated_R) else None,
+        top_k_R1=torch.from_numpy(top_k_R[:, None]).to(device),
+        top_p_R1=torch.from_numpy(top_p_R[:, None]).to(device),
+    )
+
+
+def truncate(logits_RV: Tensor, top_k_R1: Tensor, top_p_R1: Tensor) -> Tensor:
+    """Keep the `top_k` likeliest tokens, and of their distribution the fewest that reach `top_p`; the rest get -inf."""
+    sorted_RV, order_RV = torch.sort(logits_RV, dim=-1, descending=True, stable=True)
+    rank_V = torch.arange(logits_RV.shape[-1], device=logits_RV.device)
+    sorted_RV = sorted_RV.masked_fill(rank_V >= top_k_R1, -torch.inf)
+    probs_RV = sorted_RV.softmax(-1)
+    mass_before_RV = probs_RV.cumsum(-1) - probs_RV
+    beyond_RV = (mass_before_RV >= top_p_R1) & (rank_V > 0)
+    sorted_RV = sorted_RV.masked_fill(beyond_RV, -torch.inf)
+    return torch.empty_like(logits_RV).scatter_(-1, order_RV, sorted_RV)
+
+
+def sample(logits_BV: Tensor, uniforms_B: Tensor, plan: SamplingPlan) -> Tensor:
+    """One token per row and its probability under the distribution it was drawn from, packed `[2, B]` in float64.
+
+    Packed, because a GPU's answer then needs one transfer. `logits_BV` (float32) may be overwritten.
+    """
+    likeliest_B = logits_BV.argmax(-1) if plan.greedy_B is not None else None
+    if plan.temperature_B1 is not None:
+        logits_BV = logits_BV / plan.temperature_B1
+    if plan.truncated_R is not None:
+        logits_BV[plan.truncated_R] = truncate(logits_BV[plan.truncated_R], plan.top_k_R1, plan.top_p_R1)
+    probs_BV = logits_BV.softmax(-1)
+    # In float64 the sum neither loses the many unlikely tokens of a large vocabulary nor stops rising.
+    cdf_BV = probs_BV.cumsum(-1, dtype=torch.float64)
+    target_B1 = (uniforms_B * cdf_BV[:, -1]).unsqueeze(-1)
+    token_B1 = torch.searchsorted(cdf_BV, target_B1, right=True).clamp_(max=logits_BV.shape[-1] - 1)
+    if plan.greedy_B is not None and likeliest_B is not None:
+        token_B1 = torch.where(plan.greedy_B.unsqueeze(-1), likeliest_B.unsqueeze(-1), token_B1)
+    return torch.stack((token_B1.squeeze(-1), probs_BV.gather(-1, token_B1).squeeze(-1).double()))

@@ -1,0 +1,156 @@
+"""Who sits in which slot, and the decode step over those who do."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Set
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from penstock.errors import EngineError
+from penstock.rollout.engines.base import GenerationResult
+from penstock.rollout.engines.embedded.prefills import PrefillCache, Prefix
+from penstock.rollout.engines.embedded.requests import Ticket
+from penstock.rollout.engines.embedded.rows import Rows
+from penstock.rollout.engines.embedded.runner import ModelRunner
+from penstock.rollout.engines.embedded.sampling import SamplingPlan, plan_sampling, sample
+
+_PREFILL_ENTRIES = 8
+
+
+@dataclass
+class Counters:
+    """Totals since the engine started."""
+
+    tokens: int = 0
+    decode_steps: int = 0
+    prefills: int = 0
+    """Prefixes that went through the model, without recomputation after a weight update."""
+    prefill_tokens: int = 0
+    shared_prefills: int = 0
+    """Requests that took their prefix from another one's prefill."""
+    recomputed: int = 0
+    """Running requests whose keys and values were computed anew under new weights."""
+    busy_seconds: float = 0.0
+    slot_seconds: float = 0.0
+
+
+class Scheduler:
+    """Continuous batching: a request joins when a slot is free and leaves when it ends. Runs in the engine's thread.
+
+    Invariants: a ticket is in `waiting`, in `rows`, or gone; row r's keys and values are in cache row r; prefills in
+    the cache were made under `version`.
+
+    Worked example, 2 slots and the requests a1, a2, a3 of one group:
+
+        step 1    a1 and a2 are admitted on one prefill, a3 waits; a token each
+        step 2    a1 draws its stop token and is settled; a2's row moves to row 0
+        step 3    a3 joins in row 1, on the same prefill; a token each for a2 and a3
+    """
+
+    def __init__(self, runner: ModelRunner, version: int) -> None:
+        self.runner = runner
+        self.version = version
+        self.waiting: deque[Ticket] = deque()
+        self.rows = Rows(runner.slots, runner.max_context)
+        self.prefills = PrefillCache(_PREFILL_ENTRIES)
+        self.counters = Counters()
+        self._plan: SamplingPlan | None = None
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything."""
+        return bool(self.rows.count or self.waiting)
+
+    def step(self) -> list[tuple[Ticket, GenerationResult]]:
+        """Admit who fits, then generate one token for every active row; gives the responses that ended."""
+        start = time.perf_counter()
+        self._admit()
+        active = self.rows.count
+        ended = self._decode()
+        elapsed = time.perf_counter() - start
+        self.counters.busy_seconds += elapsed
+        self.counters.slot_seconds += elapsed * active / self.runner.slots
+        return ended
+
+    def drop(self, gone: Set[Ticket]) -> None:
+        """Remove requests, waiting or running, without settling them."""
+        self.waiting = deque(ticket for ticket in self.waiting if ticket not in gone)
+        for row in reversed(range(self.rows.count)):
+            if self.rows.tickets[row] in gone:
+                self._remove(row)
+
+    def weights_changed(self, version: int, recompute: bool) -> None:
+        """Go on under new weights; with `recompute`, the running requests' keys and values are made anew."""
+        self.version = version
+        self.prefills.clear()
+        for row, ticket in enumerate(self.rows.tickets):
+            ticket.version_marks.append((self.rows.generated(row), version))
+        if recompute and self.rows.count:
+            fed = [row for row in range(self.rows.count) if self.rows.feed_2S[1, row] > 0]
+            for row, kv_ZKTD in zip(fed, self.runner.prefill([self.rows.prefix(row) for row in fed]), strict=True):
+                self.runner.cache.write_prefix(row, 1, kv_ZKTD)
+            self.counters.recomputed += len(fed)
+
+    def _admit(self) -> None:
+        free = self.runner.slots - self.rows.count
+        if not free or not self.waiting:
+            return
+        by_prefix: dict[Prefix, list[Ticket]] = {}
+        for _ in range(min(free, len(self.waiting))):
+            ticket = self.waiting.popleft()
+            by_prefix.setdefault(ticket.prefix_ids, []).append(ticket)
+        for prefix, kv_ZKTD in self._prefixes(list(by_prefix)).items():
+            tickets = by_prefix[prefix]
+            if kv_ZKTD is not None:
+                self.runner.cache.write_prefix(self.rows.count, len(tickets), kv_ZKTD)
+            for ticket in tickets:
+                ticket.version_marks.append((0, self.version))
+                self.rows.add(ticket)
+        self.counters.shared_prefills += sum(len(tickets) - 1 for tickets in by_prefix.values())
+        self._plan = None
+
+    def _prefixes(self, wanted: list[Prefix]) -> dict[Prefix, Tensor | None]:
+        """Keys and values of each prefix, from the cache or the model; None for the empty prefix."""
+        found: dict[Prefix, Tensor | None] = {prefix: self.prefills.get(prefix) for prefix in wanted}
+        missing = [prefix for prefix, kv_ZKTD in found.items() if kv_ZKTD is None and prefix]
+        self.counters.shared_prefills += sum(kv_ZKTD is not None for kv_ZKTD in found.values())
+        if missing:
+            for prefix, kv_ZKTD in zip(missing, self.runner.prefill(missing), strict=True):
+                found[prefix] = kv_ZKTD
+                self.prefills.put(prefix, kv_ZKTD)
+            self.counters.prefills += len(missing)
+            self.counters.prefill_tokens += sum(map(len, missing))
+        return found
+
+    def _decode(self) -> list[tuple[Ticket, GenerationResult]]:
+        rows, runner = self.rows, self.runner
+        batch = runner.slots if runner.fixed_rows else rows.count
+        if self._plan is None:
+            self._plan = plan_sampling(
+                rows.temperature_S[:batch], rows.top_k_S[:batch], rows.top_p_S[:batch], runner.device
+            )
+        feed_2B = torch.from_numpy(rows.feed_2S[:, :batch]).to(runner.device)
+        uniforms_B = torch.from_numpy(rows.uniforms(batch)).to(runner.device)
+        logits_BV = runner.decode(feed_2B[0], feed_2B[1], runner.width(rows.longest))
+        drawn_2B = sample(logits_BV, uniforms_B, self._plan).cpu().numpy()[:, : rows.count]
+        if not (drawn_2B[1] > 0.0).all():
+            raise EngineError(f"the model gave logits that are not finite, under weight version {self.version}")
+        self.counters.tokens += rows.count
+        self.counters.decode_steps += 1
+        ended: list[tuple[Ticket, GenerationResult]] = []
+        for row in rows.append(drawn_2B[0].astype(np.int64), np.log(drawn_2B[1])).tolist():
+            ended.append((rows.tickets[row], rows.result(row)))
+            self._remove(row)
+        return ended
+
+    def _remove(self, row: int) -> None:
+        last = self.rows.count - 1
+        if row != last:
+            self.runner.cache.move(row, last, int(self.rows.feed_2S[1, last]))
+        self.rows.remove(row)
+        self._plan = None

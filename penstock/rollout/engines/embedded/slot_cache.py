@@ -1,0 +1,122 @@
+"""Keys and values behind the Hugging Face `Cache` interface.
+
+Axes: Z a layer's keys or values (`2 * layer`, `2 * layer + 1`), S slot, B active slot, K key-value head, C position in
+the slot's context, D head dimension, P prompt, T position in a prefix.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache
+
+
+@dataclass(frozen=True)
+class KVShape:
+    """What one position of one slot takes."""
+
+    layers: int
+    heads: int
+    head_dim: int
+    dtype: torch.dtype
+    device: torch.device
+
+    @classmethod
+    def of_prefix(cls, prefix_ZKTD: Tensor) -> KVShape:
+        """The shape that a model's own keys and values have."""
+        sides, heads, _, head_dim = prefix_ZKTD.shape
+        return cls(sides // 2, heads, head_dim, prefix_ZKTD.dtype, prefix_ZKTD.device)
+
+
+class SlotCache(Cache):  # type: ignore[misc]
+    """A fixed stretch of memory per slot; a decode step writes one position per active row and reads a view.
+
+    Invariants: rows `0..n-1` are the active ones; everything is finite (masked positions are multiplied by zero, which
+    does not hide a NaN), so memory starts as zeros; `update` is only called between `begin_step` and the next one.
+
+    Worked example, 4 slots of 128 positions:
+
+        write_prefix(0, 3, prefix)      rows 0, 1, 2 hold the same 10 positions: three samples of one group
+        begin_step(0, 32, positions)    the step writes position 10 of rows 0..2 and attends to K[:3, :, :32]
+        move(0, 2, 11)                  the request of row 0 ended; row 2 takes its place, rows 0..1 are active
+    """
+
+    def __init__(self, shape: KVShape, slots: int, max_context: int) -> None:
+        super().__init__(layers=[])
+        self.shape, self._slots, self._context = shape, slots, max_context
+        self._window = (slice(0, 0), slice(None), slice(0, 0))
+        self.allocate()
+
+    def allocate(self) -> None:
+        """Take the memory."""
+        shape = self.shape
+        self._kv_ZSKCD = torch.zeros(
+            (2 * shape.layers, self._slots, shape.heads, self._context, shape.head_dim),
+            dtype=shape.dtype,
+            device=shape.device,
+        )
+        self._sides_SKCD = list(self._kv_ZSKCD)
+        self._flat_ID = [side.view(-1, shape.head_dim) for side in self._sides_SKCD]
+        lanes_SK = torch.arange(self._slots * shape.heads, device=shape.device).view(self._slots, shape.heads)
+        self._offset_SK = lanes_SK * self._context
+        self._target_I = torch.empty(0, dtype=torch.long, device=shape.device)
+
+    def free(self) -> None:
+        """Give the memory back; `allocate` before the next use."""
+        self._kv_ZSKCD = torch.empty(0)
+        self._sides_SKCD, self._flat_ID = [], []
+
+    def begin_step(self, first: int, width: int, positions_B: Tensor) -> None:
+        """The next forward writes `positions_B` of the rows from `first` on, and attends to `width` positions."""
+        rows = slice(first, first + positions_B.shape[0])
+        self._window = (rows, slice(None), slice(0, width))
+        self._target_I = (self._offset_SK[rows] + positions_B.unsqueeze(-1)).view(-1)
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Called by the model's attention layers with `[B, K, 1, D]`."""
+        depth, z = self.shape.head_dim, 2 * layer_idx
+        self._flat_ID[z].index_copy_(0, self._target_I, key_states.reshape(-1, depth))
+        self._flat_ID[z + 1].index_copy_(0, self._target_I, value_states.reshape(-1, depth))
+        return self._sides_SKCD[z][self._window], self._sides_SKCD[z + 1][self._window]
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Positions differ by row and are given explicitly, so this is only asked for by models that log it."""
+        return int(self._window[2].stop)
+
+    def write_prefix(self, start: int, count: int, prefix_ZKTD: Tensor) -> None:
+        """Copy one prefix into `count` rows."""
+        length = prefix_ZKTD.shape[2]
+        self._kv_ZSKCD[:, start : start + count, :, :length] = prefix_ZKTD.unsqueeze(1)
+
+    def move(self, target: int, source: int, length: int) -> None:
+        """Copy the first `length` positions of one row over another."""
+        self._kv_ZSKCD[:, target, :, :length] = self._kv_ZSKCD[:, source, :, :length]
+
+
+class PrefixRecorder(Cache):  # type: ignore[misc]
+    """Keeps the keys and values of one forward over whole prefixes."""
+
+    def __init__(self) -> None:
+        super().__init__(layers=[])
+        self.sides_PKTD: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Called by the model's attention layers with `[P, K, T, D]`."""
+        self.sides_PKTD[layer_idx] = (key_states, value_states)
+        return key_states, value_states
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Nothing comes before a prefix."""
+        return 0
+
+    def prefixes_ZKTD(self, lengths: list[int]) -> list[Tensor]:
+        """Each prompt's keys and values without the padding, in memory of its own."""
+        sides_PKTD = [side for layer in range(len(self.sides_PKTD)) for side in self.sides_PKTD[layer]]
+        return [torch.stack([side[p, :, :length] for side in sides_PKTD]) for p, length in enumerate(lengths)]

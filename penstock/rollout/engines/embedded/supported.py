@@ -1,0 +1,46 @@
+"""Which models the engine can serve; what it cannot is refused at the start, not discovered in the samples."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.errors import SetupError
+
+_LAYER_TYPES = {"full_attention", "sliding_attention"}
+_KEY = "rollout.engine.max_context"
+
+
+def check_config(config: Any, max_context: int) -> None:
+    """Refuse architectures and settings that a plain key-value cache of `max_context` positions cannot serve."""
+    family = getattr(config, "model_type", type(config).__name__)
+    if getattr(config, "is_encoder_decoder", False):
+        raise SetupError(f"{family} is an encoder-decoder model; the embedded engine serves decoder-only models")
+    layer_types = set(getattr(config, "layer_types", None) or ())
+    if odd := sorted(layer_types - _LAYER_TYPES):
+        raise SetupError(f"{family} has layers of type {', '.join(odd)}, which a key-value cache cannot serve")
+    window = _sliding_window(config, layer_types)
+    if window is not None and window < max_context:
+        raise SetupError(
+            f"{family} has a sliding attention window of {window}, which is smaller than {_KEY}={max_context}; "
+            f"the embedded engine has no sliding windows: lower {_KEY} to {window} or use another engine"
+        )
+    positions = getattr(config, "max_position_embeddings", None)
+    if positions is not None and max_context > positions:
+        raise SetupError(f"{_KEY}={max_context} is more than the {positions} positions that {family} was made for")
+    rope = getattr(config, "rope_parameters", None) or {}
+    trained = rope.get("original_max_position_embeddings")
+    if rope.get("rope_type") == "longrope" and trained is not None and max_context > trained:
+        raise SetupError(
+            f"{family} switches its rotary frequencies when a batch grows beyond {trained} positions (longrope), which "
+            f"would let one request change another; lower {_KEY} to {trained}"
+        )
+
+
+def _sliding_window(config: Any, layer_types: set[str]) -> int | None:
+    """The window of the layers that have one, or None."""
+    if layer_types and "sliding_attention" not in layer_types:
+        return None
+    if not layer_types and not getattr(config, "use_sliding_window", True):
+        return None
+    window = getattr(config, "sliding_window", None)
+    return None if window is None else int(window)

@@ -1,0 +1,60 @@
+"""`function`: a reward function of the user's over a JSONL dataset."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from penstock.errors import ConfigError
+from penstock.rollout.environments.base import Split
+from penstock.rollout.environments.reward_pool import RewardPool
+from penstock.rollout.environments.single_turn import SingleTurnEnvironment
+from penstock.rollout.prompts import Prompt
+
+
+class FunctionEnvironment(SingleTurnEnvironment):
+    """Calls `function(prompt=…, response=…, answer=…, **args)` for each response."""
+
+    def __init__(
+        self,
+        path: str,
+        args: Mapping[str, Any],
+        pool: RewardPool,
+        *,
+        train: Sequence[Prompt],
+        held_out: Sequence[Prompt],
+    ) -> None:
+        super().__init__(pool)
+        self._path = path
+        self._function = import_callable(path)
+        self._args = dict(args)
+        self._prompts = {Split.TRAIN: train, Split.EVAL: held_out}
+
+    @property
+    def name(self) -> str:
+        return f"function:{self._path}"
+
+    def prompts(self, split: Split) -> Sequence[Prompt]:
+        return self._prompts[split]
+
+    def score(self, prompt: Prompt, response: str) -> object:
+        return self._function(prompt=prompt.text, response=response, answer=prompt.answer, **self._args)
+
+
+def import_callable(path: str) -> Callable[..., object]:
+    """The callable that `module:name` means; modules beside the working directory are found too."""
+    module_name, _, name = path.partition(":")
+    key = "rollout.environment.function"
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise ConfigError([f"{key}: module {module_name!r} cannot be imported: {error}"]) from error
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise ConfigError([f"{key}: module {module_name!r} has no function {name!r}"])
+    return function  # type: ignore[no-any-return]

@@ -1,0 +1,78 @@
+"""`reasoning_gym:<task>`: the procedural tasks and scorers of the reasoning-gym package."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from penstock.errors import ConfigError
+from penstock.rollout.environments.base import Split
+from penstock.rollout.environments.reward_pool import RewardPool
+from penstock.rollout.environments.single_turn import SingleTurnEnvironment
+from penstock.rollout.prompts import Prompt, derive_seed
+
+_DRAWS_PER_PROMPT = 20
+"""How many entries are drawn, per training prompt asked for, to find ones that are not held out."""
+
+
+class ReasoningGymEnvironment(SingleTurnEnvironment):
+    """Training prompts never repeat a held-out question, however small the task's space is."""
+
+    def __init__(
+        self, task: str, args: Mapping[str, Any], pool: RewardPool, *, train_size: int, eval_size: int, seed: int
+    ) -> None:
+        super().__init__(pool)
+        self._task = task
+        self._scorer = self._dataset(task, args, size=1, seed=0)
+        held_out = self._dataset(task, args, size=eval_size, seed=derive_seed(seed, "eval") % 2**31)
+        self._eval = [self._prompt(f"eval-{i}", held_out[i]) for i in range(eval_size)]
+        self._train = self._draw_train(task, args, train_size, seed)
+
+    @property
+    def name(self) -> str:
+        return f"reasoning_gym:{self._task}"
+
+    def prompts(self, split: Split) -> Sequence[Prompt]:
+        return self._train if split is Split.TRAIN else self._eval
+
+    def score(self, prompt: Prompt, response: str) -> object:
+        return self._scorer.score_answer(answer=response.strip(), entry=prompt.facts["entry"])
+
+    def _draw_train(self, task: str, args: Mapping[str, Any], size: int, seed: int) -> list[Prompt]:
+        held_out = {prompt.text for prompt in self._eval}
+        draws = self._dataset(task, args, size=size * _DRAWS_PER_PROMPT, seed=derive_seed(seed, "train") % 2**31)
+        train: list[Prompt] = []
+        for index in range(size * _DRAWS_PER_PROMPT):
+            if len(train) == size:
+                break
+            entry = draws[index]
+            if entry["question"] not in held_out:
+                train.append(self._prompt(f"train-{index}", entry))
+        if len(train) < size:
+            raise ConfigError(
+                [
+                    f"data.eval_size: {len(self._eval)} held-out prompts leave only {len(train)} of "
+                    f"{size * _DRAWS_PER_PROMPT} drawn for training; this task has too few different questions: lower "
+                    "data.eval_size, or widen the task with rollout.environment.args"
+                ]
+            )
+        return train
+
+    @staticmethod
+    def _prompt(prompt_id: str, entry: dict[str, Any]) -> Prompt:
+        return Prompt(prompt_id, entry["question"], entry["answer"], {"entry": entry})
+
+    @staticmethod
+    def _dataset(task: str, args: Mapping[str, Any], *, size: int, seed: int) -> Any:
+        import reasoning_gym
+        from reasoning_gym.factory import DATASETS
+
+        if task not in DATASETS:
+            close = difflib.get_close_matches(task, DATASETS, n=3)
+            hint = f"; did you mean {' or '.join(close)}?" if close else ""
+            raise ConfigError([f"rollout.environment.kind: reasoning-gym has no task {task!r}{hint}"])
+        try:
+            return reasoning_gym.create_dataset(task, size=size, seed=seed, **args)
+        except (TypeError, ValueError, AssertionError) as error:
+            raise ConfigError([f"rollout.environment.args: {task} does not take them: {error}"]) from error

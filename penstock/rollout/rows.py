@@ -1,0 +1,67 @@
+"""From trajectories to rows of the data plane."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from penstock.data_plane import fields
+from penstock.data_plane.columns import Column, JaggedColumn, ObjectColumn
+from penstock.errors import EnvironmentFailure
+from penstock.rollout.environments.base import Trajectory
+
+
+def group_columns(trajectories: Sequence[Trajectory]) -> dict[str, Column]:
+    """The columns of a group, one row per trajectory. Token ids are concatenated as they are, never re-tokenised."""
+    rows = [_token_arrays(trajectory) for trajectory in trajectories]
+    offsets_R1 = torch.zeros(len(rows) + 1, dtype=torch.int64)
+    torch.cumsum(torch.tensor([len(row[0]) for row in rows]), 0, out=offsets_R1[1:])
+
+    def jagged(place: int) -> JaggedColumn:
+        return JaggedColumn(torch.from_numpy(np.concatenate([row[place] for row in rows])), offsets_R1)
+
+    return {
+        fields.INPUT_IDS: jagged(0),
+        fields.TOKEN_MASK: jagged(1),
+        fields.GENERATION_LOGPROBS: jagged(2),
+        fields.TOKEN_VERSIONS: jagged(3),
+        fields.REWARD: torch.tensor([t.reward for t in trajectories], dtype=torch.float32),
+        fields.SAMPLE_MASK: torch.ones(len(rows), dtype=torch.float32),
+        fields.RESPONSE_LENGTH: torch.tensor([int(row[1].sum()) for row in rows], dtype=torch.int64),
+        fields.TRUNCATED: torch.tensor([t.truncated for t in trajectories], dtype=torch.bool),
+        fields.RESPONSE_TEXT: ObjectColumn(tuple(t.response_text for t in trajectories)),
+    }
+
+
+def _token_arrays(trajectory: Trajectory) -> tuple[Any, Any, Any, Any]:
+    ids: list[int] = []
+    mask: list[float] = []
+    logprobs: list[float] = []
+    versions: list[int] = []
+    for segment in trajectory.segments:
+        ids += segment.token_ids
+        count = len(segment.token_ids)
+        generation = segment.generation
+        if generation is None:
+            mask += [0.0] * count
+            logprobs += [0.0] * count
+            versions += [-1] * count
+        elif not count == len(generation.logprobs) == len(generation.token_versions):
+            raise EnvironmentFailure(
+                f"a segment of {count} tokens belongs to a generation of {len(generation.token_ids)}"
+            )
+        else:
+            mask += [1.0] * count
+            logprobs += generation.logprobs
+            versions += generation.token_versions
+    if not ids:
+        raise EnvironmentFailure("the environment returned a trajectory without tokens")
+    return (
+        np.array(ids, dtype=np.int64),
+        np.array(mask, dtype=np.float32),
+        np.array(logprobs, dtype=np.float32),
+        np.array(versions, dtype=np.int32),
+    )

@@ -1,0 +1,129 @@
+"""The composition root: from a configuration to built objects."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.buffer.replay_buffer import ReplayBuffer
+from penstock.buffer.samplers.factory import check_capacity, make_sampler
+from penstock.config.models import RunConfig
+from penstock.data_plane import fields
+from penstock.data_plane.adapters.memory import MemoryDataPlane
+from penstock.data_plane.client import DataPlaneClient
+from penstock.rollout.engines.base import GenerationEngine, SamplingParams
+from penstock.rollout.engines.embedded import EmbeddedEngine
+from penstock.rollout.environments.base import Environment, Split
+from penstock.rollout.environments.factory import make_environment
+from penstock.rollout.handle import HFTokenizer
+from penstock.rollout.manager import PARTITION, RolloutManager, RolloutSettings
+from penstock.rollout.prompts import PromptStream
+from penstock.training.interface import Trainer
+from penstock.training.workers.local import LocalTrainer
+from penstock.weights.hf import load_model, load_tokenizer, pick_device, silence_progress_bars
+
+
+@dataclass(frozen=True)
+class Serving:
+    """What is needed to generate and score: enough for an evaluation."""
+
+    hf_tokenizer: Any
+    tokenizer: HFTokenizer
+    environment: Environment
+    engine: GenerationEngine
+    sampling: SamplingParams
+    model: Any
+    """The loaded model; the engine has its own copy where the run also trains."""
+
+    async def close(self) -> None:
+        """End engine and environment."""
+        await self.engine.close()
+        await self.environment.close()
+
+
+@dataclass(frozen=True)
+class Training:
+    """What is needed on top of `Serving` to train."""
+
+    stream: PromptStream
+    manager: RolloutManager
+    trainer: Trainer
+    buffer: ReplayBuffer
+    data_plane: DataPlaneClient
+
+    async def close(self) -> None:
+        """End the trainer and let go of the rows."""
+        await self.trainer.close()
+        self.data_plane.close()
+
+
+def build_serving(config: RunConfig, *, trains_too: bool) -> Serving:
+    """Tokenizer, environment and engine. With `trains_too` the engine gets weights of its own."""
+    silence_progress_bars()
+    hf_tokenizer = load_tokenizer(config.model)
+    environment = make_environment(config.rollout.environment, config.data, seed=config.seed)
+    model = load_model(config.model, pick_device(config.runtime.device))
+    engine = EmbeddedEngine(
+        copy.deepcopy(model) if trains_too else model,
+        slots=config.rollout.engine.slots,
+        max_context=config.rollout.engine.max_context,
+        deterministic=config.deterministic,
+        kv_cache=config.weights.kv_cache,
+        threads=config.runtime.engine_threads,
+    )
+    return Serving(
+        hf_tokenizer=hf_tokenizer,
+        tokenizer=HFTokenizer(hf_tokenizer, chat_template=config.data.chat_template),
+        environment=environment,
+        engine=engine,
+        sampling=_sampling(config, hf_tokenizer, model),
+        model=model,
+    )
+
+
+def build_training(config: RunConfig, serving: Serving) -> Training:
+    """Everything that training needs besides `serving`."""
+    n = config.training.prompt_groups_per_step
+    sampler = make_sampler(config.sampler, n, config.deterministic)
+    check_capacity(sampler, config.buffer.max_buffered_groups, config.training.min_groups_per_chunk)
+    data_plane = MemoryDataPlane()
+    data_plane.register_partition(PARTITION, (*fields.ROLLOUT_FIELDS, fields.ADVANTAGE))
+    stream = PromptStream(
+        serving.environment.prompts(Split.TRAIN),
+        epochs=config.data.epochs,
+        shuffle=config.data.shuffle,
+        seed=config.seed,
+    )
+    settings = RolloutSettings(
+        config.rollout.group_size, serving.sampling, config.seed, config.rollout.generation_timeout_seconds
+    )
+    return Training(
+        stream=stream,
+        manager=RolloutManager(serving.engine, serving.environment, serving.tokenizer, data_plane, settings),
+        trainer=LocalTrainer(
+            serving.model,
+            data_plane,
+            config.algorithm,
+            config.training,
+            temperature=config.rollout.sampling.temperature,
+            threads=config.runtime.trainer_threads,
+        ),
+        buffer=ReplayBuffer(sampler, config.buffer.max_buffered_groups),
+        data_plane=data_plane,
+    )
+
+
+def _sampling(config: RunConfig, tokenizer: Any, model: Any) -> SamplingParams:
+    """Sampling of training; responses end at the model's and the tokenizer's end-of-sequence tokens."""
+    sampling = config.rollout.sampling
+    stop: set[int | None] = set(sampling.stop_token_ids)
+    for eos in (tokenizer.eos_token_id, getattr(model.generation_config, "eos_token_id", None)):
+        stop.update(eos if isinstance(eos, list) else [eos])
+    return SamplingParams(
+        max_new_tokens=sampling.max_new_tokens,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        stop_token_ids=frozenset(token for token in stop if token is not None),
+    )

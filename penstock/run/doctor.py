@@ -1,0 +1,195 @@
+"""Which parts work on this machine: installed or not, and whether they really import.
+
+Every part is imported in a process of its own, with a time limit: a native library that crashes, hangs or prints takes
+nothing down with it.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+IMPORT_SECONDS = 120.0
+
+
+class Status(Enum):
+    """How a part is."""
+
+    WORKS = "works"
+    BROKEN = "broken"
+    MISSING = "not installed"
+
+
+@dataclass(frozen=True)
+class Part:
+    """Something Penstock can make use of, or will.
+
+    `probe` is Python code that imports it and prints a JSON object with details as its last line.
+    """
+
+    name: str
+    purpose: str
+    module: str
+    distributions: tuple[str, ...]
+    requirement: str
+    core: bool = False
+    used: bool = False
+    probe: str | None = None
+
+    @property
+    def install(self) -> str:
+        """The command that installs it."""
+        return f"pip install '{self.requirement}'"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was found out about a part."""
+
+    part: Part
+    status: Status
+    version: str | None = None
+    detail: str = ""
+
+    @property
+    def is_fatal(self) -> bool:
+        """Whether Penstock cannot run because of it."""
+        return self.part.core and self.status is not Status.WORKS
+
+    def as_object(self) -> dict[str, Any]:
+        """The finding for programs."""
+        return {
+            "name": self.part.name,
+            "purpose": self.part.purpose,
+            "core": self.part.core,
+            "used_by_this_version": self.part.used,
+            "status": self.status.value,
+            "version": self.version,
+            "detail": self.detail or None,
+            "install": None if self.status is Status.WORKS else self.part.install,
+        }
+
+
+_TORCH_PROBE = """
+import json, torch
+devices = []
+if torch.cuda.is_available():
+    for index in range(torch.cuda.device_count()):
+        device = torch.cuda.get_device_properties(index)
+        devices.append(f"{device.name} ({device.total_memory / 2**30:.0f} GiB)")
+gpus = ", ".join(devices) if devices else "no CUDA device"
+print(json.dumps({"detail": f"{torch.get_num_threads()} CPU threads, {gpus}"}))
+"""
+
+PARTS: tuple[Part, ...] = (
+    Part("torch", "training and generation", "torch", ("torch",), "torch>=2.6", True, True, _TORCH_PROBE),
+    Part("transformers", "models and tokenizers", "transformers", ("transformers",), "transformers>=5.17", True, True),
+    Part("reasoning-gym", "tasks", "reasoning_gym", ("reasoning-gym",), "reasoning-gym>=0.1.25", True, True),
+    Part("math-verify", "mathematical answers", "math_verify", ("math-verify",), "math-verify>=0.8", True, True),
+    Part("ray", "clusters", "ray", ("ray",), "ray[default]>=2.40"),
+    Part("TransferQueue", "data plane", "transfer_queue", ("TransferQueue",), "TransferQueue"),
+    Part(
+        "mooncake",
+        "weight and data transfer",
+        "mooncake",
+        ("mooncake-transfer-engine", "mooncake-transfer-engine-non-cuda", "mooncake-transfer-engine-cuda13"),
+        "mooncake-transfer-engine-non-cuda>=0.3",
+    ),
+    Part("vllm", "generation engine", "vllm", ("vllm",), "vllm>=0.25"),
+    Part("megatron-core", "parallel training", "megatron.core", ("megatron-core",), "megatron-core>=0.16"),
+    Part("peft", "adapters", "peft", ("peft",), "peft"),
+    Part("tensorboard", "metrics", "tensorboard", ("tensorboard",), "tensorboard"),
+    Part("wandb", "metrics", "wandb", ("wandb",), "wandb"),
+)
+
+
+def examine_all(parts: Sequence[Part] = PARTS, seconds: float = IMPORT_SECONDS) -> list[Finding]:
+    """The findings, Python first, then the parts in their order."""
+    with ThreadPoolExecutor(max_workers=4) as pool:
+        return [examine_python(), *pool.map(lambda part: examine(part, seconds), parts)]
+
+
+def examine_python(version: tuple[int, int, int] = sys.version_info[:3]) -> Finding:
+    """The interpreter that runs Penstock."""
+    part = Part("python", "the interpreter", "sys", (), "python>=3.11", core=True, used=True)
+    text = ".".join(map(str, version))
+    if version < (3, 11):
+        return Finding(part, Status.BROKEN, text, "Python 3.11 or newer is needed")
+    return Finding(part, Status.WORKS, text)
+
+
+def examine(part: Part, seconds: float = IMPORT_SECONDS) -> Finding:
+    """Look for one part and import it in a process of its own."""
+    version = _installed_version(part.distributions)
+    if version is None and not _is_importable(part.module):
+        return Finding(part, Status.MISSING)
+    code = part.probe or f"import importlib\nimportlib.import_module({part.module!r})"
+    try:
+        process = subprocess.run(
+            [sys.executable, "-P", "-c", code],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=seconds,
+        )
+    except subprocess.TimeoutExpired:
+        return Finding(part, Status.BROKEN, version, f"did not import within {seconds:g} s")
+    if process.returncode != 0:
+        return Finding(part, Status.BROKEN, version, failure_reason(process.returncode, process.stderr))
+    return Finding(part, Status.WORKS, version, _detail(process.stdout) if part.probe else "")
+
+
+def failure_reason(returncode: int, stderr: str) -> str:
+    """Why an import failed, from how its process ended: the missing library or package by name where it says so."""
+    if returncode < 0:
+        return f"crashed on import with {_signal_name(-returncode)}"
+    library = re.search(r"([\w.+-]+\.so[\w.]*): cannot open shared object file", stderr)
+    if library:
+        return f"needs the native library {library[1]}, which this machine does not have"
+    module = re.search(r"No module named '([\w.]+)'", stderr)
+    if module:
+        return f"needs the Python package {module[1]}, which is not installed"
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
+    return lines[-1][:300] if lines else f"import ended with exit code {returncode}"
+
+
+def _installed_version(distributions: Sequence[str]) -> str | None:
+    for name in distributions:
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def _is_importable(module: str) -> bool:
+    """Whether its top-level package is there; nothing is imported."""
+    try:
+        return importlib.util.find_spec(module.partition(".")[0]) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def _detail(stdout: str) -> str:
+    try:
+        return str(json.loads(stdout.strip().splitlines()[-1])["detail"])
+    except (IndexError, KeyError, TypeError, ValueError):
+        return ""
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,182 @@
+"""From rows of the data plane to the model's input, by index arithmetic; no loop over rows.
+
+Axes: S, the stored tokens of a chunk, row after row; R, its rows; B and L, the model's input rectangle; T, the tokens
+whose log-probs are wanted (targets). Token t of a row is predicted at place t - 1, so a row's first token is never a
+target.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from penstock.data_plane.client import SampleBatch
+from penstock.data_plane.fields import (
+    ADVANTAGE,
+    GENERATION_LOGPROBS,
+    INPUT_IDS,
+    SAMPLE_MASK,
+    TOKEN_MASK,
+    TOKEN_VERSIONS,
+)
+from penstock.errors import DataPlaneError
+from penstock.training.packing import Batching
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Token ids of a chunk and where its rows begin."""
+
+    ids_S: Tensor
+    offsets_R1: Tensor
+
+    @classmethod
+    def of(cls, batch: SampleBatch) -> Rows:
+        """The `input_ids` of fetched rows."""
+        column = batch.jagged(INPUT_IDS)
+        return cls(column.values, column.offsets_R1)
+
+    @property
+    def lengths_R(self) -> Tensor:
+        """Tokens of each row."""
+        return self.offsets_R1.diff()
+
+    @property
+    def row_S(self) -> Tensor:
+        """The row that each token belongs to."""
+        return torch.repeat_interleave(self.lengths_R)
+
+
+@dataclass(frozen=True)
+class TrainColumns:
+    """What the loss needs to know of each token and row, in float64 on the CPU.
+
+    Invariants: a row's first token has mask 0; the masks sum to the chunk's valid tokens, the sequence weights (see
+    `sequence_weights_S`) to its valid sequences.
+    """
+
+    mask_S: Tensor
+    """Token mask times sample mask: how much a token counts."""
+    sequence_weights_S: Tensor
+    """The mask over its row's count of valid tokens: how much a token counts if every sequence weighs the same."""
+    valid_R: Tensor
+    """Valid sequences: the sample mask, 0 for rows without a valid token."""
+    advantages_S: Tensor
+    engine_logprobs_S: Tensor
+    versions_S: Tensor
+
+    @classmethod
+    def of(cls, batch: SampleBatch, rows: Rows) -> TrainColumns:
+        """The training columns of fetched rows."""
+        row_S = rows.row_S
+        token_mask_S = _aligned(batch, TOKEN_MASK, rows).to(torch.float64, copy=True)
+        starts_R = rows.offsets_R1[:-1]
+        token_mask_S[starts_R[rows.lengths_R > 0]] = 0
+        sample_mask_R = _per_row(batch, SAMPLE_MASK)
+        count_R = torch.zeros_like(sample_mask_R).index_add_(0, row_S, token_mask_S)
+        mask_S = token_mask_S * sample_mask_R[row_S]
+        return cls(
+            mask_S=mask_S,
+            sequence_weights_S=mask_S / count_R.clamp(min=torch.finfo(torch.float64).tiny)[row_S],
+            valid_R=sample_mask_R.masked_fill(count_R == 0, 0.0),
+            advantages_S=_per_row(batch, ADVANTAGE)[row_S],
+            engine_logprobs_S=_aligned(batch, GENERATION_LOGPROBS, rows),
+            versions_S=_aligned(batch, TOKEN_VERSIONS, rows),
+        )
+
+    @property
+    def valid_tokens(self) -> float:
+        """N of a token-level loss, as far as this chunk goes."""
+        return float(self.mask_S.sum())
+
+    @property
+    def valid_sequences(self) -> float:
+        """N of a sequence-level loss, as far as this chunk goes."""
+        return float(self.valid_R.sum())
+
+    @property
+    def trained_rows(self) -> list[int]:
+        """Rows that have a valid token; the others need not go through the model."""
+        indices: list[int] = self.valid_R.nonzero()[:, 0].tolist()
+        return indices
+
+
+@dataclass(frozen=True)
+class Microbatch:
+    """One forward pass: the model's input, and where in its output the targets' predictions are."""
+
+    input_ids_BL: Tensor
+    position_ids_BL: Tensor | None
+    """Restarting at each document when packed; None for rows that all begin at 0."""
+    predictors_T: Tensor
+    """Places in the flattened `[B * L]` output that predict the targets."""
+    sources_T: Tensor
+    """Places in the chunk's `[S]` that hold the targets."""
+    targets_T: Tensor
+    """The targets' ids."""
+
+    def to(self, device: torch.device) -> Microbatch:
+        """The model's input on its device; `sources_T` stays with the chunk's columns."""
+        if device.type == "cpu":
+            return self
+        positions = None if self.position_ids_BL is None else self.position_ids_BL.to(device)
+        return Microbatch(
+            self.input_ids_BL.to(device),
+            positions,
+            self.predictors_T.to(device),
+            self.sources_T,
+            self.targets_T.to(device),
+        )
+
+
+def build_microbatch(
+    rows: Rows, indices: Sequence[int], batching: Batching, wanted_S: Tensor | None = None
+) -> Microbatch:
+    """Lay the rows at `indices` out for the model.
+
+    Padding is on the right, where a causal model cannot see it. Targets are the tokens that `wanted_S` marks, by
+    default all; first tokens of rows excluded in either case.
+    """
+    index_M = torch.as_tensor(indices, dtype=torch.int64)
+    lengths_M = rows.lengths_R[index_M]
+    row_N = torch.repeat_interleave(lengths_M)
+    before_M = lengths_M.cumsum(0) - lengths_M
+    position_N = torch.arange(row_N.shape[0]) - before_M[row_N]
+    source_N = rows.offsets_R1[index_M][row_N] + position_N
+    ids_N = rows.ids_S[source_N]
+    if batching is Batching.PACKED:
+        place_N = torch.arange(row_N.shape[0])
+        input_ids_BL, position_ids_BL = ids_N[None], position_N[None]
+    else:
+        width = int(lengths_M.max())
+        place_N = row_N * width + position_N
+        flat_BL = ids_N.new_zeros(len(indices) * width)
+        flat_BL[place_N] = ids_N
+        input_ids_BL, position_ids_BL = flat_BL.view(len(indices), width), None
+    chosen_N = position_N > 0
+    if wanted_S is not None:
+        chosen_N &= wanted_S[source_N]
+    return Microbatch(
+        input_ids_BL, position_ids_BL, place_N[chosen_N] - 1, source_N[chosen_N], ids_N[chosen_N].to(torch.int64)
+    )
+
+
+def _aligned(batch: SampleBatch, name: str, rows: Rows) -> Tensor:
+    column = batch.jagged(name)
+    if not torch.equal(column.offsets_R1, rows.offsets_R1):
+        row = int((column.lengths_R != rows.lengths_R).nonzero()[0, 0])
+        raise DataPlaneError(
+            f"row {batch.sample_ids[row]!r}: {name} has {int(column.lengths_R[row])} tokens, {INPUT_IDS} has "
+            f"{int(rows.lengths_R[row])}; per-token fields of a row must be equally long"
+        )
+    return column.values
+
+
+def _per_row(batch: SampleBatch, name: str) -> Tensor:
+    column = batch[name]
+    if not isinstance(column, Tensor) or column.dim() != 1:
+        raise DataPlaneError(f"field {name!r} must hold one number per row")
+    return column.to(torch.float64)

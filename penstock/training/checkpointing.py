@@ -1,0 +1,108 @@
+"""A trainer's checkpoint: weights as Hugging Face has them, optimizer and RNG as safetensors, numbers as JSON.
+
+Nothing is pickled. Layout of the folder:
+
+    config.json, model*.safetensors …    what `save_pretrained` writes; any transformers model loader reads it
+    trainer_state.json                   `TrainerState`
+    trainer/optimizer.safetensors        moments (and master copies) by parameter name
+    trainer/rng.safetensors              torch's CPU and CUDA generators
+
+Optimizer tensors have their own folder because engines read every safetensors file next to `config.json`.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from penstock.errors import SetupError
+from penstock.training.optimizer import PolicyOptimizer
+
+STATE_FILE = "trainer_state.json"
+OPTIMIZER_FILE = Path("trainer") / "optimizer.safetensors"
+RNG_FILE = Path("trainer") / "rng.safetensors"
+_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class TrainerState:
+    """The numbers of a trainer."""
+
+    version: int
+    updates: int
+    """Optimizer steps made; sets the learning-rate schedule's place."""
+    next_learning_rate: float
+    """For people; loading works it out anew from the settings."""
+    step_counts: dict[str, int]
+    """AdamW's count per parameter."""
+    format: int = _FORMAT
+
+
+def save_trainer(folder: Path, model: Any, optimizer: PolicyOptimizer, version: int) -> None:
+    """Write a checkpoint into an existing folder."""
+    model.save_pretrained(folder)
+    (folder / "trainer").mkdir(exist_ok=True)
+    tensors = {name: tensor.contiguous() for name, tensor in optimizer.state_tensors().items()}
+    save_file(tensors, folder / OPTIMIZER_FILE)
+    save_file(_rng_state(), folder / RNG_FILE)
+    state = TrainerState(version, optimizer.updates, optimizer.next_learning_rate, optimizer.step_counts())
+    (folder / STATE_FILE).write_text(json.dumps(asdict(state), indent=1) + "\n")
+
+
+def load_trainer(folder: Path, model: Any, optimizer: PolicyOptimizer) -> TrainerState:
+    """Read a checkpoint back, bit by bit. Everything is checked before anything is changed."""
+    state = _read_state(folder)
+    tensors, rng = _read_tensors(folder / OPTIMIZER_FILE), _read_tensors(folder / RNG_FILE)
+    problems = optimizer.problems(tensors, state.step_counts)
+    # transformers may rename and merge tensors between file and module, so it reads its own files.
+    loaded = type(model).from_pretrained(folder, dtype=model.dtype).state_dict()
+    own = model.state_dict()
+    problems += [
+        f"weight {name} differs in name or shape"
+        for name in own.keys() | loaded.keys()
+        if name not in own or name not in loaded or own[name].shape != loaded[name].shape
+    ]
+    if problems:
+        raise SetupError(f"checkpoint {folder} is not of this model: " + "; ".join(sorted(problems)[:5]))
+    model.load_state_dict(loaded)
+    optimizer.load(tensors, state.step_counts, state.updates)
+    _restore_rng(rng)
+    return state
+
+
+def _read_state(folder: Path) -> TrainerState:
+    try:
+        state = TrainerState(**json.loads((folder / STATE_FILE).read_text()))
+    except (OSError, ValueError, TypeError) as error:
+        raise SetupError(f"checkpoint {folder}: {STATE_FILE} cannot be read ({error})") from error
+    if state.format != _FORMAT:
+        raise SetupError(f"checkpoint {folder}: format {state.format} was written by another version of Penstock")
+    return state
+
+
+def _read_tensors(path: Path) -> dict[str, Tensor]:
+    if not path.is_file():
+        raise SetupError(f"checkpoint: {path} is missing")
+    tensors: dict[str, Tensor] = load_file(path)
+    return tensors
+
+
+def _rng_state() -> dict[str, Tensor]:
+    states = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        states |= {f"cuda:{index}": state for index, state in enumerate(torch.cuda.get_rng_state_all())}
+    return states
+
+
+def _restore_rng(states: dict[str, Tensor]) -> None:
+    """Generators of devices that this machine lacks are passed over."""
+    torch.set_rng_state(states["cpu"])
+    for index in range(torch.cuda.device_count()):
+        if f"cuda:{index}" in states:
+            torch.cuda.set_rng_state(states[f"cuda:{index}"], index)

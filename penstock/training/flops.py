@@ -1,0 +1,67 @@
+"""Floating-point operations of a step, and what the device could do at most."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+_PEAK_TFLOPS: dict[str, dict[torch.dtype, float]] = {
+    "H200": {torch.bfloat16: 989.0, torch.float32: 67.0},
+    "H100 PCIe": {torch.bfloat16: 756.0, torch.float32: 51.0},
+    "H100": {torch.bfloat16: 989.0, torch.float32: 67.0},
+    "A100": {torch.bfloat16: 312.0, torch.float32: 19.5},
+    "L40S": {torch.bfloat16: 362.0, torch.float32: 91.6},
+    "L4": {torch.bfloat16: 121.0, torch.float32: 30.3},
+}
+"""Dense vendor figures by a part of the device's name, first match first."""
+
+
+@dataclass(frozen=True)
+class FlopCounter:
+    """Model FLOPs: what the mathematics needs, without recomputation, padding or the optimizer."""
+
+    body_parameters: float
+    """Parameters that one token meets in the body; of experts, those it is routed to. No embeddings."""
+    head_parameters: float
+    attention_width: float
+    """Layers times heads times head dimension."""
+
+    @classmethod
+    def of(cls, model: Any) -> FlopCounter:
+        """The counter of a Hugging Face causal language model."""
+        config = model.config
+        experts = getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None)
+        routed = getattr(config, "num_experts_per_tok", None)
+        share = routed / experts if experts and routed else 1.0
+        head = model.get_output_embeddings().weight
+        skipped = {id(head), id(model.get_input_embeddings().weight)}
+        body = sum(
+            parameter.numel() * (share if ".experts." in name else 1.0)
+            for name, parameter in model.named_parameters()
+            if id(parameter) not in skipped
+        )
+        heads = config.num_attention_heads
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+        return cls(body, head.numel(), config.num_hidden_layers * heads * head_dim)
+
+    def training(self, lengths: Sequence[int], targets: float) -> float:
+        """Forward and backward over rows of these lengths, with log-probs of `targets` of their tokens.
+
+        A multiplication with a parameter costs 2 per token, its backward pass twice that; causal attention scores and
+        values cost `2 * length ** 2 * width` forward.
+        """
+        tokens, pairs = sum(lengths), sum(length * length for length in lengths)
+        return 6 * (self.body_parameters * tokens + self.head_parameters * targets + self.attention_width * pairs)
+
+
+def peak_tflops(device: torch.device, dtype: torch.dtype) -> float | None:
+    """The device's dense peak in that number format, where it is known."""
+    if device.type != "cuda":
+        return None
+    if dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32:
+        return None
+    name = torch.cuda.get_device_name(device)
+    return next((peaks.get(dtype) for part, peaks in _PEAK_TFLOPS.items() if part in name), None)

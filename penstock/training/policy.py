@@ -1,0 +1,97 @@
+"""The trained model as a function from microbatches to log-probs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from penstock.errors import SetupError
+from penstock.training.batching import Microbatch
+from penstock.training.logprobs import selected_logprobs
+from penstock.weights.hf import CausalLM
+
+
+class Policy:
+    """Log-probs of the distribution that was sampled from: logits are divided by the sampling temperature.
+
+    The model stays in evaluation mode, so dropout, where a model has any, never draws: log-probs are those the engine
+    sees, and no RNG is part of a step. Gradient checkpointing works in training mode only; then the checkpointed layers
+    themselves are told so, and none of the modules inside them.
+
+    Only the body and the head are called, never the model's own loss: a MoE model's load-balancing loss is not part of
+    the step, whatever its config says, which is what makes streamed and whole-batch gradients equal.
+    """
+
+    def __init__(self, model: Any, *, temperature: float, chunk_tokens: int, gradient_checkpointing: bool) -> None:
+        if temperature <= 0:
+            raise SetupError(f"rollout.sampling.temperature: {temperature} has no gradient; training needs more than 0")
+        self.model = model
+        self._lm = CausalLM(model)
+        self._temperature = temperature
+        self._chunk_tokens = chunk_tokens
+        model.eval()
+        if self.exact_dtype == torch.float64 and hasattr(model, "set_experts_implementation"):
+            # The grouped matrix product that transformers prefers for experts has no float64 form.
+            model.set_experts_implementation("eager")
+        if gradient_checkpointing:
+            _enable_checkpointing(model)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return self._lm.head_weight_VH.device
+
+    @property
+    def exact_dtype(self) -> torch.dtype:
+        """Number format of log-probs and loss."""
+        return torch.float64 if self._lm.head_weight_VH.dtype == torch.float64 else torch.float32
+
+    def logprobs(self, microbatch: Microbatch) -> tuple[Tensor, Tensor]:
+        """`(logprobs_T, entropy_T)` of the microbatch's targets; the entropy carries no gradient."""
+        hidden_TH = self.hidden(microbatch).flatten(0, 1)[microbatch.predictors_T]
+        return selected_logprobs(
+            hidden_TH,
+            self._lm.head_weight_VH,
+            microbatch.targets_T,
+            temperature=self._temperature,
+            chunk_tokens=self._chunk_tokens,
+        )
+
+    def hidden(self, microbatch: Microbatch) -> Tensor:
+        """The body's output, `[B, L, H]`."""
+        args: dict[str, Any] = {"use_cache": False}
+        if microbatch.position_ids_BL is not None:
+            # transformers makes the block-diagonal causal mask itself where positions restart and no mask is given.
+            args["position_ids"] = microbatch.position_ids_BL
+        return self._lm.hidden_BTH(microbatch.input_ids_BL, **args)
+
+    def check_packing(self) -> None:
+        """Raise `SetupError` unless the model keeps packed documents apart."""
+        ids_L = torch.arange(8, device=self.device)
+        none_T = torch.empty(0, dtype=torch.int64)
+
+        def hidden(ids_L: Tensor, positions_L: Tensor) -> Tensor:
+            return self.hidden(Microbatch(ids_L[None], positions_L[None], none_T, none_T, none_T))[0].float()
+
+        with torch.no_grad():
+            packed_LH = hidden(ids_L, ids_L % 4)
+            second_LH = hidden(ids_L[4:], ids_L[:4])
+        gap = float((packed_LH[4:] - second_LH).abs().max() / second_LH.abs().max())
+        if not gap < 0.05:
+            raise SetupError(
+                f"training.batching: {type(self.model).__name__} lets packed documents see each other (relative "
+                f"difference {gap:.2g}); use padded"
+            )
+
+
+def _enable_checkpointing(model: Any) -> None:
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    layers = [module for module in model.modules() if getattr(module, "gradient_checkpointing", False)]
+    if not layers:
+        raise SetupError(
+            f"training.gradient_checkpointing: {type(model).__name__} does not support it; set it to false"
+        )
+    for layer in layers:
+        layer.training = True

@@ -1,0 +1,106 @@
+"""`LocalTrainer`: a plain torch module trained in a thread of this process, on the CPU or one GPU."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+
+from penstock.config.algorithm import AlgorithmConfig
+from penstock.config.models import TrainingConfig
+from penstock.data_plane.client import DataPlaneClient
+from penstock.data_plane.meta import KVBatchMeta
+from penstock.runtime.local import WorkerThread
+from penstock.training.interface import ChunkResult, StepResult
+from penstock.training.step import StepState
+from penstock.training.workers.local_worker import LocalWorker
+from penstock.weights.source import WeightSource
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class LocalTrainer:
+    """The `Trainer` protocol over a `LocalWorker` in a thread; calls are carried out one at a time, in call order.
+
+    The event loop is never blocked: fetching rows, mathematics and files all happen in the thread. Cancelling an await
+    does not stop a call that has begun.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        data_plane: DataPlaneClient,
+        algorithm: AlgorithmConfig,
+        training: TrainingConfig,
+        *,
+        temperature: float,
+        version: int = 0,
+        threads: int = 0,
+    ) -> None:
+        self._worker = LocalWorker(model, data_plane, algorithm, training, temperature=temperature, version=version)
+        self._thread = WorkerThread("trainer")
+        self._threads = threads
+
+    @property
+    def version(self) -> int:
+        """The weight version of the last finished call."""
+        return self._worker.version
+
+    @property
+    def state(self) -> StepState:
+        """Where the step stands after the last finished call."""
+        return self._worker.state
+
+    def _call(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[R]:
+        """Queue a call of the worker; the CPU threads of its mathematics are a setting of the thread it runs in."""
+
+        def run() -> R:
+            if self._threads and torch.get_num_threads() != self._threads:
+                torch.set_num_threads(self._threads)
+            return function(*args, **kwargs)
+
+        return self._thread.call(run)
+
+    async def begin_train_step(self, step_id: int) -> None:
+        """Open a step."""
+        await self._call(self._worker.begin, step_id)
+
+    async def train_microbatch(self, step_id: int, meta: KVBatchMeta) -> ChunkResult:
+        """Forward and backward over a chunk."""
+        return await self._call(self._worker.microbatch, step_id, meta)
+
+    async def finish_train_step(self, step_id: int) -> StepResult:
+        """Divide, clip, step; version + 1 if weights changed."""
+        return await self._call(self._worker.finish, step_id)
+
+    async def abort_train_step(self, step_id: int) -> None:
+        """Drop what was accumulated."""
+        await self._call(self._worker.abort, step_id)
+
+    async def train(self, step_id: int, metas: Sequence[KVBatchMeta]) -> StepResult:
+        """Begin, one microbatch call per meta, finish; a step that raises is aborted."""
+        return await self._call(self._worker.train, step_id, metas)
+
+    async def compute_logprobs(self, meta: KVBatchMeta, field_name: str) -> None:
+        """Write the current policy's per-token log-probs into a column."""
+        await self._call(self._worker.compute_logprobs, meta, field_name)
+
+    async def publish_weights(self) -> WeightSource:
+        """The current weights, valid until the next `finish_train_step`."""
+        return await self._call(self._worker.weights)
+
+    async def save_checkpoint(self, folder: Path) -> None:
+        """Write a checkpoint into an existing folder."""
+        await self._call(self._worker.save, folder)
+
+    async def load_checkpoint(self, folder: Path) -> None:
+        """Read what `save_checkpoint` wrote."""
+        await self._call(self._worker.load, folder)
+
+    async def close(self) -> None:
+        """End the thread once queued calls have ended."""
+        await self._thread.close()

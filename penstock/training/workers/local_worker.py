@@ -1,0 +1,249 @@
+"""The local worker: the split train step over one torch module, synchronous, on one thread."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from penstock.algorithms.reduction import MetricAccumulator, Normaliser
+from penstock.config.algorithm import AlgorithmConfig
+from penstock.config.models import TrainingConfig
+from penstock.data_plane.client import DataPlaneClient
+from penstock.data_plane.columns import JaggedColumn
+from penstock.data_plane.fields import INPUT_IDS, TRAIN_FIELDS, group_of
+from penstock.data_plane.meta import KVBatchMeta
+from penstock.errors import NonFiniteError, StepStateError
+from penstock.training.batching import Rows, TrainColumns, build_microbatch
+from penstock.training.checkpointing import load_trainer, save_trainer
+from penstock.training.flops import FlopCounter, peak_tflops
+from penstock.training.interface import ChunkResult, StepResult
+from penstock.training.objective import loss_normaliser, policy_objective, target_columns
+from penstock.training.optimizer import PolicyOptimizer
+from penstock.training.packing import Batching, Plan, plan_microbatches
+from penstock.training.policy import Policy
+from penstock.training.step import StepMachine, StepState
+from penstock.weights.hf import named_weights
+from penstock.weights.source import WeightSource
+
+
+@dataclass
+class _Accumulated:
+    """What an open step has gathered beside gradients."""
+
+    tokens: float = 0.0
+    sequences: float = 0.0
+    microbatches: int = 0
+    seconds: float = 0.0
+    flops: float = 0.0
+    metrics: MetricAccumulator = field(default_factory=MetricAccumulator)
+    losses: list[tuple[Tensor, tuple[str, ...]]] = field(default_factory=list)
+    """Each microbatch's loss sum and groups, to name the guilty ones if a loss is not finite."""
+
+
+class LocalWorker:
+    """One model, its optimizer and the state of its step.
+
+    While a step is open, N = 1: microbatches deposit raw `d(sum)/dθ`. `finish` divides by N once. N is the step's
+    count of valid tokens or of valid sequences, as the loss's level says.
+
+    Invariants: gradients exist only while a step is open or failed; `version` changes only in a `finish` that
+    changed the weights.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        data_plane: DataPlaneClient,
+        algorithm: AlgorithmConfig,
+        training: TrainingConfig,
+        *,
+        temperature: float,
+        version: int = 0,
+    ) -> None:
+        self._model = model
+        self._data_plane = data_plane
+        self._algorithm = algorithm
+        self._training = training
+        self._batching = Batching(training.batching)
+        self._policy = Policy(
+            model,
+            temperature=temperature,
+            chunk_tokens=training.logprob_chunk_tokens,
+            gradient_checkpointing=training.gradient_checkpointing,
+        )
+        if self._batching is Batching.PACKED:
+            self._policy.check_packing()
+        self._optimizer = PolicyOptimizer(model, training.optimizer, training.max_steps)
+        self._flops = FlopCounter.of(model)
+        self._machine = StepMachine()
+        self._gathered = _Accumulated()
+        self.version = version
+
+    @property
+    def state(self) -> StepState:
+        """Where the step stands."""
+        return self._machine.state
+
+    def begin(self, step_id: int) -> None:
+        """Open a step."""
+        self._machine.begin(step_id)
+        self._drop()
+
+    def microbatch(self, step_id: int, meta: KVBatchMeta) -> ChunkResult:
+        """Forward and backward over a chunk, in as many passes as its tokens need."""
+        with self._machine.microbatch(step_id):
+            started = time.perf_counter()
+            batch = self._data_plane.get_samples(meta, TRAIN_FIELDS)
+            rows = Rows.of(batch)
+            columns = TrainColumns.of(batch, rows)
+            plan = self._plan(rows, columns.trained_rows)
+            for indices in plan:
+                self._forward_backward(rows, columns, indices, meta)
+            self._wait_for_device()
+            gathered, seconds = self._gathered, time.perf_counter() - started
+            gathered.tokens += columns.valid_tokens
+            gathered.sequences += columns.valid_sequences
+            gathered.microbatches += len(plan)
+            gathered.seconds += seconds
+            return ChunkResult(columns.valid_tokens, columns.valid_sequences, len(plan), seconds)
+
+    def finish(self, step_id: int) -> StepResult:
+        """Divide by N, clip, step. Raises `NonFiniteError`, the step aborted, where `training.nonfinite` is `stop`."""
+        started = time.perf_counter()
+        gathered = self._gathered
+        with self._machine.finishing(step_id) as commit:
+            metrics = gathered.metrics.reduce(tokens=gathered.tokens, sequences=gathered.sequences)
+            by_tokens = loss_normaliser(self._algorithm) is Normaliser.TOKENS
+            count = gathered.tokens if by_tokens else gathered.sequences
+            updated = nonfinite = False
+            if count > 0:
+                self._optimizer.scale_gradients(1 / count)
+                metrics["grad_norm"] = self._optimizer.gradient_norm()
+                nonfinite = not (math.isfinite(metrics["loss"]) and math.isfinite(metrics["grad_norm"]))
+                if not nonfinite:
+                    with commit():
+                        metrics["lr"] = self._optimizer.step(metrics["grad_norm"])
+                        self._wait_for_device()
+                    self.version += 1
+                    updated = True
+            self._drop()
+        if nonfinite and self._training.nonfinite == "stop":
+            raise _nonfinite_error(step_id, metrics, gathered)
+        metrics = {name: value for name, value in metrics.items() if updated or math.isfinite(value)}
+        metrics |= {"empty_steps": float(count == 0), "nonfinite_steps": float(nonfinite)}
+        metrics |= self._amounts(gathered, gathered.seconds + time.perf_counter() - started)
+        return StepResult(step_id, updated, self.version, metrics)
+
+    def abort(self, step_id: int) -> None:
+        """Drop what was accumulated."""
+        if self._machine.abort(step_id):
+            self._drop()
+
+    def train(self, step_id: int, metas: Sequence[KVBatchMeta]) -> StepResult:
+        """A whole step; one that raises is aborted."""
+        self.begin(step_id)
+        try:
+            for meta in metas:
+                self.microbatch(step_id, meta)
+            return self.finish(step_id)
+        except BaseException:
+            self.abort(step_id)
+            raise
+
+    def compute_logprobs(self, meta: KVBatchMeta, field_name: str) -> None:
+        """Write the current policy's log-prob of every token into a column; 0 for each row's first token."""
+        rows = Rows.of(self._data_plane.get_samples(meta, (INPUT_IDS,)))
+        logprobs_S = torch.zeros(rows.ids_S.shape[0], dtype=self._policy.exact_dtype)
+        with torch.no_grad():
+            for indices in self._plan(rows, range(len(meta))):
+                microbatch = build_microbatch(rows, indices, self._batching).to(self._policy.device)
+                logprobs_T, _ = self._policy.logprobs(microbatch)
+                logprobs_S[microbatch.sources_T] = logprobs_T.cpu()
+        column = JaggedColumn(logprobs_S, rows.offsets_R1)
+        self._data_plane.put_samples(meta.sample_ids, {field_name: column}, meta.partition_id)
+
+    def weights(self) -> WeightSource:
+        """The current weights."""
+        if self.state is StepState.BROKEN:
+            raise StepStateError("publish_weights: the optimizer failed half-way; load a checkpoint first")
+        return WeightSource(self.version, lambda: named_weights(self._model))
+
+    def save(self, folder: Path) -> None:
+        """Write a checkpoint."""
+        self._machine.require_closed("save_checkpoint")
+        save_trainer(folder, self._model, self._optimizer, self.version)
+
+    def load(self, folder: Path) -> None:
+        """Read a checkpoint; a broken trainer is whole again."""
+        if self.state is not StepState.BROKEN:
+            self._machine.require_closed("load_checkpoint")
+        self.version = load_trainer(folder, self._model, self._optimizer).version
+        self._drop()
+        self._machine.reset()
+
+    def _plan(self, rows: Rows, indices: Sequence[int]) -> Plan:
+        lengths: list[int] = rows.lengths_R.tolist()
+        chosen = [index for index in indices if lengths[index] > 0]
+        plan = plan_microbatches(
+            [lengths[index] for index in chosen], self._training.max_tokens_per_microbatch, self._batching
+        )
+        return tuple(tuple(chosen[place] for place in microbatch) for microbatch in plan)
+
+    def _forward_backward(self, rows: Rows, columns: TrainColumns, indices: Sequence[int], meta: KVBatchMeta) -> None:
+        device = self._policy.device
+        microbatch = build_microbatch(rows, indices, self._batching, columns.mask_S > 0).to(device)
+        targets = target_columns(
+            columns,
+            microbatch.sources_T,
+            self._algorithm,
+            version=self.version,
+            dtype=self._policy.exact_dtype,
+            device=device,
+        )
+        logprobs_T, entropy_T = self._policy.logprobs(microbatch)
+        loss = policy_objective(self._algorithm, logprobs_T, entropy_T, targets)
+        loss.total.backward()  # type: ignore[no-untyped-call]
+        self._gathered.metrics.add(loss.metrics)
+        groups = tuple(dict.fromkeys(group_of(meta.sample_ids[index]) for index in indices))
+        self._gathered.losses.append((loss.total.detach(), groups))
+        lengths: list[int] = rows.lengths_R.tolist()
+        self._gathered.flops += self._flops.training([lengths[index] for index in indices], logprobs_T.shape[0])
+
+    def _amounts(self, gathered: _Accumulated, seconds: float) -> dict[str, float]:
+        achieved = gathered.flops / seconds / 1e12
+        amounts = {
+            "tokens": gathered.tokens,
+            "sequences": gathered.sequences,
+            "microbatches": float(gathered.microbatches),
+            "train_seconds": seconds,
+            "total_flops": gathered.flops,
+            "achieved_tflops": achieved,
+        }
+        peak = peak_tflops(self._policy.device, self._model.dtype)
+        return amounts if peak is None else amounts | {"theoretical_tflops": peak, "mfu": achieved / peak}
+
+    def _wait_for_device(self) -> None:
+        """Timings are the device's, and its errors surface in the call that caused them."""
+        if self._policy.device.type == "cuda":
+            torch.cuda.synchronize(self._policy.device)
+
+    def _drop(self) -> None:
+        self._optimizer.zero_gradients()
+        self._gathered = _Accumulated()
+
+
+def _nonfinite_error(step_id: int, metrics: dict[str, float], gathered: _Accumulated) -> NonFiniteError:
+    guilty = [groups for loss, groups in gathered.losses if not math.isfinite(float(loss))]
+    named = guilty or [groups for _, groups in gathered.losses]
+    groups = ", ".join(dict.fromkeys(group for part in named for group in part))
+    return NonFiniteError(
+        f"step {step_id}: loss {metrics['loss']}, gradient norm {metrics['grad_norm']}, weights untouched; groups "
+        f"{groups}. Set training.nonfinite to skip to go on without such steps"
+    )

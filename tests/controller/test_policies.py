@@ -1,0 +1,222 @@
+"""Windows, weight-update modes and endings, through the whole controller."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from penstock.rollout.engines.base import GenerationRequest
+from penstock.rollout.engines.scripted import ScriptedResponse
+from penstock.training.workers.scripted import ScriptedTrainer
+from tests.support.scripted_run import ScriptedRun, scripted_config
+
+SAMPLERS: list[dict[str, Any]] = [
+    {"kind": "on_policy"},
+    {"kind": "windowed", "max_staleness": 1},
+    {"kind": "windowed", "max_staleness": 2, "over_sampling": True},
+    {"kind": "windowed", "max_staleness": 1, "order": "freshest"},
+    {"kind": "in_order", "lookahead": 2},
+    {"kind": "weight_fifo", "lookahead": 1, "max_staleness": 2},
+    {"kind": "ready_first", "lookahead": 1},
+]
+
+
+def config_for(sampler: dict[str, Any], **sections: Any) -> Any:
+    sections.setdefault("buffer", {"max_buffered_groups": 32})
+    return scripted_config(sampler=sampler, algorithm={"correction": {"kind": "tis"}}, **sections)
+
+
+def jitter(request: GenerationRequest) -> ScriptedResponse:
+    return ScriptedResponse(seconds=0.002 * (hash(request.seed) % 10), token_ids=(3, 4, 5))
+
+
+@pytest.mark.parametrize("update", ["in_flight", "drain", "abort_stale"])
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=lambda s: "-".join(map(str, s.values())))
+async def test_every_prompt_trains_once_and_within_its_bound(sampler: dict[str, Any], update: str) -> None:
+    if update == "abort_stale" and sampler["kind"] in ("in_order", "weight_fifo", "ready_first"):
+        pytest.skip("these samplers never abort; the configuration rejects the combination")
+    run = ScriptedRun(
+        config_for(sampler, weights={"update": update}),
+        prompts=40,
+        script=jitter,
+        trainer=ScriptedTrainer(chunk_seconds=lambda meta: 0.001),
+    )
+    assert await run.run() == "data_exhausted"
+    assert len(run.trained_groups) == len(set(run.trained_groups)) == 40
+    assert len(run.steps) == 10
+    assert run.rows_left == 0
+    assert run.buffer.free_permits == 32
+    bound = sampler.get("max_staleness", 0 if sampler["kind"] == "on_policy" else None)
+    if bound is not None:
+        assert max(step["staleness/lag_max"] for step in run.steps) <= bound
+
+
+async def test_a_window_lets_generation_run_ahead_of_training() -> None:
+    run = ScriptedRun(
+        config_for({"kind": "windowed", "max_staleness": 1}),
+        prompts=24,
+        script=lambda request: ScriptedResponse(0.05),
+        trainer=ScriptedTrainer(chunk_seconds=lambda meta: 0.0125 * len(meta.group_ids)),
+    )
+    await run.run()
+    assert max(step["staleness/lag_max"] for step in run.steps) == 1
+    assert sum(step["timing/step_s"] for step in run.steps) < 6 * 0.1
+
+
+async def test_in_flight_update_gives_one_response_tokens_of_two_versions() -> None:
+    def script(request: GenerationRequest) -> ScriptedResponse:
+        return ScriptedResponse(seconds=0.1 if request.prompt_ids[0] == 4 else 0.0, token_ids=(3, 4, 5))
+
+    run = ScriptedRun(
+        config_for({"kind": "windowed", "max_staleness": 2}, weights={"update": "in_flight"}), prompts=8, script=script
+    )
+    await run.run()
+    assert max(step["staleness/token_version_span_max"] for step in run.steps) >= 1
+
+
+async def test_drain_never_mixes_versions_in_a_response() -> None:
+    run = ScriptedRun(
+        config_for({"kind": "windowed", "max_staleness": 2}, weights={"update": "drain"}), prompts=24, script=jitter
+    )
+    await run.run()
+    assert max(step["staleness/token_version_span_max"] for step in run.steps) == 0
+
+
+async def test_abort_stale_sends_prompts_beyond_the_window_round_again() -> None:
+    slow_once = {0}
+
+    def script(request: GenerationRequest) -> ScriptedResponse:
+        seconds = 30.0 if request.prompt_ids[0] in slow_once and run.buffer.clock.trainer_version == 0 else 0.0
+        return ScriptedResponse(seconds=seconds)
+
+    config = config_for(
+        {"kind": "windowed", "max_staleness": 0, "over_sampling": True}, weights={"update": "abort_stale"}
+    )
+    run = ScriptedRun(config, prompts=16, script=script)
+    assert await run.run() == "data_exhausted"
+    assert [event["prompt_id"] for event in run.names("group_aborted")] == ["0"]
+    assert len(run.trained_groups) == 16
+
+
+async def test_a_prompt_that_is_aborted_for_ever_is_dropped_in_the_end() -> None:
+    config = config_for(
+        {"kind": "windowed", "max_staleness": 1, "over_sampling": True},
+        weights={"update": "abort_stale"},
+        rollout={"failure": {"max_redispatches": 2, "max_dropped_prompts": 1}},
+        buffer={"max_buffered_groups": 6},
+    )
+    run = ScriptedRun(
+        config, prompts=40, script=lambda r: ScriptedResponse(seconds=30.0 if r.prompt_ids[0] == 0 else 0.0)
+    )
+    await run.run()
+    [dropped] = run.names("prompt_dropped")
+    assert dropped["prompt_id"] == "0"
+
+
+async def test_stale_ready_groups_are_evicted_and_their_prompts_trained_later() -> None:
+    def script(request: GenerationRequest) -> ScriptedResponse:
+        return ScriptedResponse(seconds=0.0)
+
+    config = config_for({"kind": "windowed", "max_staleness": 0, "over_sampling": True})
+    run = ScriptedRun(config, prompts=32, script=script, trainer=ScriptedTrainer(chunk_seconds=lambda m: 0.01))
+    await run.run()
+    assert run.names("group_evicted")
+    assert len(run.trained_groups) == 32
+    assert run.rows_left == 0
+
+
+async def test_data_that_ends_mid_step_trains_a_short_step_or_drops_it() -> None:
+    for partial, groups in (("train", 6), ("drop", 4)):
+        run = ScriptedRun(scripted_config(data={"partial_step": partial, "shuffle": False}), prompts=6)
+        assert await run.run() == "data_exhausted"
+        trained = {g for c in run.trainer.trained for g in c.group_ids if c.step_id < len(run.trainer.finished)}
+        assert len(trained) == groups
+        assert run.rows_left == 0
+        assert len(run.names("partial_step_dropped")) == (partial == "drop")
+
+
+async def test_epochs_go_over_the_data_again_in_another_order() -> None:
+    run = ScriptedRun(scripted_config(data={"epochs": 3, "shuffle": True}), prompts=8)
+    await run.run()
+    assert len(run.trained_groups) == 24
+
+
+async def test_max_steps_ends_the_run_and_leaves_nothing_behind() -> None:
+    run = ScriptedRun(
+        config_for({"kind": "windowed", "max_staleness": 3, "over_sampling": True}, training={"max_steps": 3}),
+        prompts=400,
+        script=jitter,
+    )
+    assert await run.run() == "max_steps"
+    assert len(run.steps) == 3
+    assert run.engine.stats().running == 0
+
+
+async def test_a_time_limit_ends_the_run() -> None:
+    run = ScriptedRun(
+        scripted_config(training={"max_minutes": 0.005}), prompts=400, script=lambda r: ScriptedResponse(0.05)
+    )
+    assert await run.run() == "max_minutes"
+    assert run.trainer.machine.step_id is None
+
+
+async def test_stop_aborts_the_open_step_and_returns_the_reason() -> None:
+    run = ScriptedRun(scripted_config(), prompts=400, script=lambda r: ScriptedResponse(60.0 * (r.prompt_ids[0] == 7)))
+    task = asyncio.create_task(run.run())
+    while len(run.trained_groups) < 7:
+        await asyncio.sleep(0.01)
+    run.controller.stop("interrupted")
+    assert await task == "interrupted"
+    assert run.trainer.machine.step_id is None
+    assert run.rows_left == 0
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    sampler=st.sampled_from(SAMPLERS),
+    update=st.sampled_from(["in_flight", "drain"]),
+    chunk=st.integers(1, 4),
+    prompts=st.integers(1, 30),
+    inflight=st.integers(1, 12),
+    delays=st.lists(st.integers(0, 4), min_size=30, max_size=30),
+    failing=st.sets(st.integers(0, 29), max_size=4),
+    on_drop=st.sampled_from(["shrink", "replace"]),
+)
+def test_any_mix_of_settings_delays_and_failures_ends_with_every_prompt_accounted_for(
+    sampler: dict[str, Any],
+    update: str,
+    chunk: int,
+    prompts: int,
+    inflight: int,
+    delays: list[int],
+    failing: set[int],
+    on_drop: str,
+) -> None:
+    if sampler.get("over_sampling"):
+        on_drop = "replace"  # shrink is rejected there
+    failure = {"max_dropped_prompts": 30, "on_drop": on_drop, "data_attempts": 1}
+    config = config_for(
+        sampler,
+        weights={"update": update},
+        training={"min_groups_per_chunk": chunk},
+        rollout={"max_inflight_groups": inflight, "failure": failure},
+    )
+    run = ScriptedRun(
+        config,
+        prompts=prompts,
+        script=lambda r: ScriptedResponse(seconds=0.001 * delays[r.prompt_ids[0]]),
+        reward=lambda p: float("nan") if int(p.prompt_id) in failing else 1.0,
+    )
+    assert asyncio.run(run.run()) == "data_exhausted"
+    dropped = Counter(event["prompt_id"] for event in run.names("prompt_dropped"))
+    expected = {str(i) for i in failing if i < prompts}
+    assert set(dropped) == expected
+    assert all(count == 1 for count in dropped.values())
+    assert len(run.trained_groups) == len(set(run.trained_groups)) == prompts - len(expected)
+    assert run.rows_left == 0
+    assert run.buffer.free_permits == 32

@@ -1,0 +1,90 @@
+"""Numbers as text, without a terminal."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.observe.progress import TimeLeft, duration, event_line, is_important, step_line
+
+FULL = {
+    "step": 12,
+    "train/reward_mean": 0.42,
+    "train/loss": 0.1,
+    "staleness/lag_mean": 0.0,
+    "staleness/lag_max": 0,
+    "throughput/generated_tokens_s": 3400.4,
+    "timing/step_s": 0.91,
+}
+
+
+def test_step_line_with_everything() -> None:
+    assert step_line(FULL, 100, 80) == "step 12/100  reward 0.42  lag 0.0/0  3,400 tok/s  0.91 s/step  ETA 1m20s"
+
+
+def test_step_line_leaves_out_what_is_missing() -> None:
+    assert step_line({"step": 3}, None, None) == "step 3"
+    assert step_line({"step": 3, "staleness/lag_max": 2}, None, None) == "step 3  lag 2"
+
+
+def test_step_line_shows_trained_tokens_where_generated_are_unknown_and_an_evaluation() -> None:
+    metrics = {"step": 3, "throughput/trained_tokens_s": 900.0, "eval/reward_mean": 0.5}
+    assert step_line(metrics, 5, None) == "step 3/5  eval 0.50  900 tok/s"
+
+
+def test_nan_is_shown_as_such() -> None:
+    assert step_line({"step": 1, "train/reward_mean": float("nan")}, None, None) == "step 1  reward nan"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (None, ""),
+        (float("nan"), ""),
+        (-3, "0s"),
+        (0, "0s"),
+        (59.4, "59s"),
+        (59.6, "1m00s"),
+        (80, "1m20s"),
+        (3599.9, "1h00m"),
+        (7500, "2h05m"),
+        (86400 * 3 + 3600 * 4, "3d04h"),
+    ],
+)
+def test_duration(seconds: float | None, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_time_left_is_the_recent_mean_times_the_steps_left() -> None:
+    left = TimeLeft(max_steps=10, window=2)
+    assert left.after(0) is None
+    for seconds in (100.0, 1.0, 3.0):
+        left.add(seconds)
+    assert left.after(4) == pytest.approx(12.0)
+    assert left.after(11) == 0
+
+
+def test_time_left_ignores_nonsense_and_unknown_ends() -> None:
+    left = TimeLeft(max_steps=10)
+    left.add(float("nan"))
+    left.add(-1.0)
+    assert left.after(1) is None
+    endless = TimeLeft(max_steps=None)
+    endless.add(1.0)
+    assert endless.after(1) is None
+
+
+@pytest.mark.parametrize("event", ["prompt_dropped", "rollout_retried", "run_stalled", "train_microbatch_failed"])
+def test_failures_are_important(event: str) -> None:
+    assert is_important(event)
+
+
+@pytest.mark.parametrize("event", ["weights_published", "checkpoint_saved", "run_started", "run_failed"])
+def test_the_ordinary_is_not_important(event: str) -> None:
+    assert not is_important(event)
+
+
+def test_event_line_is_one_short_line() -> None:
+    line = event_line("dropped", {"prompt_id": "p1", "age_s": 1.23456, "cause": "a\nb", "none": None})
+    assert line == "dropped  prompt_id=p1  age_s=1.23  cause=a b"
+    assert event_line("dropped", {"cause": "x" * 500}, width=40).endswith("...")
+    assert len(event_line("dropped", {"cause": "x" * 500}, width=40)) == 40

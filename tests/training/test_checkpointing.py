@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from penstock.errors import SetupError, StepStateError
+from tests.support.tiny_models import tiny_model
+from tests.training.support import bit_equal, comparable, data_plane, put_groups, trainer, weights
+
+SETTINGS = {"optimizer": {"lr": 1e-3, "warmup_steps": 5, "weight_decay": 0.01}}
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe"])
+@pytest.mark.parametrize("tied", [True, False])
+async def test_a_restored_run_goes_on_bit_for_bit(family: str, tied: bool, tmp_path: Path) -> None:
+    plane = data_plane()
+    metas = [put_groups(plane, 2, seed=step, name=f"s{step}p") for step in range(4)]
+    model = tiny_model(family, tied=tied)
+    local = trainer(model, plane, **SETTINGS)
+    for step in range(2):
+        await local.train(step, metas[step])
+    torch.manual_seed(123)
+    await local.save_checkpoint(tmp_path)
+    drawn = torch.rand(3)
+
+    other = tiny_model(family, tied=tied, seed=99)
+    restored = trainer(other, plane, **SETTINGS)
+    await restored.train(7, metas[3])
+    torch.manual_seed(5)
+    await restored.load_checkpoint(tmp_path)
+    assert restored.version == 2
+    assert torch.equal(torch.rand(3), drawn)
+    assert bit_equal(weights(model), weights(other))
+    for step in range(2, 4):
+        one, two = await local.train(step, metas[step]), await restored.train(step, metas[step])
+        assert one.version == two.version == step + 1
+        assert comparable(one.metrics, same_partition=True) == comparable(two.metrics, same_partition=True)
+        assert bit_equal(weights(model), weights(other))
+    await local.close()
+    await restored.close()
+
+
+async def test_the_folder_is_a_model_for_transformers_and_holds_no_pickle(tmp_path: Path) -> None:
+    model, plane = tiny_model(), data_plane()
+    local = trainer(model, plane)
+    await local.train(0, put_groups(plane, 1))
+    await local.save_checkpoint(tmp_path)
+    await local.close()
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert bit_equal(weights(model), weights(loaded))
+    files = {path.suffix for path in tmp_path.rglob("*") if path.is_file()}
+    assert files <= {".json", ".safetensors"}
+    assert {path.name for path in tmp_path.glob("*.safetensors")} == {"model.safetensors"}
+
+
+async def test_an_open_step_is_neither_saved_nor_overwritten(tmp_path: Path) -> None:
+    plane = data_plane()
+    local = trainer(tiny_model(), plane)
+    await local.save_checkpoint(tmp_path)
+    await local.begin_train_step(0)
+    with pytest.raises(StepStateError, match="save_checkpoint: step 0 is open"):
+        await local.save_checkpoint(tmp_path)
+    with pytest.raises(StepStateError, match="load_checkpoint: step 0 is open"):
+        await local.load_checkpoint(tmp_path)
+    await local.abort_train_step(0)
+    await local.save_checkpoint(tmp_path)
+    await local.close()
+
+
+async def damaged(folder: Path, what: str) -> None:
+    local = trainer(tiny_model(), plane := data_plane())
+    await local.train(0, put_groups(plane, 1))
+    await local.save_checkpoint(folder)
+    await local.close()
+    state = folder / "trainer_state.json"
+    if what == "no state":
+        state.unlink()
+    elif what == "no optimizer":
+        (folder / "trainer" / "optimizer.safetensors").unlink()
+    elif what == "torn state":
+        state.write_text(state.read_text()[:20])
+    elif what == "other format":
+        state.write_text(json.dumps(json.loads(state.read_text()) | {"format": 99}))
+
+
+@pytest.mark.parametrize("what", ["no state", "no optimizer", "torn state", "other format"])
+async def test_a_damaged_checkpoint_is_refused_before_anything_changes(what: str, tmp_path: Path) -> None:
+    await damaged(tmp_path, what)
+    model = tiny_model(seed=1)
+    local, before = trainer(model, data_plane()), weights(model)
+    with pytest.raises(SetupError, match="checkpoint"):
+        await local.load_checkpoint(tmp_path)
+    assert bit_equal(before, weights(model))
+    await local.close()
+
+
+async def test_a_checkpoint_of_another_model_is_refused_by_name(tmp_path: Path) -> None:
+    await damaged(tmp_path, "nothing")
+    model = tiny_model(hidden=16)
+    local, before = trainer(model, data_plane()), weights(model)
+    with pytest.raises(SetupError, match="not of this model"):
+        await local.load_checkpoint(tmp_path)
+    assert bit_equal(before, weights(model))
+    await local.close()
+
+
+def test_weights_helper_copies() -> None:
+    model = tiny_model()
+    copies: dict[str, Tensor] = weights(model)
+    with torch.no_grad():
+        next(model.parameters()).add_(1)
+    assert not bit_equal(copies, weights(model))

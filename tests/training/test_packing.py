@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.training.packing import Batching, Plan, plan_microbatches
+
+lengths = st.lists(st.integers(1, 300), max_size=60)
+limits = st.integers(1, 400)
+modes = st.sampled_from(list(Batching))
+
+
+def cost(rows: tuple[int, ...], lengths: list[int], batching: Batching) -> int:
+    own = [lengths[row] for row in rows]
+    return max(own) * len(own) if batching is Batching.PADDED else sum(own)
+
+
+@given(lengths, limits, modes)
+def test_every_row_goes_exactly_once(lengths: list[int], limit: int, batching: Batching) -> None:
+    plan = plan_microbatches(lengths, limit, batching)
+    assert sorted(row for rows in plan for row in rows) == list(range(len(lengths)))
+    assert all(rows for rows in plan)
+
+
+@given(lengths, limits, modes)
+def test_only_a_row_that_is_alone_may_exceed_the_limit(lengths: list[int], limit: int, batching: Batching) -> None:
+    for rows in plan_microbatches(lengths, limit, batching):
+        assert cost(rows, lengths, batching) <= limit or (len(rows) == 1 and lengths[rows[0]] > limit)
+
+
+@given(lengths, limits, modes)
+def test_equal_lengths_give_equal_plans_and_rows_keep_their_order(
+    lengths: list[int], limit: int, batching: Batching
+) -> None:
+    plan = plan_microbatches(lengths, limit, batching)
+    assert plan == plan_microbatches(list(lengths), limit, batching)
+    assert all(list(rows) == sorted(rows) for rows in plan)
+
+
+@given(st.lists(st.integers(1, 100), min_size=1, max_size=60), st.integers(100, 400))
+def test_packing_stays_within_the_bound_of_first_fit_decreasing(lengths: list[int], limit: int) -> None:
+    fewest_possible = -(-sum(lengths) // limit)
+    assert len(plan_microbatches(lengths, limit, Batching.PACKED)) <= 1.7 * fewest_possible + 1
+
+
+@given(lengths, limits)
+def test_padded_microbatches_hold_rows_of_similar_length(lengths: list[int], limit: int) -> None:
+    """No row of one microbatch lies strictly between the lengths of two rows of another."""
+    plan: Plan = plan_microbatches(lengths, limit, Batching.PADDED)
+    spans = sorted((min(lengths[r] for r in rows), max(lengths[r] for r in rows)) for rows in plan)
+    for (_, high), (low, _) in pairwise(spans):
+        assert high <= low
+
+
+@pytest.mark.parametrize("batching", list(Batching))
+def test_equally_long_rows_are_cut_in_order(batching: Batching) -> None:
+    assert plan_microbatches([10] * 6, 20, batching) == ((0, 1), (2, 3), (4, 5))
+
+
+def test_no_rows_make_no_microbatches() -> None:
+    assert plan_microbatches([], 10, Batching.PACKED) == ()
