@@ -1,9 +1,9 @@
 """Tokens per second of the embedded engine beside transformers' own ways of generating, and vLLM where it is installed.
 
 Everyone gets the same model and the same requests: mixed prompt lengths and mixed response lengths, sampled, without a
-stop token, so that all generate the same number of tokens. Only tokens that were asked for count. `generate` is measured
-in its best of several ways: one left-padded batch, and batches of requests of similar length. Starting up is not
-counted, everyone is warmed up, and the measured passes take turns, so that a busy machine hits all alike.
+stop token, so that all generate the same number of tokens. Only tokens that were asked for count. `generate` is
+measured in its best of several ways: one left-padded batch, and batches of requests of similar length. Starting up is
+not counted, everyone is warmed up, and the measured passes take turns, so that a busy machine hits all alike.
 
     python benchmarks/engine.py            # medians of 7 passes
     python benchmarks/engine.py --quick    # under a minute
@@ -72,9 +72,7 @@ def make_model(device: str) -> Any:
 def make_workload(requests: int, seed: int) -> Workload:
     """Mixed lengths, the same for a seed."""
     rng = random.Random(seed)
-    prompts = [
-        tuple(rng.randrange(1, VOCABULARY) for _ in range(rng.randint(*PROMPT_TOKENS))) for _ in range(requests)
-    ]
+    prompts = [tuple(rng.randrange(1, VOCABULARY) for _ in range(rng.randint(*PROMPT_TOKENS))) for _ in range(requests)]
     return Workload(prompts, [rng.randint(*NEW_TOKENS) for _ in range(requests)])
 
 
@@ -144,7 +142,9 @@ def generate_batch(workload: Workload, device: str) -> Iterator[Pass]:
     """transformers' continuous batching (what `generate_batch` runs on), its manager kept between passes."""
     _tell_memory_without_psutil()
     model = make_model(device)
-    settings = hf.ContinuousBatchingConfig(allow_block_sharing=False, page_size=32, num_blocks=8 * len(workload.prompts))
+    settings = hf.ContinuousBatchingConfig(
+        allow_block_sharing=False, page_size=32, num_blocks=8 * len(workload.prompts)
+    )
     sampling = hf.GenerationConfig(
         do_sample=True, top_k=0, max_new_tokens=NEW_TOKENS[1], eos_token_id=-1, pad_token_id=0
     )

@@ -15,6 +15,7 @@ from penstock.errors import ConfigError, PenstockError, SetupError
 RUN_FAILED = 1
 WRONG_USAGE = 2
 INTERRUPTED = 130
+_MAX_CAUSES = 5
 
 
 @contextmanager
@@ -106,10 +107,18 @@ def _content(error: PenstockError) -> tuple[str, list[str]]:
 
 
 def _causes(error: BaseException) -> list[str]:
+    """The chain of causes, without those whose words were said already."""
     causes: list[str] = []
+    said = _one_line(error)
     cause = error.__cause__
-    while cause is not None and len(causes) < 5:
-        text = " ".join(str(cause).split())
-        causes.append(f"caused by {type(cause).__name__}" + (f": {text}" if text else ""))
+    while cause is not None and len(causes) < _MAX_CAUSES:
+        text = _one_line(cause)
+        if not text or text not in said:
+            causes.append(f"caused by {type(cause).__name__}" + (f": {text}" if text else ""))
+            said = f"{said} {text}"
         cause = cause.__cause__
     return causes
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())

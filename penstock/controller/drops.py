@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import bisect
 
 from penstock.config.rollout import FailureConfig
 from penstock.errors import TooManyDrops
@@ -13,15 +14,21 @@ from penstock.rollout.prompts import PromptVisit
 class DropBook:
     """Counts drops against `max_dropped_prompts`, and tells the train pump by how many groups a step shrinks.
 
+    A group stamped for a step shrinks that step, or a later one if that is already full. A group without a stamp
+    shrinks the current step as far as the floor allows, and the ones after it by the rest.
+
     Example, `shrink` and N = 4: a drop of a group stamped for step 7 while step 6 is being filled leaves
-    `shortfall(6) = 0` and makes `shortfall(7) = 1`; once step 7 is finished, `settle(7)` forgets it.
+    `shortfall(6) = 0` and makes `shortfall(7) = 1`; once step 7 is finished, `settle()` forgets it.
     """
 
     def __init__(self, config: FailureConfig, groups_per_step: int, events: EventLog) -> None:
         self._config = config
         self._groups_per_step = groups_per_step
         self._events = events
-        self._short: dict[int, int] = {}
+        self._stamped: list[int] = []
+        self._unstamped = 0
+        self._applied = (0, 0)
+        """Stamped and unstamped drops in the last answer of `shortfall`."""
         self.dropped = 0
         self.changed = asyncio.Event()
         """Set at each drop under `shrink`; the train pump clears it."""
@@ -31,7 +38,7 @@ class DropBook:
         """Whether a dropped group's place is given to the next prompt."""
         return self._config.on_drop == "replace"
 
-    def drop(self, visit: PromptVisit, target_step: int, reason: str) -> None:
+    def drop(self, visit: PromptVisit, target_step: int | None, reason: str) -> None:
         """Record a drop; raises `TooManyDrops` when the budget is spent."""
         self.dropped += 1
         self._events.emit(
@@ -43,21 +50,28 @@ class DropBook:
                 f"rollout.failure.max_dropped_prompts = {self._config.max_dropped_prompts}. Cause: {reason}"
             )
         if not self.returns_quota:
-            self._short[target_step] = self._short.get(target_step, 0) + 1
+            if target_step is None:
+                self._unstamped += 1
+            else:
+                bisect.insort(self._stamped, target_step)
             self.changed.set()
 
     def shortfall(self, step: int) -> int:
         """By how many groups `step` is to be smaller; raises where that leaves too few."""
-        short = sum(count for target, count in self._short.items() if target <= step)
+        stamped = bisect.bisect_right(self._stamped, step)
         floor = self._config.min_groups_per_step
-        if short and self._groups_per_step - short < floor:
+        if stamped and self._groups_per_step - stamped < floor:
             raise TooManyDrops(
-                f"step {step} lost {short} of {self._groups_per_step} groups to failures, which leaves fewer than "
+                f"step {step} lost {stamped} of {self._groups_per_step} groups to failures, which leaves fewer than "
                 f"rollout.failure.min_groups_per_step = {floor}"
             )
-        return short
+        unstamped = min(self._unstamped, max(self._groups_per_step - stamped - floor, 0))
+        self._applied = (stamped, unstamped)
+        return stamped + unstamped
 
-    def settle(self, step: int) -> None:
-        """`step` is finished: its shortfall is accounted for."""
-        for target in [target for target in self._short if target <= step]:
-            del self._short[target]
+    def settle(self) -> None:
+        """The step that `shortfall` was last asked for is finished: what it was smaller by is accounted for."""
+        stamped, unstamped = self._applied
+        del self._stamped[:stamped]
+        self._unstamped -= unstamped
+        self._applied = (0, 0)

@@ -153,8 +153,7 @@ class RolloutPump:
 
     def _drop(self, visit: PromptVisit, slot: Slot, reason: str) -> None:
         self._end(slot.group_id, return_quota=self._drops.returns_quota)
-        step = slot.target_step if slot.target_step is not None else self._buffer.clock.step
-        self._drops.drop(visit, step, reason)
+        self._drops.drop(visit, slot.target_step, reason)
 
     def _end(self, group_id: str, *, return_quota: bool) -> None:
         self._buffer.release(group_id, return_quota=return_quota)
@@ -172,7 +171,7 @@ class RolloutPump:
         again = replace(visit, redispatches=visit.redispatches + 1)
         self._events.emit(f"group_{why}", prompt_id=visit.prompt.prompt_id, redispatches=again.redispatches)
         if again.redispatches > self._failure.max_redispatches:
-            self._drops.drop(visit, self._buffer.clock.step, f"{why} {again.redispatches} times")
+            self._drops.drop(visit, None, f"{why} {again.redispatches} times")
             return
         self._work.put_back(again)
 

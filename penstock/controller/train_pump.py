@@ -159,7 +159,7 @@ class TrainPump:
         await self._clear(step.slots)
         for slot in step.slots:
             self._rollouts.forget(slot.group_id)
-        self._drops.settle(step.step_id)
+        self._drops.settle()
         self._buffer.advance(trainer_version=result.version, step=step.step_id + 1)
         if result.updated:
             self.waiting_for = "the engines to take the new weights"
@@ -177,7 +177,7 @@ class TrainPump:
         if self._buffer.ready == 0:
             return False
         self._events.emit("step_skipped", step=step_id, reason="no group of it is left; later ones are ready")
-        self._drops.settle(step_id)
+        self._drops.settle()
         self._buffer.advance(step=step_id + 1)
         return True
 

@@ -14,6 +14,8 @@ from penstock.errors import SetupError
 class RunDirectory:
     """Claims a folder for one run; a second run, or a folder that holds a finished one, is refused.
 
+    A run that failed before its first step or evaluation left nothing worth keeping; its folder may be used again.
+
     The lock is the operating system's: it is gone when the process is, however that ended.
     """
 
@@ -25,7 +27,7 @@ class RunDirectory:
         except OSError as error:
             raise SetupError(f"run_dir: {str(path)!r} cannot be written: {error}") from error
         self._take_lock()
-        if self.metrics.exists():
+        if self.metrics.exists() and self.metrics.stat().st_size:
             self.close()
             raise SetupError(
                 f"run_dir: {str(path)!r} already holds a run; choose another folder (run_dir=...) or remove this one"

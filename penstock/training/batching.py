@@ -37,7 +37,7 @@ class Rows:
     def of(cls, batch: SampleBatch) -> Rows:
         """The `input_ids` of fetched rows."""
         column = batch.jagged(INPUT_IDS)
-        return cls(column.values, column.offsets_R1)
+        return cls(column.values.cpu(), column.offsets_R1)
 
     @property
     def lengths_R(self) -> Tensor:
@@ -172,11 +172,11 @@ def _aligned(batch: SampleBatch, name: str, rows: Rows) -> Tensor:
             f"row {batch.sample_ids[row]!r}: {name} has {int(column.lengths_R[row])} tokens, {INPUT_IDS} has "
             f"{int(rows.lengths_R[row])}; per-token fields of a row must be equally long"
         )
-    return column.values
+    return column.values.cpu()
 
 
 def _per_row(batch: SampleBatch, name: str) -> Tensor:
     column = batch[name]
     if not isinstance(column, Tensor) or column.dim() != 1:
         raise DataPlaneError(f"field {name!r} must hold one number per row")
-    return column.to(torch.float64)
+    return column.to(device="cpu", dtype=torch.float64)

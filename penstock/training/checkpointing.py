@@ -95,13 +95,13 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
 
 def _rng_state() -> dict[str, Tensor]:
     states = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_available():
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
         states |= {f"cuda:{index}": state for index, state in enumerate(torch.cuda.get_rng_state_all())}
     return states
 
 
 def _restore_rng(states: dict[str, Tensor]) -> None:
-    """Generators of devices that this machine lacks are passed over."""
+    """Generators that were not saved, or whose device this machine lacks, stay as they are."""
     torch.set_rng_state(states["cpu"])
     for index in range(torch.cuda.device_count()):
         if f"cuda:{index}" in states:

@@ -66,11 +66,10 @@ def load_model(config: ModelConfig, device: torch.device | str = "cpu") -> Any:
             dtype=_DTYPES[config.dtype],
             attn_implementation=config.attention,
             trust_remote_code=config.trust_remote_code,
+            local_files_only=not config.download,
         )
     except (OSError, ValueError, KeyError) as error:
-        raise SetupError(
-            f"model.path: {config.path!r} could not be loaded as a causal language model: {error}"
-        ) from error
+        raise SetupError(_not_loadable(config, "a causal language model", error)) from error
     return model.to(device).eval()
 
 
@@ -80,9 +79,20 @@ def load_tokenizer(config: ModelConfig) -> Any:
 
     _check_folder(config.path)
     try:
-        return AutoTokenizer.from_pretrained(config.path, trust_remote_code=config.trust_remote_code)
+        return AutoTokenizer.from_pretrained(
+            config.path, trust_remote_code=config.trust_remote_code, local_files_only=not config.download
+        )
     except (OSError, ValueError, KeyError) as error:
-        raise SetupError(f"model.path: {config.path!r} has no tokenizer that can be loaded: {error}") from error
+        raise SetupError(_not_loadable(config, "a tokenizer", error)) from error
+
+
+def _not_loadable(config: ModelConfig, what: str, error: Exception) -> str:
+    if not Path(config.path).is_dir() and not config.download:
+        return (
+            f"model.path: {config.path!r} is neither a folder nor a model in the local cache; give a folder, or set "
+            "model.download=true to fetch it from the hub"
+        )
+    return f"model.path: {what} could not be loaded from {config.path!r}: {error}"
 
 
 def silence_progress_bars() -> None:

@@ -302,7 +302,7 @@ class Machine:
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_any_order_of_events_agrees_with_the_reference_and_never_deadlocks(name: str) -> None:
-    @settings(max_examples=80, deadline=None)
+    @settings(max_examples=150, deadline=None)
     @given(policy=POLICIES[name], chunk=st.integers(1, 4), spare=st.integers(0, 12), events=EVENTS)
     def run(policy: Policy, chunk: int, spare: int, events: list[Event]) -> None:
         machine = Machine(policy, chunk, spare)

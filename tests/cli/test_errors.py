@@ -53,6 +53,16 @@ def test_brackets_in_messages_are_not_markup(monkeypatch: pytest.MonkeyPatch) ->
     assert "[red]g1[/red]" in stream.getvalue()
 
 
+def test_causes_that_say_nothing_new_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stream)
+    error = RunStalled("engine 0: no answer")
+    error.__cause__ = OSError("no answer")
+    error.__cause__.__cause__ = ConnectionError("refused")
+    print_error(error)
+    assert stream.getvalue() == "error: the run failed: engine 0: no answer\n  caused by ConnectionError: refused\n"
+
+
 @pytest.mark.parametrize(
     ("line", "parts"),
     [

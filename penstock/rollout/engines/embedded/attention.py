@@ -46,23 +46,30 @@ def slot_attention(
             enable_gqa=query_BNTD.shape[1] != key_BKTD.shape[1],
         )
         return output_BNTD.transpose(1, 2).contiguous(), None
-    rows, heads, _, depth = query_BNTD.shape
-    kv_heads, width = key_BKTD.shape[1], key_BKTD.shape[2]
-    query_BKGD = query_BNTD.reshape(rows, kv_heads, heads // kv_heads, depth)
-    if query_BNTD.device.type != "cpu" or query_BNTD.dtype not in (torch.float32, torch.float64):
+    mixed_BJ = decode_attention(query_BNTD.squeeze(2), key_BKTD, value_BKTD, mask_BK1C, scaling)
+    return mixed_BJ.view(query_BNTD.shape[0], 1, query_BNTD.shape[1], -1), None
+
+
+def decode_attention(
+    query_BND: Tensor, key_BKCD: Tensor, value_BKCD: Tensor, mask_BK1C: Tensor, scaling: float | None
+) -> Tensor:
+    """One query token per row over the row's slot; gives `[B, N * D]`. The mask is contiguous and additive."""
+    rows, heads, depth = query_BND.shape
+    kv_heads, width = key_BKCD.shape[1], key_BKCD.shape[2]
+    query_BKGD = query_BND.reshape(rows, kv_heads, heads // kv_heads, depth)
+    if query_BND.device.type != "cpu" or query_BND.dtype not in (torch.float32, torch.float64):
         output_BKGD = F.scaled_dot_product_attention(
-            query_BKGD, key_BKTD, value_BKTD, attn_mask=mask_BK1C, scale=scaling
+            query_BKGD, key_BKCD, value_BKCD, attn_mask=mask_BK1C, scale=scaling
         )
-        return output_BKGD.reshape(rows, 1, heads, depth), None
-    # The rows' (row, key-value head) pairs are one evenly strided batch axis L, so nothing is copied here.
+        return output_BKGD.reshape(rows, heads * depth)
+    # The (row, key-value head) pairs are one evenly strided batch axis L, so nothing of the cache is copied here.
     scores_LGC = torch.baddbmm(
         mask_BK1C.view(-1, 1, width),
-        query_BKGD.view(-1, heads // kv_heads, depth),
-        key_BKTD.flatten(0, 1).transpose(1, 2),
+        query_BKGD.reshape(-1, heads // kv_heads, depth),
+        key_BKCD.flatten(0, 1).transpose(1, 2),
         alpha=depth**-0.5 if scaling is None else scaling,
     )
-    output_LGD = torch.bmm(scores_LGC.softmax(-1), value_BKTD.flatten(0, 1))
-    return output_LGD.view(rows, 1, heads, depth), None
+    return torch.bmm(scores_LGC.softmax(-1), value_BKCD.flatten(0, 1)).view(rows, heads * depth)
 
 
 AttentionInterface.register(SLOT_ATTENTION, slot_attention)

@@ -195,10 +195,12 @@ class EmbeddedEngine:
         self._runner.cache.free()
         self._scheduler.prefills.clear()
         if weights and not self._weight_shapes:
+            self._runner.release_weights()
             self._weight_shapes = weight_update.free_weights(self._model.parameters())
 
     def _restore(self) -> None:
         if self._weight_shapes:
             weight_update.restore_weights(self._model.parameters(), self._weight_shapes)
             self._weight_shapes = []
+            self._runner.attach_weights()
         self._runner.cache.allocate()

@@ -14,6 +14,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+_BELOW_ONE = 1.0 - 2.0**-50
+"""Keeps the largest uniform number below the end of the cumulative distribution after rounding."""
+
 
 @dataclass(frozen=True)
 class SamplingPlan:
@@ -74,7 +77,7 @@ def sample(logits_BV: Tensor, uniforms_B: Tensor, plan: SamplingPlan) -> Tensor:
     probs_BV = logits_BV.softmax(-1)
     # In float64 the sum neither loses the many unlikely tokens of a large vocabulary nor stops rising.
     cdf_BV = probs_BV.cumsum(-1, dtype=torch.float64)
-    target_B1 = (uniforms_B * cdf_BV[:, -1]).unsqueeze(-1)
+    target_B1 = (uniforms_B * cdf_BV[:, -1]).mul_(_BELOW_ONE).unsqueeze(-1)
     token_B1 = torch.searchsorted(cdf_BV, target_B1, right=True).clamp_(max=logits_BV.shape[-1] - 1)
     if plan.greedy_B is not None and likeliest_B is not None:
         token_B1 = torch.where(plan.greedy_B.unsqueeze(-1), likeliest_B.unsqueeze(-1), token_B1)

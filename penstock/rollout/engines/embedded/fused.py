@@ -1,0 +1,141 @@
+"""A lean decode step for the Llama family of architectures.
+
+At one token per row, most of a small model's forward is the overhead of many small operations. This is the same
+arithmetic in fewer of them: one matrix for queries, keys and values, one for gate and up, rotary angles from a table,
+residuals added by the matrix product. It reads the Hugging Face modules' own parameters; they become views of the
+merged matrices, so that weights are updated in place and held once. Architectures it does not know take the model's own
+forward, and the engine compares the two at the start.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from penstock.rollout.engines.embedded.attention import decode_attention
+from penstock.rollout.engines.embedded.slot_cache import SlotCache
+
+_BODIES = {"LlamaModel", "MistralModel", "Qwen2Model", "Qwen3Model", "Qwen3MoeModel"}
+
+
+@dataclass(frozen=True)
+class _Merged:
+    """Several linear layers of one input as one; J is the sum of their outputs."""
+
+    weight_JH: Tensor
+    bias_J: Tensor | None
+
+    def __call__(self, hidden_BH: Tensor) -> Tensor:
+        return F.linear(hidden_BH, self.weight_JH, self.bias_J)
+
+
+class FusedDecoder:
+    """One decode step of a body whose layers are attention and MLP with pre-norms, in float32 or float64."""
+
+    def __init__(self, body: Any, max_context: int) -> None:
+        self._body = body
+        self._layers = [_FusedLayer(layer, index) for index, layer in enumerate(body.layers)]
+        weight = body.embed_tokens.weight
+        positions_1C = torch.arange(max_context, device=weight.device).unsqueeze(0)
+        cos_1CD, sin_1CD = body.rotary_emb(weight[:1], positions_1C)
+        half = sin_1CD.shape[-1] // 2
+        self._cos_CD = cos_1CD[0].clone()
+        # Rotation takes the second half negated into the first; the sign lives in the table.
+        self._signed_sin_CD = torch.cat((-sin_1CD[0, :, :half], sin_1CD[0, :, half:]), dim=-1)
+
+    def __call__(self, tokens_B: Tensor, positions_B: Tensor, mask_BK1C: Tensor, cache: SlotCache) -> Tensor:
+        """The last hidden state of each row."""
+        hidden_BH = self._body.embed_tokens(tokens_B)
+        cos_B1D = self._cos_CD[positions_B].unsqueeze(1)
+        sin_B1D = self._signed_sin_CD[positions_B].unsqueeze(1)
+        for layer in self._layers:
+            hidden_BH = layer(hidden_BH, cos_B1D, sin_B1D, mask_BK1C, cache)
+        norm = self._body.norm
+        return _scaled(hidden_BH, norm.variance_epsilon).mul_(norm.weight)
+
+
+class _FusedLayer:
+    def __init__(self, layer: Any, index: int) -> None:
+        attention, mlp = layer.self_attn, layer.mlp
+        self._index = index
+        self._layer = layer
+        self._depth: int = attention.head_dim
+        self._heads = attention.q_proj.out_features // self._depth
+        self._kv_heads = attention.k_proj.out_features // self._depth
+        self._scaling: float = attention.scaling
+        self._q_norm, self._k_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
+        self._qkv = _merge(attention.q_proj, attention.k_proj, attention.v_proj)
+        self._gate_up = _merge(mlp.gate_proj, mlp.up_proj) if hasattr(mlp, "gate_proj") else None
+
+    def __call__(
+        self, hidden_BH: Tensor, cos_B1D: Tensor, sin_B1D: Tensor, mask_BK1C: Tensor, cache: SlotCache
+    ) -> Tensor:
+        layer, depth, heads = self._layer, self._depth, self._heads
+        norm = layer.input_layernorm
+        qkv_BND = self._qkv(_scaled(hidden_BH, norm.variance_epsilon).mul_(norm.weight)).view(len(hidden_BH), -1, depth)
+        qk_BND = qkv_BND[:, : heads + self._kv_heads]
+        if self._q_norm is not None and self._k_norm is not None:
+            qk_BND = _scaled(qk_BND, self._q_norm.variance_epsilon)
+            qk_BND[:, :heads].mul_(self._q_norm.weight)
+            qk_BND[:, heads:].mul_(self._k_norm.weight)
+        qk_BND = torch.addcmul(qk_BND * cos_B1D, qk_BND.roll(depth // 2, -1), sin_B1D)
+        key_BKCD, value_BKCD = cache.update(qk_BND[:, heads:], qkv_BND[:, heads + self._kv_heads :], self._index)
+        mixed_BJ = decode_attention(qk_BND[:, :heads], key_BKCD, value_BKCD, mask_BK1C, self._scaling)
+        hidden_BH = _add_linear(hidden_BH, mixed_BJ, layer.self_attn.o_proj)
+        return self._feed_forward(hidden_BH)
+
+    def _feed_forward(self, hidden_BH: Tensor) -> Tensor:
+        norm, mlp = self._layer.post_attention_layernorm, self._layer.mlp
+        inner_BH = _scaled(hidden_BH, norm.variance_epsilon).mul_(norm.weight)
+        if self._gate_up is None:
+            outer_B1H: Tensor = mlp(inner_BH.unsqueeze(1))
+            return hidden_BH + outer_B1H.squeeze(1)
+        gate_BI, up_BI = self._gate_up(inner_BH).chunk(2, dim=-1)
+        return _add_linear(hidden_BH, mlp.act_fn(gate_BI).mul_(up_BI), mlp.down_proj)
+
+
+def fuse(body: Any, max_context: int) -> FusedDecoder | None:
+    """The lean decoder of a model's body; None where the architecture, a layer or the precision is not one it knows."""
+    known = type(body).__name__ in _BODIES and type(body).__module__.startswith("transformers.models.")
+    if not known or body.embed_tokens.weight.dtype not in (torch.float32, torch.float64):
+        return None
+    for layer in body.layers:
+        attention, mlp = layer.self_attn, layer.mlp
+        linears = [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
+        if hasattr(mlp, "gate_proj"):
+            linears += [mlp.gate_proj, mlp.up_proj, mlp.down_proj]
+        if any(type(linear) is not nn.Linear for linear in linears):
+            return None
+    return FusedDecoder(body, max_context)
+
+
+def _merge(*linears: Any) -> _Merged:
+    """One matrix for several layers, whose own parameters become views of it."""
+    return _Merged(
+        _joined([linear.weight for linear in linears]),
+        None if linears[0].bias is None else _joined([linear.bias for linear in linears]),
+    )
+
+
+def _joined(parameters: list[Tensor]) -> Tensor:
+    with torch.inference_mode(False), torch.no_grad():
+        joined = torch.cat([parameter.detach() for parameter in parameters])
+        parts = torch.split(joined, [parameter.shape[0] for parameter in parameters])
+        for parameter, part in zip(parameters, parts, strict=True):
+            parameter.data = part
+    return joined
+
+
+def _scaled(hidden: Tensor, epsilon: float) -> Tensor:
+    """Root-mean-square normalisation over the last axis, without the weight; always new memory."""
+    return hidden * hidden.square().mean(-1, keepdim=True).add_(epsilon).rsqrt_()
+
+
+def _add_linear(residual_BH: Tensor, inner_BJ: Tensor, linear: Any) -> Tensor:
+    if linear.bias is None:
+        return torch.addmm(residual_BH, inner_BJ, linear.weight.t())
+    return residual_BH + F.linear(inner_BJ, linear.weight, linear.bias)

@@ -1,0 +1,218 @@
+"""New weights in a running embedded engine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from penstock.errors import EngineError, WeightSyncError
+from penstock.rollout.engines.base import EngineHealth, GenerationRequest, GenerationResult
+from penstock.weights.hf import named_weights
+from penstock.weights.source import WeightSource
+from tests.engines.helpers import Gate, pause_within, reference_logprobs, request, running_engine, source_of
+from tests.support.tiny_models import tiny_model
+
+OLD_TOKENS = 6
+
+
+async def swap_in_flight(kv_cache: str, *, new: int = 20) -> tuple[list[GenerationRequest], list[GenerationResult]]:
+    """Three requests, new weights after their sixth token."""
+    model = tiny_model(seed=0)
+    asked = [request(f"r{i}", prompt=range(3, 8 + 3 * i), new=new, seed=i) for i in range(3)]
+    async with running_engine(model, kv_cache=kv_cache) as engine:
+        await engine.pause()
+        waiting = [asyncio.ensure_future(engine.generate(one)) for one in asked]
+        await asyncio.sleep(0)
+        gate = Gate(model, step=OLD_TOKENS)
+        await engine.resume()
+        await pause_within(engine, gate)
+        assert engine.stats().tokens_generated == 3 * OLD_TOKENS
+        assert engine.health() is EngineHealth.PAUSED
+        await engine.update_weights(source_of(tiny_model(seed=1), version=7))
+        assert engine.stats().version == 7
+        await engine.resume()
+        return asked, list(await asyncio.gather(*waiting))
+
+
+@torch.no_grad()
+def logprobs_on_old_keys(asked: GenerationRequest, result: GenerationResult) -> list[float]:
+    """Log-probs after the swap by Hugging Face's own cache: filled by the old model, continued by the new one."""
+    from transformers import DynamicCache
+
+    ids = torch.tensor([asked.prompt_ids + result.token_ids])
+    fed = len(asked.prompt_ids) + OLD_TOKENS - 1
+    cache = DynamicCache()
+    tiny_model(seed=0)(ids[:, :fed], past_key_values=cache, use_cache=True)
+    logits_TV = tiny_model(seed=1)(ids[:, fed:-1], past_key_values=cache, use_cache=True).logits[0]
+    after = result.token_ids[OLD_TOKENS:]
+    return logits_TV.log_softmax(-1)[torch.arange(len(after)), torch.tensor(after)].tolist()
+
+
+@pytest.mark.parametrize("kv_cache", ["keep", "recompute"])
+async def test_each_token_carries_the_version_that_produced_it(kv_cache: str) -> None:
+    asked, results = await swap_in_flight(kv_cache)
+    for one, result in zip(asked, results, strict=True):
+        assert result.token_versions == (0,) * OLD_TOKENS + (7,) * 14
+        old = reference_logprobs(tiny_model(seed=0), one, result)
+        assert result.logprobs[:OLD_TOKENS] == pytest.approx(old[:OLD_TOKENS], abs=1e-4)
+
+
+async def test_recompute_gives_the_new_weights_logprobs() -> None:
+    for one, result in zip(*await swap_in_flight("recompute"), strict=True):
+        expected = reference_logprobs(tiny_model(seed=1), one, result)
+        assert result.logprobs[OLD_TOKENS:] == pytest.approx(expected[OLD_TOKENS:], abs=1e-4)
+
+
+async def test_keep_goes_on_with_the_old_keys() -> None:
+    for one, result in zip(*await swap_in_flight("keep"), strict=True):
+        assert result.logprobs[OLD_TOKENS:] == pytest.approx(logprobs_on_old_keys(one, result), abs=1e-4)
+        anew = reference_logprobs(tiny_model(seed=1), one, result)[OLD_TOKENS:]
+        assert result.logprobs[OLD_TOKENS:] != pytest.approx(anew, abs=1e-2)
+
+
+async def test_prefills_are_not_reused_across_versions() -> None:
+    asked = request(prompt=range(3, 20), new=5)
+    async with running_engine() as engine:
+        await engine.generate(asked)
+        await engine.generate(asked)
+        assert engine.stats().extra["prefills"] == 1
+        await engine.pause()
+        await engine.update_weights(source_of(tiny_model(seed=1), version=1))
+        await engine.resume()
+        result = await engine.generate(asked)
+        assert engine.stats().extra["prefills"] == 2
+    assert result.token_versions == (1,) * 5
+    assert result.logprobs == pytest.approx(reference_logprobs(tiny_model(seed=1), asked, result), abs=1e-4)
+
+
+async def test_requests_that_wait_through_an_update_are_all_new() -> None:
+    async with running_engine() as engine:
+        await engine.pause()
+        waiting = asyncio.ensure_future(engine.generate(request(new=4)))
+        await asyncio.sleep(0)
+        await engine.update_weights(source_of(tiny_model(seed=1), version=1))
+        await engine.resume()
+        assert (await waiting).token_versions == (1,) * 4
+
+
+async def test_weights_change_only_while_paused() -> None:
+    model = tiny_model()
+    async with running_engine(model) as engine:
+        with pytest.raises(EngineError, match="pause"):
+            await engine.update_weights(source_of(tiny_model(seed=1), version=1))
+    assert weights_of(model) == weights_of(tiny_model())
+
+
+def without_a_norm(weights: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    return ((name, tensor) for name, tensor in weights if name != "model.norm.weight")
+
+
+def with_a_narrow_norm(weights: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    return ((name, tensor[:5] if name == "model.norm.weight" else tensor) for name, tensor in weights)
+
+
+def with_a_stranger(weights: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    yield from weights
+    yield "model.norm.bias", torch.zeros(32)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (without_a_norm, "model.norm.weight is missing"),
+        (with_a_narrow_norm, r"model.norm.weight has shape \[5\] instead of \[32\]"),
+        (with_a_stranger, "model.norm.bias is not a weight"),
+    ],
+)
+async def test_a_source_that_does_not_fit_changes_nothing(
+    spoil: Callable[[Iterator[tuple[str, Tensor]]], Iterator[tuple[str, Tensor]]], message: str
+) -> None:
+    model, trained = tiny_model(), tiny_model(seed=1)
+    async with running_engine(model) as engine:
+        await engine.pause()
+        with pytest.raises(WeightSyncError, match=message):
+            await engine.update_weights(WeightSource(1, lambda: spoil(named_weights(trained))))
+        assert weights_of(model) == weights_of(tiny_model())
+        assert engine.stats().version == 0
+        await engine.resume()
+        assert (await engine.generate(request(new=3))).token_versions == (0, 0, 0)
+
+
+async def test_a_tied_head_may_be_sent_under_both_names() -> None:
+    trained = tiny_model(seed=1)
+    model = tiny_model()
+
+    def both() -> Iterator[tuple[str, Tensor]]:
+        yield from named_weights(trained)
+        yield "lm_head.weight", trained.lm_head.weight.detach()
+
+    async with running_engine(model) as engine:
+        await engine.pause()
+        await engine.update_weights(WeightSource(1, both))
+    assert weights_of(model) == weights_of(trained)
+
+
+async def test_a_source_that_breaks_while_copying_fails_the_engine() -> None:
+    passes = iter(range(2))
+
+    def breaks_in_the_second_pass() -> Iterator[tuple[str, Tensor]]:
+        second = next(passes) == 1
+        for i, (name, tensor) in enumerate(named_weights(tiny_model(seed=1))):
+            if second and i == 3:
+                raise ConnectionError("trainer gone")
+            yield name, tensor
+
+    async with running_engine() as engine:
+        await engine.pause()
+        with pytest.raises(EngineError, match="trainer gone"):
+            await engine.update_weights(WeightSource(1, breaks_in_the_second_pass))
+        assert engine.health() is EngineHealth.FAILED
+
+
+async def test_sleep_frees_and_wake_restores_the_cache() -> None:
+    asked = request(new=6)
+    async with running_engine() as engine:
+        before = await engine.generate(asked)
+        await engine.sleep(1)
+        assert engine.health() is EngineHealth.PAUSED
+        with pytest.raises(EngineError, match="asleep"):
+            await engine.generate(asked)
+        await engine.wake()
+        assert (await engine.generate(asked)).token_ids == before.token_ids
+
+
+async def test_after_deep_sleep_only_an_update_brings_the_engine_back() -> None:
+    model, asked = tiny_model(), request(new=6)
+    async with running_engine(model) as engine:
+        await engine.sleep(2)
+        assert sum(parameter.numel() for parameter in model.parameters()) == 0
+        await engine.wake()
+        with pytest.raises(EngineError, match="without weights"):
+            await engine.generate(asked)
+        await engine.pause()
+        await engine.update_weights(source_of(tiny_model(seed=1), version=4))
+        await engine.resume()
+        result = await engine.generate(asked)
+    assert result.token_versions == (4,) * 6
+    assert result.logprobs == pytest.approx(reference_logprobs(tiny_model(seed=1), asked, result), abs=1e-4)
+
+
+async def test_sleep_is_refused_while_requests_are_in_the_engine() -> None:
+    async with running_engine() as engine:
+        await engine.pause()
+        waiting = asyncio.ensure_future(engine.generate(request()))
+        await asyncio.sleep(0)
+        with pytest.raises(EngineError, match="1 requests"):
+            await engine.sleep(1)
+        await engine.resume()
+        assert len((await waiting).token_ids) == 8
+
+
+def weights_of(model: Any) -> dict[str, bytes]:
+    """The weights' bytes by name."""
+    return {name: tensor.numpy().tobytes() for name, tensor in named_weights(model)}
