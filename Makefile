@@ -1,5 +1,5 @@
 # Everything a fresh machine needs is made here: `make demo` and `make test` set up the virtual environment themselves.
-PYTHON ?= python3.11
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
 PY := .venv/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check -q
 STAMP := .venv/.installed
@@ -10,7 +10,8 @@ install: $(STAMP)
 
 # Torch comes first and alone: resolved together with the rest, pip would fetch a build with gigabytes of CUDA packages.
 $(STAMP): pyproject.toml requirements/constraints.txt
-	@command -v $(PYTHON) >/dev/null || { echo "Python 3.11 or newer is needed; set PYTHON=/path/to/python"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Python 3.11 or newer is needed; call make PYTHON=/path/to/python"; exit 1; }
 	test -x $(PY) || $(PYTHON) -m venv .venv
 	$(PIP) install torch==2.13.0
 	$(PIP) install -c requirements/constraints.txt -e '.[dev]'

@@ -25,7 +25,7 @@ _LAZY = {
     "PenstockError": "penstock.errors",
 }
 
-__all__ = ["__version__", *_LAZY]  # noqa: PLE0604
+__all__ = ["__version__", *_LAZY]
 
 if TYPE_CHECKING:
     from penstock.buffer.replay_buffer import ReplayBuffer

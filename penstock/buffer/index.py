@@ -25,9 +25,8 @@ class _Bucket:
 class SlotIndex:
     """The `SlotView` of a buffer: RESERVED and READY slots in the buckets the sampler names.
 
-    A bucket exists while it holds a slot. Buckets are few (start versions or target steps that are still alive), slots
-    may be many: an operation costs O(log slots), plus a scan-free insertion into the sorted list of bucket names when
-    a bucket appears or disappears.
+    A bucket exists while it holds a slot. Slots may be many, and an operation costs O(log slots); buckets (the start
+    versions or target steps that are still alive) are few, so that a plain sorted list of their names will do.
     """
 
     def __init__(self, sampler: StalenessSampler) -> None:

@@ -20,7 +20,8 @@ class ReplayBuffer:
     """Slots of prompt groups, `max_groups` permits for them, and the quota the sampler dispatches on.
 
     The sampler decides, the buffer acts. Every change is one synchronous call on the event loop: it checks everything,
-    then changes everything, then wakes the tasks whose condition came true. A call that raises has changed nothing.
+    then changes everything, then wakes the tasks whose condition came true (`reserve` can make none true). A call that
+    raises has changed nothing.
 
     Invariants:
 
@@ -190,7 +191,6 @@ class ReplayBuffer:
         self._reserved += 1
         self._next_sequence += 1
         self._quota.take(target_step)
-        self._waiters.notify()
         return slot
 
     def retry(self, old_group_id: str, new_group_id: str, start_version: int) -> Slot:

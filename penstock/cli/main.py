@@ -13,6 +13,7 @@ from penstock.cli.doctor import doctor
 from penstock.cli.errors import INTERRUPTED
 from penstock.cli.evaluate import evaluate
 from penstock.cli.train import train
+from penstock.runtime.cpu import let_idle_threads_sleep
 
 app = typer.Typer(
     name="penstock",
@@ -54,6 +55,7 @@ app.command("doctor")(doctor)
 
 def main() -> None:
     """Run the command that the arguments name, and exit with its code."""
+    let_idle_threads_sleep()
     try:
         app()
     except KeyboardInterrupt:

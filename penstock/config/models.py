@@ -136,9 +136,9 @@ class RuntimeConfig(Section):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto`: the GPU if there is one."""
     engine_threads: NonNegativeInt = 0
-    """CPU threads of the engine's mathematics; 0 leaves it to torch."""
+    """CPU threads of the engine's mathematics; 0 means half of the cores."""
     trainer_threads: NonNegativeInt = 0
-    """CPU threads of the trainer's mathematics; 0 leaves it to torch."""
+    """CPU threads of the trainer's mathematics; 0 means half of the cores."""
 
 
 class CheckpointConfig(Section):

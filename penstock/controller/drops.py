@@ -38,8 +38,11 @@ class DropBook:
         """Whether a dropped group's place is given to the next prompt."""
         return self._config.on_drop == "replace"
 
-    def drop(self, visit: PromptVisit, target_step: int | None, reason: str) -> None:
-        """Record a drop; raises `TooManyDrops` when the budget is spent."""
+    def drop(self, visit: PromptVisit, target_step: int | None, reason: str, *, shrinks: bool) -> None:
+        """Record a drop; raises `TooManyDrops` when the budget is spent.
+
+        `shrinks` says that the group kept its unit of quota, so that some step must do with one group less.
+        """
         self.dropped += 1
         self._events.emit(
             "prompt_dropped", epoch=visit.epoch, prompt_id=visit.prompt.prompt_id, reason=reason, step=target_step
@@ -49,7 +52,7 @@ class DropBook:
                 f"prompt {visit.key} was dropped, which makes {self.dropped} with "
                 f"rollout.failure.max_dropped_prompts = {self._config.max_dropped_prompts}. Cause: {reason}"
             )
-        if not self.returns_quota:
+        if shrinks:
             if target_step is None:
                 self._unstamped += 1
             else:

@@ -152,8 +152,9 @@ class RolloutPump:
         return fresh
 
     def _drop(self, visit: PromptVisit, slot: Slot, reason: str) -> None:
-        self._end(slot.group_id, return_quota=self._drops.returns_quota)
-        self._drops.drop(visit, slot.target_step, reason)
+        replaced = self._drops.returns_quota
+        self._end(slot.group_id, return_quota=replaced)
+        self._drops.drop(visit, slot.target_step, reason, shrinks=not replaced)
 
     def _end(self, group_id: str, *, return_quota: bool) -> None:
         self._buffer.release(group_id, return_quota=return_quota)
@@ -171,7 +172,7 @@ class RolloutPump:
         again = replace(visit, redispatches=visit.redispatches + 1)
         self._events.emit(f"group_{why}", prompt_id=visit.prompt.prompt_id, redispatches=again.redispatches)
         if again.redispatches > self._failure.max_redispatches:
-            self._drops.drop(visit, None, f"{why} {again.redispatches} times")
+            self._drops.drop(visit, None, f"{why} {again.redispatches} times", shrinks=False)
             return
         self._work.put_back(again)
 

@@ -19,6 +19,7 @@ from penstock.rollout.environments.factory import make_environment
 from penstock.rollout.handle import HFTokenizer
 from penstock.rollout.manager import PARTITION, RolloutManager, RolloutSettings
 from penstock.rollout.prompts import PromptStream
+from penstock.runtime.cpu import threads_for_half
 from penstock.training.interface import Trainer
 from penstock.training.workers.local import LocalTrainer
 from penstock.weights.hf import load_model, load_tokenizer, pick_device, silence_progress_bars
@@ -70,7 +71,7 @@ def build_serving(config: RunConfig, *, trains_too: bool) -> Serving:
         max_context=config.rollout.engine.max_context,
         deterministic=config.deterministic,
         kv_cache=config.weights.kv_cache,
-        threads=config.runtime.engine_threads,
+        threads=threads_for_half(config.runtime.engine_threads),
     )
     return Serving(
         hf_tokenizer=hf_tokenizer,
@@ -107,7 +108,7 @@ def build_training(config: RunConfig, serving: Serving) -> Training:
             config.algorithm,
             config.training,
             temperature=config.rollout.sampling.temperature,
-            threads=config.runtime.trainer_threads,
+            threads=threads_for_half(config.runtime.trainer_threads),
         ),
         buffer=ReplayBuffer(sampler, config.buffer.max_buffered_groups),
         data_plane=data_plane,

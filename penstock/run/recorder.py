@@ -25,6 +25,8 @@ class Recorder:
         self._evals: dict[str, EvalReport] = {}
         self.train_seconds = 0.0
         self.tokens_generated = 0
+        self.error: str | None = None
+        """What ended the run before its time."""
 
     def step(self, metrics: dict[str, float]) -> None:
         """A step has ended."""
@@ -61,7 +63,7 @@ class Recorder:
             "train_seconds": round(self.train_seconds, 3),
             "tokens_generated": self.tokens_generated,
             "lag_max": int(self._lag_max),
-        }
+        } | ({"error": self.error} if self.error else {})
 
     def close(self) -> None:
         """Close the file."""

@@ -11,6 +11,7 @@ from typing import Any
 from penstock.config.loading import dump_config
 from penstock.config.models import RunConfig
 from penstock.controller.controller import Parts, SingleController
+from penstock.controller.failure import describe
 from penstock.observe.console import make_console
 from penstock.observe.events import EventLog
 from penstock.run.build import Serving, Training, build_serving, build_training
@@ -64,7 +65,8 @@ class _Run:
                 stopped_by = await self._serve_and_train()
         except BaseException as error:
             stopped_by = "interrupted" if isinstance(error, asyncio.CancelledError) else "error"
-            self._events.emit("run_failed", stopped_by=stopped_by, cause=f"{type(error).__name__}: {error}")
+            self._recorder.error = describe(error)
+            self._events.emit("run_failed", stopped_by=stopped_by, cause=self._recorder.error)
             if not isinstance(error, asyncio.CancelledError):
                 raise
         finally:

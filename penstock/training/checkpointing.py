@@ -95,7 +95,7 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
 
 def _rng_state() -> dict[str, Tensor]:
     states = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         states |= {f"cuda:{index}": state for index, state in enumerate(torch.cuda.get_rng_state_all())}
     return states
 

@@ -259,7 +259,9 @@ class Machine:
 
     def check_counts(self) -> None:
         assert self.real.dispatched - self.real.returned == self.model.units()
-        assert self.real.selectable() == len(self.model.selectable())
+        selectable, stale = self.model.selectable(), self.model.stale()
+        assert self.real.selectable() == len(selectable)
+        assert not {group.group_id for group in selectable} & {group.group_id for group in stale}
 
     # From any state, fair treatment finishes step after step
 

@@ -11,7 +11,7 @@ from penstock.buffer.samplers.on_policy import OnPolicy
 from penstock.buffer.samplers.ready_first import ReadyFirst
 from penstock.buffer.samplers.weight_fifo import WeightFifo
 from penstock.buffer.samplers.windowed import Order, Windowed
-from penstock.buffer.slots import Admission, SlotState
+from penstock.buffer.slots import Admission, Slot, SlotState
 from tests.buffer.support import commit, dispatch, finish_step, ids
 
 N = 2
@@ -281,7 +281,7 @@ def test_in_order_with_less_than_its_required_capacity_can_deadlock() -> None:
 
     def selectable_after_filtering(max_groups: int) -> int:
         buffer = ReplayBuffer(sampler, max_groups)
-        selected = []
+        selected: list[Slot] = []
         while len(selected) < 4:
             admitted_targets(buffer)
             commit(buffer, *(slot.group_id for slot in buffer.slots(SlotState.RESERVED)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import json
 from collections.abc import Callable
@@ -91,8 +92,6 @@ def test_a_restored_group_that_became_too_stale_is_evicted() -> None:
 
 
 async def test_loading_wakes_who_waits_for_groups(saved: State) -> None:
-    import asyncio
-
     buffer = ReplayBuffer(InOrder(2, lookahead=1), 6)
     task = asyncio.create_task(buffer.wait_selectable(2))
     await asyncio.sleep(0)

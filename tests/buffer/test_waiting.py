@@ -11,6 +11,7 @@ import pytest
 from penstock.buffer.replay_buffer import ReplayBuffer
 from penstock.buffer.samplers.in_order import InOrder
 from penstock.buffer.samplers.on_policy import OnPolicy
+from penstock.buffer.samplers.weight_fifo import WeightFifo
 from penstock.buffer.samplers.windowed import Windowed
 from penstock.buffer.slots import Admission
 from penstock.buffer.waiting import Waiters
@@ -47,7 +48,7 @@ async def test_admission_waits_for_a_permit() -> None:
     assert await task == Admission(0, None)
 
 
-@pytest.mark.parametrize("ending", ["release", "step", "refund", "evict"])
+@pytest.mark.parametrize("ending", ["release", "step", "refund"])
 async def test_admission_waits_for_quota(ending: str) -> None:
     buffer = ReplayBuffer(InOrder(1, lookahead=0), 4)
     dispatch(buffer, "a")
@@ -61,11 +62,19 @@ async def test_admission_waits_for_quota(ending: str) -> None:
         (slot,) = buffer.select(1)
         await settle()
         assert not task.done()
-        if ending == "refund":
-            buffer.refund(slot)
-        else:
-            buffer.advance(step=1)
+        buffer.refund(slot)
     assert (await task).target_step == buffer.clock.step
+
+
+async def test_admission_waits_for_an_eviction() -> None:
+    buffer = ReplayBuffer(Windowed(1, max_staleness=0), 4)
+    dispatch(buffer, "a")
+    commit(buffer, "a")
+    buffer.advance(trainer_version=1, served_version=1)
+    task = await start(buffer.wait_admission())
+    assert not task.done()
+    assert ids(buffer.evict()) == ["a"]
+    assert await task == Admission(1, None)
 
 
 async def test_admission_waits_for_the_engines_to_catch_up() -> None:
@@ -109,6 +118,18 @@ async def test_selectable_counts_only_what_the_sampler_would_select() -> None:
     assert not task.done()
     commit(buffer, "now")
     assert await task == 1
+
+
+async def test_selectable_follows_a_retry_that_leaves_an_older_version() -> None:
+    buffer = ReplayBuffer(WeightFifo(2, max_staleness=1), 8)
+    dispatch(buffer, "slow")
+    finish_step(buffer)
+    dispatch(buffer, "b")
+    commit(buffer, "b")
+    task = await start(buffer.wait_selectable(1))
+    assert not task.done()
+    buffer.retry("slow", "slow again", start_version=1)
+    assert await asyncio.wait_for(task, 5) == 1
 
 
 async def test_each_of_several_waiters_wakes_at_its_own_count() -> None:

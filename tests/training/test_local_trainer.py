@@ -10,7 +10,6 @@ import torch
 
 from penstock.data_plane.fields import ADVANTAGE, INPUT_IDS, SAMPLE_MASK
 from penstock.errors import MissingRowError, NonFiniteError, SetupError, StepStateError
-from penstock.training.interface import Trainer
 from penstock.training.step import OptimizerStepError, StepState
 from penstock.training.workers.local import LocalTrainer
 from tests.support.tiny_models import tiny_model
@@ -27,10 +26,6 @@ from tests.training.support import (
     training,
     weights,
 )
-
-
-def fits_the_protocol(local: LocalTrainer) -> Trainer:
-    return local
 
 
 async def test_two_identical_runs_are_bit_equal() -> None:

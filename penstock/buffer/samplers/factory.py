@@ -63,7 +63,7 @@ def _custom(config: CustomSampler, prompt_groups_per_step: int) -> StalenessSamp
     module_name, class_name = config.class_path.split(":")
     try:
         made = getattr(importlib.import_module(module_name), class_name)
-    except (ImportError, AttributeError) as error:
+    except Exception as error:  # the user's module may fail in any way while it is imported
         raise ConfigError([f"sampler.class_path: {config.class_path} cannot be imported: {error}"]) from error
     missing = [name for name in _METHODS if not callable(getattr(made, name, None))]
     if missing:

@@ -44,7 +44,7 @@ class InOrder(BucketSampler):
         return slots.buckets(high=clock.step - 1)
 
     def selectable(self, clock: Clock, slots: SlotView) -> int:
-        if self.strict_sequence:
+        if self.strict_sequence and slots.first_reserved(clock.step) is not None:
             return sum(1 for _ in self._trainable(clock, slots))
         return super().selectable(clock, slots)
 

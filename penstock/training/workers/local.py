@@ -14,7 +14,7 @@ from penstock.config.models import TrainingConfig
 from penstock.data_plane.client import DataPlaneClient
 from penstock.data_plane.meta import KVBatchMeta
 from penstock.runtime.local import WorkerThread
-from penstock.training.interface import ChunkResult, StepResult
+from penstock.training.interface import ChunkResult, StepResult, Trainer
 from penstock.training.step import StepState
 from penstock.training.workers.local_worker import LocalWorker
 from penstock.weights.source import WeightSource
@@ -23,7 +23,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class LocalTrainer:
+class LocalTrainer(Trainer):
     """The `Trainer` protocol over a `LocalWorker` in a thread; calls are carried out one at a time, in call order.
 
     The event loop is never blocked: fetching rows, mathematics and files all happen in the thread. Cancelling an await

@@ -1,0 +1,24 @@
+"""CPU cores, shared between an engine's and a trainer's mathematics."""
+
+from __future__ import annotations
+
+import os
+
+
+def let_idle_threads_sleep() -> None:
+    """Make OpenMP threads sleep, not spin, at barriers; effective only before torch is imported.
+
+    Engine and trainer run side by side, each with OpenMP threads of its own. A thread that spins at a barrier takes the
+    core from one that works: with more threads than cores a step was seen to take 20 times as long.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+def usable_cores() -> int:
+    """Cores this process may run on."""
+    return len(os.sched_getaffinity(0))
+
+
+def threads_for_half(setting: int) -> int:
+    """Threads of one of two workers that share the cores: the setting, or half of the cores where it is 0."""
+    return setting or max(1, usable_cores() // 2)

@@ -1,0 +1,133 @@
+"""Wrong input: a clear word about what to do, or a run that copes; never a hang, never a row that should not be."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock
+from penstock.errors import ConfigError, PenstockError, SetupError, TooManyDrops
+from tests.run.conftest import ConfigMaker
+from tests.run.test_train import lines, steps
+
+
+def dataset(folder: Path, prompts: list[str]) -> str:
+    file = folder / "prompts.jsonl"
+    file.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in prompts), encoding="utf-8")
+    return str(file)
+
+
+def function_run(make_config: ConfigMaker, path: str, reward: str, **changes: Any) -> Any:
+    return make_config(
+        **{
+            "data": {"train_path": path},
+            "rollout.environment": {"kind": "function", "function": f"tests.support.rewards:{reward}"},
+            "training.max_steps": 2,
+            **changes,
+        }
+    )
+
+
+def test_an_empty_dataset(make_config: ConfigMaker, tmp_path: Path) -> None:
+    with pytest.raises(SetupError, match=r"prompts\.jsonl.*is empty"):
+        penstock.train(function_run(make_config, dataset(tmp_path, []), "length"))
+
+
+def test_a_prompt_longer_than_the_context_is_dropped_with_its_lengths(make_config: ConfigMaker, tmp_path: Path) -> None:
+    path = dataset(tmp_path, ["short"] * 6 + ["x" * 500] + ["short"] * 6)
+    with pytest.raises(TooManyDrops, match=r"500.*rollout\.engine\.max_context"):
+        penstock.train(function_run(make_config, path, "length", **{"training.max_steps": None}))
+    again = function_run(
+        make_config, path, "length", **{"run_dir": str(tmp_path / "2"), "rollout.failure.max_dropped_prompts": 1}
+    )
+    assert penstock.train(again).summary["steps"] == 2
+
+
+@pytest.mark.parametrize(
+    ("reward", "word", "reason"),
+    [("raising", "fail", "ValueError"), ("not_a_number", "nan", "nan"), ("hanging", "hang", "timeout_seconds")],
+)
+def test_an_environment_that_fails_costs_its_prompt_only(
+    make_config: ConfigMaker, tmp_path: Path, reward: str, word: str, reason: str
+) -> None:
+    path = dataset(tmp_path, ["fine", word, *["fine"] * 10])
+    config = function_run(
+        make_config,
+        path,
+        reward,
+        **{
+            "rollout.failure.max_dropped_prompts": 1,
+            "rollout.environment.timeout_seconds": 0.2,
+            "training.max_steps": None,
+        },
+    )
+    result = penstock.train(config)
+    [dropped] = [line for line in lines(result.run_dir / "events.jsonl") if line["event"] == "prompt_dropped"]
+    assert dropped["prompt_id"] == "2"
+    assert reason in dropped["reason"]
+    assert result.summary["steps"] == 3
+
+
+def test_groups_in_which_every_response_is_truncated_train_like_others(
+    make_config: ConfigMaker, tmp_path: Path
+) -> None:
+    path = dataset(tmp_path, ["abc"] * 8)
+    result = penstock.train(function_run(make_config, path, "length", **{"rollout.sampling.max_new_tokens": 1}))
+    assert all(line["rollout/truncation_rate"] > 0.9 for line in steps(result.run_dir))
+    assert result.summary["steps"] == 2
+
+
+def test_no_reward_spread_in_any_group_changes_nothing_and_breaks_nothing(
+    make_config: ConfigMaker, tmp_path: Path
+) -> None:
+    path = dataset(tmp_path, ["abc"] * 8)
+    result = penstock.train(function_run(make_config, path, "constant"))
+    for line in steps(result.run_dir):
+        assert line["train/grad_norm"] == 0
+        assert line["train/groups_without_spread"] == 4
+    assert result.summary["steps"] == 2
+
+
+def test_a_model_folder_that_is_not_one(make_config: ConfigMaker, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    for path, match in ((tmp_path / "empty", "without config.json"), (tmp_path / "missing", "is not a folder")):
+        with pytest.raises(SetupError, match=match):
+            penstock.train(make_config(**{"model.path": str(path)}))
+    with pytest.raises(SetupError, match=r"model\.download=true"):
+        penstock.train(make_config(**{"model.path": "nobody/nothing"}))
+
+
+def test_a_failed_start_leaves_the_folder_usable(make_config: ConfigMaker) -> None:
+    with pytest.raises(SetupError):
+        penstock.train(make_config(**{"model.path": "nobody/nothing"}))
+    assert penstock.train(make_config()).summary["steps"] == 3
+
+
+def test_a_buffer_too_small_for_the_sampler_says_which_number_to_change(make_config: ConfigMaker) -> None:
+    config = make_config(**{"sampler": {"kind": "in_order", "lookahead": 3}, "buffer.max_buffered_groups": 4})
+    with pytest.raises(ConfigError, match=r"buffer\.max_buffered_groups: 4.*at least 13"):
+        penstock.train(config)
+
+
+def test_two_runs_at_once_in_one_directory(make_config: ConfigMaker) -> None:
+    from penstock.run.directory import RunDirectory
+
+    config = make_config()
+    first = RunDirectory(config.run_dir)
+    with pytest.raises(SetupError, match="in use by another run"):
+        penstock.train(config)
+    first.close()
+    assert penstock.train(config).summary["steps"] == 3
+
+
+def test_a_run_that_fails_says_so_in_its_summary(make_config: ConfigMaker, tmp_path: Path) -> None:
+    config = function_run(make_config, dataset(tmp_path, ["fail"] * 4), "raising")
+    with pytest.raises(PenstockError):
+        penstock.train(config)
+    summary = json.loads((Path(config.run_dir) / "summary.json").read_text(encoding="utf-8"))
+    assert summary["stopped_by"] == "error"
+    assert summary["steps"] == 0
+    assert "this prompt has no reward" in summary["error"]
