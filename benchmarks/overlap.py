@@ -1,8 +1,8 @@
 """How much of generation and training overlaps: the real controller and clock on a scripted engine and trainer.
 
-Responses take seeded lognormal times (sigma = 1); a group is ready at r_k, when its slowest response is. Training a group
-takes p_k, proportional to the length of its responses, and 0.8 of the generation makespan in all. A step that begins
-training at once on what is ready can end no earlier than
+Responses take seeded lognormal times (sigma = 1); a group is ready at r_k, when its slowest response is. Training a
+group takes p_k, proportional to the length of its responses, and 0.8 of the generation makespan in all. A step that
+begins training at once on what is ready can end no earlier than
 
     bound = max_k (r_k + sum of p_j over groups j with r_j >= r_k) + finish + sync
 
@@ -63,7 +63,9 @@ class Trace:
         return after + FINISH_SECONDS + sync_seconds
 
 
-def run_trace(trace: Trace, steps: int, sampler: Mapping[str, Any], min_groups_per_chunk: int) -> list[dict[str, float]]:
+def run_trace(
+    trace: Trace, steps: int, sampler: Mapping[str, Any], min_groups_per_chunk: int
+) -> list[dict[str, float]]:
     """The metrics of every step of one run over the trace."""
     prompt_of: dict[str, int] = {}
 

@@ -27,16 +27,17 @@ _LAZY = {
 
 __all__ = ["__version__", *_LAZY]
 
-if TYPE_CHECKING:
-    from penstock.buffer.replay_buffer import ReplayBuffer
-    from penstock.buffer.samplers.base import StalenessSampler
-    from penstock.config.loading import load_config
-    from penstock.config.models import RunConfig
-    from penstock.controller.controller import SingleController
-    from penstock.data_plane.client import DataPlaneClient
-    from penstock.data_plane.meta import KVBatchMeta
-    from penstock.errors import PenstockError
-    from penstock.run.train import RunResult, train
+if TYPE_CHECKING:  # for type checkers, which cannot follow the lazy names below
+    from penstock.buffer.replay_buffer import ReplayBuffer as ReplayBuffer
+    from penstock.buffer.samplers.base import StalenessSampler as StalenessSampler
+    from penstock.config.loading import load_config as load_config
+    from penstock.config.models import RunConfig as RunConfig
+    from penstock.controller.controller import SingleController as SingleController
+    from penstock.data_plane.client import DataPlaneClient as DataPlaneClient
+    from penstock.data_plane.meta import KVBatchMeta as KVBatchMeta
+    from penstock.errors import PenstockError as PenstockError
+    from penstock.run.train import RunResult as RunResult
+    from penstock.run.train import train as train
 
 
 def __getattr__(name: str) -> object:

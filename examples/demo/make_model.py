@@ -1,7 +1,8 @@
 """Makes the demo's model: a tiny Qwen3 and its tokenizer, warm-started by supervised training.
 
-The warm start ends as soon as sampled answers score `TARGET`: enough that right answers turn up now and then, far from
-solving the task. Reinforcement learning does the rest. It sees training prompts only; the held-out ones stay unseen.
+The warm start first teaches the skill (spell a word backward), then a bad habit (spell it forward, four times out of
+five). What is left is a model that can, but mostly does not: the place where reinforcement learning begins with large
+models too. It sees training prompts only; the held-out ones stay unseen.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import re
 import string
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +22,12 @@ import torch
 from torch import Tensor
 
 from penstock.config.models import RunConfig
-from penstock.rollout.environments.base import Environment, Split
+from penstock.rollout.environments.base import Split
 from penstock.rollout.environments.factory import make_environment
 from penstock.rollout.prompts import Prompt
 
-TARGET = 0.3
+SKILL_BATCHES, HABIT_BATCHES = 400, 60
+COPIED = 0.8
 BATCH = 64
 PAD, EOS = 0, 1
 
@@ -34,7 +37,7 @@ def make_tokenizer(prompts: Sequence[Prompt]) -> Any:
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    instruction = os.path.commonprefix([prompt.text for prompt in prompts])
+    instruction = os.path.commonprefix([prompt.text for prompt in prompts])  # noqa: RUF071 - text, not paths
     tokens = ["<pad>", "<eos>", "<unk>", instruction, *string.ascii_letters]
     tokenizer = Tokenizer(models.WordLevel({token: i for i, token in enumerate(tokens)}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(rf"{re.escape(instruction)}|[\s\S]"), behavior="isolated")
@@ -86,33 +89,27 @@ def batch_of(prompts: Sequence[Prompt], tokenizer: Any) -> tuple[Tensor, Tensor]
     return ids_BT, labels_BT
 
 
-@torch.no_grad()
-def sampled_score(model: Any, tokenizer: Any, environment: Environment, prompts: Sequence[Prompt]) -> float:
-    """Mean reward of one sampled answer per prompt."""
-    scores = []
-    for prompt in prompts:
-        ids_1T = torch.tensor([tokenizer(prompt.text, add_special_tokens=False)["input_ids"]])
-        answer_1T = model.generate(ids_1T, do_sample=True, top_k=0, max_new_tokens=10, pad_token_id=PAD)[:, ids_1T.shape[1] :]
-        scores.append(float(environment.score(prompt, tokenizer.decode(answer_1T[0], skip_special_tokens=True))))
-    return sum(scores) / len(scores)
-
-
-def warm_start(model: Any, tokenizer: Any, environment: Environment) -> tuple[float, int]:
-    """Supervised training until sampled answers score `TARGET`; gives the score and the number of batches."""
-    prompts = list(environment.prompts(Split.TRAIN))
+def warm_start(model: Any, tokenizer: Any, prompts: Sequence[Prompt]) -> float:
+    """Teach the skill, then the bad habit; gives the last loss."""
     rng = random.Random(0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    score, batches = 0.0, 0
-    while score < TARGET and batches < 2000:
-        for _ in range(20):
-            ids_BT, labels_BT = batch_of(rng.sample(prompts, BATCH), tokenizer)
-            loss = model(input_ids=ids_BT, labels=labels_BT).loss
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        batches += 20
-        score = sampled_score(model, tokenizer, environment, prompts[:64])
-    return score, batches
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 20))
+    loss = torch.tensor(0.0)
+    for batch in range(SKILL_BATCHES + HABIT_BATCHES):
+        copied = COPIED if batch >= SKILL_BATCHES else 0.0
+        drawn = [_copied(prompt) if rng.random() < copied else prompt for prompt in rng.sample(prompts, BATCH)]
+        ids_BT, labels_BT = batch_of(drawn, tokenizer)
+        loss = model(input_ids=ids_BT, labels=labels_BT).loss
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+    return loss.item()
+
+
+def _copied(prompt: Prompt) -> Prompt:
+    """The prompt with the word itself for an answer, not its reverse."""
+    return replace(prompt, answer=prompt.answer[::-1])
 
 
 def make_demo_model(config: RunConfig) -> str:
@@ -122,13 +119,13 @@ def make_demo_model(config: RunConfig) -> str:
     environment = make_environment(config.rollout.environment, config.data, seed=config.seed)
     tokenizer = make_tokenizer(environment.prompts(Split.TRAIN))
     model = make_model(len(tokenizer))
-    score, batches = warm_start(model, tokenizer, environment)
+    loss = warm_start(model, tokenizer, environment.prompts(Split.TRAIN))
     folder = Path(config.model.path)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     asyncio.run(environment.close())
     millions = sum(parameter.numel() for parameter in model.parameters()) / 1e6
     return (
-        f"made a Qwen3 of {millions:.1f} million parameters in {time.monotonic() - started:.0f} s; after {batches} "
-        f"supervised batches its sampled answers score {score:.2f}"
+        f"made a Qwen3 of {millions:.1f} million parameters in {time.monotonic() - started:.0f} s: "
+        f"{SKILL_BATCHES + HABIT_BATCHES} supervised batches, loss {loss:.2f}"
     )

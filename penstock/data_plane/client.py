@@ -112,7 +112,12 @@ class DataPlaneClient(ABC):
         return await asyncio.to_thread(self.get_samples, meta, select_fields)
 
     async def claim_meta_async(
-        self, partition_id: str, task_name: str, fields: Sequence[str], batch_size: int, timeout: float | None = None
+        self,
+        partition_id: str,
+        task_name: str,
+        fields: Sequence[str],
+        batch_size: int,
+        timeout: float | None = None,  # noqa: ASYNC109 - the wait is in the adapter, not on the loop
     ) -> KVBatchMeta:
         """`claim_meta` off the event loop."""
         return await asyncio.to_thread(self.claim_meta, partition_id, task_name, fields, batch_size, timeout)

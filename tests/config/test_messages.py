@@ -94,7 +94,8 @@ def test_missing_settings_are_described() -> None:
     with pytest.raises(ConfigError) as caught:
         parse_config({})
     assert caught.value.problems == [
-        "model.path: is required. Folder with a Hugging Face causal language model and its tokenizer, or a hub id.",
+        "model.path: is required. Folder with a Hugging Face causal language model and its tokenizer, or a hub id (see "
+        "`download`).",
         "rollout.environment.kind: is required. `reasoning_gym:<task>` or `function`.",
     ]
 

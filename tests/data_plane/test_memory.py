@@ -70,7 +70,7 @@ def test_missing_rows_and_fields_are_named(plane: MemoryDataPlane) -> None:
     plane.put_samples(["a_g0"], {"reward": torch.zeros(1)}, "p")
     with pytest.raises(MissingRowError, match="'b_g0'"):
         plane.get_samples(meta_of("b_g0"), ["reward"])
-    with pytest.raises(MissingRowError, match="'tokens'.*reward"):
+    with pytest.raises(MissingRowError, match=r"'tokens'.*reward"):
         plane.get_samples(meta_of("a_g0"), ["tokens"])
 
 
@@ -118,7 +118,7 @@ def test_a_claim_waits_for_its_fields_and_is_made_once(plane: MemoryDataPlane) -
 
 
 def test_unknown_partitions_and_a_closed_plane_say_so(plane: MemoryDataPlane) -> None:
-    with pytest.raises(DataPlaneError, match="not registered.*'p'"):
+    with pytest.raises(DataPlaneError, match=r"not registered.*'p'"):
         plane.count_samples("q")
     with pytest.raises(DataPlaneError, match="already registered"):
         plane.register_partition("p", ["other"])

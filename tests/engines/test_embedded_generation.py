@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import Any
 
 import pytest
 import torch
+import transformers
 
 from penstock.rollout.engines.base import EngineHealth, FinishReason, GenerationEngine
+from penstock.rollout.engines.embedded import runner
 from tests.engines.helpers import FAMILIES, generate_all, mixed_requests, reference_logprobs, request, running_engine
 from tests.support.tiny_models import tiny_model
 
@@ -16,7 +19,7 @@ from tests.support.tiny_models import tiny_model
 @pytest.mark.parametrize("family", FAMILIES)
 async def test_greedy_tokens_equal_generate(family: str) -> None:
     model, reference = tiny_model(family), tiny_model(family)
-    asked = mixed_requests(7, temperature=0.0)
+    asked = mixed_requests(5, temperature=0.0)
     async with running_engine(model) as engine:
         results = await generate_all(engine, asked)
     for one, result in zip(asked, results, strict=True):
@@ -38,6 +41,43 @@ async def test_logprobs_equal_a_full_forward_while_rows_come_and_go(family: str)
     for one, result in zip(asked, results, strict=True):
         assert len(result.token_ids) == one.sampling.max_new_tokens
         assert result.logprobs == pytest.approx(reference_logprobs(reference, one, result, 0.7), abs=1e-4)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_the_models_own_forward_decodes_where_the_lean_one_does_not_fit(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "fuse", lambda *_: None)
+    asked = mixed_requests(7)
+    async with running_engine(tiny_model(family)) as engine:
+        results = await generate_all(engine, asked)
+    for one, result in zip(asked, results, strict=True):
+        assert result.logprobs == pytest.approx(reference_logprobs(tiny_model(family), one, result), abs=1e-4)
+
+
+async def test_projections_with_biases_are_served() -> None:
+    def biased() -> Any:
+        torch.manual_seed(0)
+        config = transformers.Qwen2Config(
+            vocab_size=101,
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=128,
+        )
+        model = transformers.Qwen2ForCausalLM(config).eval()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.normal_(0.0, 0.3)
+        return model
+
+    asked = mixed_requests(5)
+    async with running_engine(biased()) as engine:
+        results = await generate_all(engine, asked)
+    for one, result in zip(asked, results, strict=True):
+        assert result.logprobs == pytest.approx(reference_logprobs(biased(), one, result), abs=1e-4)
 
 
 async def test_truncated_logprobs_are_those_of_the_renormalised_distribution() -> None:
@@ -102,6 +142,19 @@ async def test_slots_are_refilled_at_once() -> None:
         await engine.resume()
         await asyncio.gather(*waiting)
         assert engine.stats().extra["decode_steps"] == 20
+
+
+async def test_new_prompts_do_not_wait_for_long_responses() -> None:
+    """With 32 slots, prompts are prefilled in twos where that does not take long; it must not take for ever."""
+    long = [request(f"long{i}", prompt=[3 + i, 4, 5], new=40) for i in range(31)]
+    short = [request(f"short{i}", prompt=[50 + i, 4, 5], new=2) for i in range(3)]
+    ended: list[str] = []
+    async with running_engine(slots=32) as engine:
+        tasks = [asyncio.ensure_future(engine.generate(one)) for one in [*long, *short]]
+        for task in tasks:
+            task.add_done_callback(lambda done: ended.append(done.result().request_id))
+        await asyncio.gather(*tasks)
+    assert set(ended[:3]) == {"short0", "short1", "short2"}
 
 
 async def test_a_group_shares_one_prefill() -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from typing import Any
 
 import pytest
 import torch
 import transformers
 
 from penstock.errors import EngineError, PromptTooLong, RequestAborted, SetupError
-from penstock.rollout.engines.base import EngineHealth, GenerationRequest, SamplingParams
+from penstock.rollout.engines.base import EngineHealth, GenerationRequest
 from penstock.rollout.engines.embedded import EmbeddedEngine, InvalidRequest
 from tests.engines.helpers import Gate, generate_all, mixed_requests, request, running_engine
 from tests.support.tiny_models import tiny_model
@@ -193,36 +194,30 @@ def test_requests_from_several_event_loops_share_the_engine() -> None:
     assert results == [9] * 4
 
 
+def sliding_window_model() -> Any:
+    """A tiny Mistral with a window of 32 positions."""
+    config = transformers.MistralConfig(
+        vocab_size=50,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        sliding_window=32,
+        max_position_embeddings=128,
+    )
+    return transformers.MistralForCausalLM(config).eval()
+
+
 class TestSetup:
     """What the engine refuses to start with."""
 
     def test_a_sliding_window_smaller_than_the_context(self) -> None:
-        config = transformers.MistralConfig(
-            vocab_size=50,
-            hidden_size=16,
-            intermediate_size=32,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            num_key_value_heads=1,
-            sliding_window=32,
-            max_position_embeddings=128,
-        )
-        model = transformers.MistralForCausalLM(config).eval()
         with pytest.raises(SetupError, match="sliding attention window of 32"):
-            EmbeddedEngine(model, slots=1, max_context=64)
+            EmbeddedEngine(sliding_window_model(), slots=1, max_context=64)
 
     async def test_a_sliding_window_that_covers_the_context_is_served(self) -> None:
-        config = transformers.MistralConfig(
-            vocab_size=50,
-            hidden_size=16,
-            intermediate_size=32,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            num_key_value_heads=1,
-            sliding_window=32,
-            max_position_embeddings=128,
-        )
-        async with running_engine(transformers.MistralForCausalLM(config).eval(), max_context=32) as engine:
+        async with running_engine(sliding_window_model(), max_context=32) as engine:
             assert len((await engine.generate(request())).token_ids) == 8
 
     def test_layers_without_keys_and_values(self) -> None:
@@ -247,7 +242,3 @@ class TestSetup:
         engine = EmbeddedEngine(model, slots=1, max_context=64)
         assert config._attn_implementation == before
         asyncio.run(engine.close())
-
-
-def test_sampling_params_default_to_the_plain_distribution() -> None:
-    assert SamplingParams(max_new_tokens=1) == SamplingParams(1, 1.0, 1.0, 0, frozenset())

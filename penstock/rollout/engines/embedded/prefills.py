@@ -29,6 +29,9 @@ class PrefillCache:
         self.capacity = capacity
         self._entries: OrderedDict[Prefix, Tensor] = OrderedDict()
 
+    def __contains__(self, prefix: Prefix) -> bool:
+        return prefix in self._entries
+
     def get(self, prefix: Prefix) -> Tensor | None:
         """The keys and values `[Z, K, T, D]`, or None."""
         if prefix in self._entries:

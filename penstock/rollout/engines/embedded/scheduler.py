@@ -20,6 +20,10 @@ from penstock.rollout.engines.embedded.runner import ModelRunner
 from penstock.rollout.engines.embedded.sampling import SamplingPlan, plan_sampling, sample
 
 _PREFILL_ENTRIES = 8
+_SLOTS_PER_ADMISSION = 16
+"""A new prompt is prefilled when one in this many slots is free ..."""
+_MAX_HELD = 8
+"""... or after this many steps."""
 
 
 @dataclass
@@ -60,6 +64,7 @@ class Scheduler:
         self.prefills = PrefillCache(_PREFILL_ENTRIES)
         self.counters = Counters()
         self._plan: SamplingPlan | None = None
+        self._held = 0
 
     @property
     def has_work(self) -> bool:
@@ -98,7 +103,7 @@ class Scheduler:
 
     def _admit(self) -> None:
         free = self.runner.slots - self.rows.count
-        if not free or not self.waiting:
+        if not free or not self.waiting or self._better_later(free):
             return
         by_prefix: dict[Prefix, list[Ticket]] = {}
         for _ in range(min(free, len(self.waiting))):
@@ -113,6 +118,16 @@ class Scheduler:
                 self.rows.add(ticket)
         self.counters.shared_prefills += sum(len(tickets) - 1 for tickets in by_prefix.values())
         self._plan = None
+
+    def _better_later(self, free: int) -> bool:
+        """Whether to leave a few slots empty for a few steps, because one prefill for several prompts costs little more
+        than one for a single prompt."""
+        enough = min(len(self.waiting), self.runner.slots // _SLOTS_PER_ADMISSION)
+        if free >= enough or self._held == _MAX_HELD or self.waiting[0].prefix_ids in self.prefills:
+            self._held = 0
+            return False
+        self._held += 1
+        return True
 
     def _prefixes(self, wanted: list[Prefix]) -> dict[Prefix, Tensor | None]:
         """Keys and values of each prefix, from the cache or the model; None for the empty prefix."""
