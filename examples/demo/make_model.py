@@ -26,7 +26,7 @@ from penstock.rollout.environments.base import Split
 from penstock.rollout.environments.factory import make_environment
 from penstock.rollout.prompts import Prompt
 
-SKILL_BATCHES, HABIT_BATCHES = 400, 60
+SKILL_BATCHES, HABIT_BATCHES = 500, 60
 COPIED = 0.8
 BATCH = 64
 PAD, EOS = 0, 1

@@ -12,7 +12,7 @@ WINDOW = 10
 
 
 def draw_run(run_dir: Path) -> Path:
-    """Reward over time, and where the time of a step went; gives the path of the PNG."""
+    """Reward over steps, and the time of a step; gives the path of the PNG."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -38,7 +38,8 @@ def _draw_rewards(axes: Any, steps: Sequence[dict[str, float]], evals: Sequence[
     axes.plot(
         [line["step"] for line in evals],
         [line["eval/reward_mean"] for line in evals],
-        "o--",
+        "o",
+        markersize=8,
         color="#d94801",
         label="held-out prompts, greedy",
     )
@@ -50,18 +51,18 @@ def _draw_rewards(axes: Any, steps: Sequence[dict[str, float]], evals: Sequence[
 def _draw_times(axes: Any, steps: Sequence[dict[str, float]]) -> None:
     x = [line["step"] for line in steps]
     training = [line["timing/train_busy_s"] + line["timing/finish_s"] for line in steps]
-    waiting = [line["timing/exposed_s"] for line in steps]
-    other = [max(line["timing/step_s"] - a - b, 0) for line, a, b in zip(steps, training, waiting, strict=True)]
-    axes.stackplot(
+    axes.plot(x, _smooth([line["timing/step_s"] for line in steps]), color="#252525", linewidth=2, label="whole step")
+    axes.plot(x, _smooth(training), color="#08519c", linewidth=2, label="trainer works")
+    axes.plot(
         x,
-        _smooth(training),
-        _smooth(waiting),
-        _smooth(other),
-        labels=["training", "waiting for rollouts", "sync and the rest"],
-        colors=["#08519c", "#9ecae1", "#d9d9d9"],
+        _smooth([line["timing/exposed_s"] for line in steps]),
+        color="#d94801",
+        linewidth=2,
+        label="trainer waits for rollouts",
     )
-    axes.set(xlabel="step", ylabel="seconds", title="Where the trainer's step time goes")
-    axes.legend(loc="upper left", frameon=False)
+    axes.set(xlabel="step", ylabel=f"seconds, mean of {WINDOW} steps", title="Time of a step")
+    axes.set_ylim(bottom=0, top=1.35 * axes.get_ylim()[1])
+    axes.legend(loc="upper right", frameon=False)
     axes.grid(alpha=0.25)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Sequence
 
@@ -60,7 +61,9 @@ class OpenStep:
         await self._reap(0)
         if not self._begun:
             return StepResult(self.step_id, updated=False, version=version, metrics={"empty_steps": 1.0})
+        before = time.monotonic()
         result = await self._trainer.finish_train_step(self.step_id)
+        self.stats.times.finish = time.monotonic() - before
         self._begun = False
         return result
 

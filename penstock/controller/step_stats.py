@@ -22,9 +22,13 @@ class StepTimes:
     train_busy: float = 0.0
     """The trainer computed."""
     advantages: float = 0.0
+    """Small columns read and advantages written."""
     finish: float = 0.0
+    """`finish_train_step`, after the last chunk has trained."""
     sync_pause: float = 0.0
+    """Engines stood still for new weights."""
     sync: float = 0.0
+    """The whole weight update, with draining where that is the mode."""
 
 
 @dataclass

@@ -100,9 +100,7 @@ class TrainPump:
                 await self._drop_partial(step)
                 return self._skip_to_later_groups(step.step_id)
             self.waiting_for = "the trainer to finish the step"
-            before_finish = time.monotonic()
             result = await step.finish(self._buffer.clock.trainer_version)
-            step.stats.times.finish = time.monotonic() - before_finish
         except BaseException:
             await asyncio.shield(self._abandon(step))
             raise

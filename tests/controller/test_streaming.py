@@ -108,3 +108,14 @@ async def test_groups_that_arrive_while_the_trainer_is_busy_join_one_chunk() -> 
     await run.run()
     assert len(run.trainer.trained) <= 4
     assert len(run.trained_groups) == 8
+
+
+async def test_busy_and_waiting_times_add_up_to_no_more_than_the_step() -> None:
+    trainer = ScriptedTrainer(chunk_seconds=lambda meta: 0.03 * len(meta.group_ids), finish_seconds=0.05)
+    run = ScriptedRun(scripted_config(), prompts=8, script=slow_prompts({2: 0.1, 6: 0.1}), trainer=trainer)
+    await run.run()
+    for step in run.steps:
+        busy = step["timing/train_busy_s"] + step["timing/finish_s"]
+        assert 0.16 < busy <= step["timing/step_s"]
+        assert step["timing/exposed_s"] <= step["timing/step_s"]
+        assert step["timing/overlap_efficiency"] <= 1.01

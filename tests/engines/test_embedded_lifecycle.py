@@ -131,6 +131,17 @@ async def test_close_ends_a_paused_engine() -> None:
         await waiting
 
 
+@pytest.mark.parametrize(("asked", "expected"), [(2, 2), (0, 1)])
+async def test_the_engines_thread_count_is_its_own(asked: int, expected: int) -> None:
+    model, counts = tiny_model(), []
+    before = torch.get_num_threads()
+    async with running_engine(model, threads=asked) as engine:
+        model.get_input_embeddings().register_forward_pre_hook(lambda *_: counts.append(torch.get_num_threads()))
+        await engine.generate(request(new=2))
+        assert await asyncio.to_thread(torch.get_num_threads) == torch.get_num_threads() == before
+    assert set(counts) == {expected}
+
+
 async def test_an_idle_engine_makes_no_steps() -> None:
     async with running_engine() as engine:
         await engine.generate(request(new=3))

@@ -42,15 +42,17 @@ def test_engine_log_probs_agree_with_a_full_forward_on_the_gpu() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_whole_run_trains_on_the_gpu(tmp_path: Path, dtype: str) -> None:
     folder = save_tiny_model(tmp_path / "model")
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(f'{{"prompt": "say {i}"}}\n' for i in range(32)), encoding="utf-8")
     config = RunConfig.model_validate(
         {
             "run_dir": str(tmp_path / "run"),
             "model": {"path": str(folder), "dtype": dtype},
-            "data": {"train_size": 64, "eval_size": 8},
+            "data": {"train_path": str(prompts)},
             "rollout": {
-                "environment": {"kind": "reasoning_gym:chain_sum"},
+                "environment": {"kind": "function", "function": "tests.support.rewards:length"},
                 "group_size": 4,
-                "sampling": {"max_new_tokens": 8},
+                "sampling": {"max_new_tokens": 24},
                 "engine": {"slots": 16, "max_context": 128},
             },
             "sampler": {"kind": "windowed", "max_staleness": 1},

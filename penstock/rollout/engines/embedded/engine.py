@@ -26,6 +26,9 @@ _HEALTH = {
     Phase.CLOSED: EngineHealth.CLOSED,
 }
 
+_SMALL_STEP = 500_000_000
+"""Floating-point operations of a decode step below which the engine keeps to one CPU thread."""
+
 
 class Residency(Enum):
     """What is in memory. AWAKE -> KV_FREED -> WEIGHTS_FREED by `sleep`; `wake` leads back, from WEIGHTS_FREED only to
@@ -46,6 +49,8 @@ class EmbeddedEngine:
     Requests wait, in order, while all `slots` are taken or the engine is paused. `kv_cache` says what an update does to
     running requests: `"keep"` goes on with the keys and values of the old weights, `"recompute"` makes them anew.
     `deterministic` makes tokens and log-probs bit-equal whatever else is running, at the price of fixed shapes.
+    `threads` is the engine's number of CPU threads; 0 leaves it to the engine: one where a decode step is too small to
+    gain from more, else torch's count.
 
     Worked example, 2 slots: three `generate` calls; two run, one waits. `await pause()` returns at a token boundary,
     say after 5 tokens each. `await update_weights(source)` with version 1, `await resume()`. The running ones end with
@@ -80,7 +85,7 @@ class EmbeddedEngine:
         self._tickets: dict[str, Ticket] = {}
         self._residency = Residency.AWAKE
         self._weight_shapes: list[torch.Size] = []
-        self._worker = Worker(name, self._scheduler, threads)
+        self._worker = Worker(name, self._scheduler, threads or _own_threads(model, runner))
 
     @property
     def name(self) -> str:
@@ -204,3 +209,13 @@ class EmbeddedEngine:
             self._weight_shapes = []
             self._runner.attach_weights()
         self._runner.cache.allocate()
+
+
+def _own_threads(model: Any, runner: ModelRunner) -> int:
+    """One thread where a decode step on the CPU is small; 0 for torch's count.
+
+    Threads then gain little when alone on the machine, and lose much when they share it with a trainer: every one of
+    the step's many small operations waits for whichever thread is not running just now.
+    """
+    operations = 2 * runner.slots * sum(parameter.numel() for parameter in model.parameters())
+    return 1 if runner.device.type == "cpu" and operations < _SMALL_STEP else 0

@@ -52,8 +52,14 @@ class Worker:
         self._changed = threading.Condition()
         self._inbox: deque[Callable[[], None]] = deque()
         self._open: set[Future] = set()
+        self._started = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"engine-{name}", daemon=True)
         self._thread.start()
+        if threads:
+            # torch's count is per thread, but the last one set is also what threads started later begin with: put the
+            # caller's back, so that only the engine's thread differs.
+            self._started.wait()
+            torch.set_num_threads(torch.get_num_threads())
 
     # From other threads
 
@@ -124,6 +130,8 @@ class Worker:
         try:
             if self._threads:
                 torch.set_num_threads(self._threads)
+                torch.get_num_threads()  # a thread takes over the common count when it first asks: do that now
+            self._started.set()
             with torch.inference_mode():
                 while self._serve_inbox():
                     if ended := self.scheduler.step():
