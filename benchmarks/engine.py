@@ -3,8 +3,9 @@
 Everyone gets the same model and the same requests: mixed prompt lengths and mixed response lengths, sampled, without a
 stop token, so that all generate the same number of tokens. Only tokens that were asked for count. `generate` is
 measured in its best of several ways: one left-padded batch, and batches of requests of similar length. Starting up is
-not counted, everyone is warmed up, and the measured passes take turns, so that a busy machine hits all alike. The
-number of CPU threads is everyone's better choice: the engine makes its own, transformers' is tried out first.
+not counted, everyone is warmed up, and the measured passes take turns, so that a busy machine hits all alike. All
+have the same number of CPU threads: one unless told otherwise, because a model this small gains next to nothing from a
+second one, and everyone loses by it on a machine that does other things too.
 
     python benchmarks/engine.py            # medians of 7 passes
     python benchmarks/engine.py --quick    # under a minute
@@ -187,20 +188,6 @@ def vllm(workload: Workload) -> Iterator[Pass]:
         yield lambda: sum(len(out.outputs[0].token_ids) for out in llm.generate(prompts, params, use_tqdm=False))
 
 
-def best_threads(run: Pass) -> int:
-    """Whether torch's own number of threads or a single one serves transformers better here; a small model on a busy
-    machine may do better with one."""
-    run()
-    seconds: dict[int, list[float]] = {torch.get_num_threads(): [], 1: []}
-    for _ in range(2):
-        for threads, taken in seconds.items():
-            torch.set_num_threads(threads)
-            start = time.perf_counter()
-            run()
-            taken.append(time.perf_counter() - start)
-    return min(seconds, key=lambda threads: min(seconds[threads]))
-
-
 def measure(ways: dict[str, Pass], expected: int, passes: int, warmups: int) -> dict[str, list[float]]:
     """Tokens per second of each pass of each way; the ways take turns."""
     rates: dict[str, list[float]] = {name: [] for name in ways}
@@ -223,23 +210,19 @@ def main() -> None:
     parser.add_argument("--slots", type=int, default=64)
     parser.add_argument("--passes", type=int, default=0, help="measured passes (default 7; 3 with --quick)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--threads", type=int, default=0, help="CPU threads for everyone (default: their own choice)")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads for everyone")
     parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
     logging.disable(logging.WARNING)
-    if options.threads:
-        torch.set_num_threads(options.threads)
+    torch.set_num_threads(options.threads)
     passes = options.passes or (3 if options.quick else 7)
     workload = make_workload(options.requests, options.seed)
     expected = sum(workload.new_tokens)
-    print(f"{options.requests} requests, {expected} tokens to generate")
+    print(f"{options.requests} requests, {expected} tokens to generate, {options.threads} thread(s) each")
     with_vllm = not options.quick and importlib.util.find_spec("vllm") is not None
     if not with_vllm:
         print("vLLM: left out with --quick" if options.quick else "vLLM: not installed here, so not measured")
     with contextlib.ExitStack() as stack:
-        if not options.threads and options.device == "cpu":
-            torch.set_num_threads(best_threads(stack.enter_context(generate(workload, options.device, 2))))
-        print(f"transformers with {torch.get_num_threads()} thread(s), the better for it")
         ways = {"embedded": stack.enter_context(embedded(workload, options.device, options.slots, options.threads))}
         for batches in (1, 2) if options.quick else (1, 2, 4):
             ways[f"generate, {batches} batch(es)"] = stack.enter_context(generate(workload, options.device, batches))

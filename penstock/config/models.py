@@ -65,8 +65,8 @@ class BufferConfig(Section):
 class OptimizerConfig(Section):
     """AdamW and its schedule."""
 
-    lr: PositiveFloat = 1e-6
-    """Peak learning rate."""
+    lr: NonNegativeFloat = 1e-6
+    """Peak learning rate; 0 leaves the weights as they are, to see how far engine and trainer agree."""
     betas: Annotated[tuple[Beta, Beta], Field(strict=False)] = (0.9, 0.999)
     """AdamW's moment decay rates, each at least 0 and below 1."""
     eps: PositiveFloat = 1e-8

@@ -79,6 +79,10 @@ class FailureConfig(Section):
     """`shrink`: the step goes on with one group less. `replace`: the next prompt takes its place."""
     min_groups_per_step: PositiveInt = 1
     """With `shrink`: a step that would have fewer groups than this stops the run."""
+    stall_seconds: PositiveFloat = 300.0
+    """Without a committed group or a finished step for this long, the run says what everything waits for."""
+    on_stall: Literal["report", "stop"] = "report"
+    """Whether a stall also stops the run."""
     max_redispatches: PositiveInt = 8
     """How often a prompt whose group was evicted or aborted is dispatched again before it is dropped."""
 

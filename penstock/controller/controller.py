@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from penstock.buffer.replay_buffer import ReplayBuffer
 from penstock.config.models import RunConfig
@@ -14,6 +15,7 @@ from penstock.controller.drops import DropBook
 from penstock.controller.rollout_pump import RolloutPump
 from penstock.controller.throughput import Throughput
 from penstock.controller.train_pump import FinishedStep, TrainPump, TrainPumpSettings
+from penstock.controller.watchdog import Watchdog
 from penstock.controller.weight_sync import WeightSync
 from penstock.controller.work_queue import WorkQueue
 from penstock.data_plane.client import DataPlaneClient
@@ -84,6 +86,31 @@ class SingleController:
             TrainPumpSettings(config.training, config.data.partial_step, fixed_chunks=config.deterministic),
             self._step_finished,
         )
+        self.watchdog = Watchdog(
+            self._progress,
+            self.diagnosis,
+            events,
+            stall_seconds=config.rollout.failure.stall_seconds,
+            stop=config.rollout.failure.on_stall == "stop",
+        )
+
+    def diagnosis(self) -> dict[str, Any]:
+        """What every part waits for, for a person to read."""
+        buffer = self._parts.buffer
+        ages = self.rollouts.inflight_ages()
+        return {
+            "rollout_pump": f"waits for {self.rollouts.waiting_for}",
+            "train_pump": f"waits for {self.training.waiting_for}",
+            "groups_in_flight": {group: round(seconds, 1) for group, seconds in ages.items()},
+            "gate": "open" if self.rollouts.gate_open else "closed",
+            "buffer": f"{buffer.reserved} reserved, {buffer.ready} ready, {buffer.free_permits} permits free",
+            "clock": str(buffer.clock),
+            "engines": {engine.name: engine.health().value for engine in self._parts.engines},
+        }
+
+    def _progress(self) -> tuple[int, ...]:
+        buffer = self._parts.buffer
+        return (buffer.clock.step, buffer.dispatched - buffer.reserved, self.drops.dropped)
 
     def stop(self, reason: str) -> None:
         """End the run at the next opportunity: the open step is aborted, nothing already trained is lost."""
@@ -95,7 +122,11 @@ class SingleController:
         """Run to the end; says why it ended (`max_steps`, `data_exhausted`, or the reason given to `stop`)."""
         try:
             async with asyncio.TaskGroup() as pumps:
-                background = [pumps.create_task(self.rollouts.run()), pumps.create_task(self.advantages.run())]
+                background = [
+                    pumps.create_task(self.rollouts.run()),
+                    pumps.create_task(self.advantages.run()),
+                    pumps.create_task(self.watchdog.run()),
+                ]
                 training = pumps.create_task(self.training.run())
                 stopping = pumps.create_task(self._stopped())
                 await asyncio.wait({training, stopping}, return_when=asyncio.FIRST_COMPLETED)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from dataclasses import replace
 
 from penstock.buffer.replay_buffer import ReplayBuffer
@@ -49,6 +50,7 @@ class RolloutPump:
         self._ids = itertools.count()
         self._visits: dict[str, PromptVisit] = {}
         self._attempts: dict[str, asyncio.Task[None]] = {}
+        self._begun: dict[str, float] = {}
         self._stale: set[str] = set()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -123,6 +125,7 @@ class RolloutPump:
         """Generate, write and commit; returns too when the group was aborted as stale."""
         task = asyncio.create_task(self._generate_and_commit(visit, slot))
         self._attempts[slot.group_id] = task
+        self._begun[slot.group_id] = time.monotonic()
         try:
             await task
         except asyncio.CancelledError:
@@ -135,6 +138,7 @@ class RolloutPump:
             self.redispatch(visit, "aborted")
         finally:
             self._attempts.pop(slot.group_id, None)
+            self._begun.pop(slot.group_id, None)
             self._stale.discard(slot.group_id)
 
     async def _generate_and_commit(self, visit: PromptVisit, slot: Slot) -> None:
@@ -183,6 +187,16 @@ class RolloutPump:
             if task is not None:
                 self._stale.add(slot.group_id)
                 task.cancel()
+
+    def inflight_ages(self) -> dict[str, float]:
+        """Seconds since the running attempt of each group in flight began."""
+        now = time.monotonic()
+        return {group_id: now - begun for group_id, begun in self._begun.items()}
+
+    @property
+    def gate_open(self) -> bool:
+        """Whether groups may be dispatched."""
+        return self._gate.is_set()
 
     def close_gate(self) -> None:
         """Dispatch nothing until `open_gate`."""

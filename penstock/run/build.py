@@ -24,6 +24,10 @@ from penstock.training.interface import Trainer
 from penstock.training.workers.local import LocalTrainer
 from penstock.weights.hf import load_model, load_tokenizer, pick_device, silence_progress_bars
 
+_ENGINES = {"embedded": EmbeddedEngine}
+_TRAINERS = {"local": LocalTrainer}
+_DATA_PLANES = {"memory": MemoryDataPlane}
+
 
 @dataclass(frozen=True)
 class Serving:
@@ -65,7 +69,7 @@ def build_serving(config: RunConfig, *, trains_too: bool) -> Serving:
     hf_tokenizer = load_tokenizer(config.model)
     environment = make_environment(config.rollout.environment, config.data, seed=config.seed)
     model = load_model(config.model, pick_device(config.runtime.device))
-    engine = EmbeddedEngine(
+    engine = _ENGINES[config.rollout.engine.kind](
         copy.deepcopy(model) if trains_too else model,
         slots=config.rollout.engine.slots,
         max_context=config.rollout.engine.max_context,
@@ -88,7 +92,7 @@ def build_training(config: RunConfig, serving: Serving) -> Training:
     n = config.training.prompt_groups_per_step
     sampler = make_sampler(config.sampler, n, config.deterministic)
     check_capacity(sampler, config.buffer.max_buffered_groups, config.training.min_groups_per_chunk)
-    data_plane = MemoryDataPlane()
+    data_plane = _DATA_PLANES[config.data_plane.adapter]()
     data_plane.register_partition(PARTITION, (*fields.ROLLOUT_FIELDS, fields.ADVANTAGE))
     stream = PromptStream(
         serving.environment.prompts(Split.TRAIN),
@@ -102,7 +106,7 @@ def build_training(config: RunConfig, serving: Serving) -> Training:
     return Training(
         stream=stream,
         manager=RolloutManager(serving.engine, serving.environment, serving.tokenizer, data_plane, settings),
-        trainer=LocalTrainer(
+        trainer=_TRAINERS[config.training.backend](
             serving.model,
             data_plane,
             config.algorithm,

@@ -13,7 +13,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class StopSignals:
-    """Inside the `with` block a signal cancels the current task; inside `stopping(stop)` the first calls `stop` instead.
+    """Inside the `with` block a signal cancels the current task; inside `stopping(stop)` the first calls `stop`.
 
     Does nothing outside the main thread, where Python delivers no signals.
     """

@@ -55,7 +55,7 @@ def test_aliases_of_other_trainers_point_to_settings_that_exist() -> None:
         ("training__optimizer__lr", "fast", "training.optimizer.lr: expected a number, got 'fast'"),
         ("training__optimizer__lr", "0.1", "training.optimizer.lr: expected a number, got '0.1'; remove the quotes"),
         ("training__optimizer__lr", None, "training.optimizer.lr: expected a number, got nothing"),
-        ("training__optimizer__lr", 0, "training.optimizer.lr: must be more than 0, got 0"),
+        ("training__optimizer__eps", 0, "training.optimizer.eps: must be more than 0, got 0"),
         ("training__optimizer__lr", float("inf"), "training.optimizer.lr: must be a finite number, got inf"),
         ("training__optimizer__betas", [0.9], "training.optimizer.betas: takes 2 values, got 1"),
         ("training__optimizer__betas", [], "training.optimizer.betas: takes 2 values, got 0"),

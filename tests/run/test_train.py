@@ -135,3 +135,14 @@ def test_checkpoints_come_every_so_many_steps_and_old_ones_go(make_config: Confi
     result = penstock.train(config)
     kept = sorted(path.name for path in (result.run_dir / "checkpoints").iterdir())
     assert kept == ["step_3", "step_4"]
+
+
+def test_fifty_syncs_without_learning_keep_engine_and_trainer_together(make_config: ConfigMaker) -> None:
+    config = make_config(
+        **{"training.max_steps": 50, "training.optimizer.lr": 0, "data.train_size": 200, "eval": {"at_start": False}}
+    )
+    lines = steps(penstock.train(config).run_dir)
+    assert [line["train/version"] for line in lines] == list(range(1, 51))
+    mismatch = [line["train/mismatch_logprob_max_abs"] for line in lines]
+    assert max(mismatch[-10:]) <= 2 * max(mismatch[:10])
+    assert max(mismatch) < 1e-5
