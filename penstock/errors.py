@@ -45,6 +45,10 @@ class NonFiniteError(PenstockError):
     """A loss or gradient norm that is NaN or infinite, with the groups that were in the step."""
 
 
+class CheckpointError(PenstockError):
+    """A checkpoint could not be written; the ones before it are untouched."""
+
+
 class DataPlaneError(PenstockError):
     """The data plane could not do what was asked."""
 

@@ -29,7 +29,11 @@ def main() -> int:
     started = time.monotonic()
     silence_progress_bars()
     config = penstock.load_config(HERE / "config.yaml", sys.argv[1:])
-    for folder in (config.run_dir, config.model.path):
+    own = penstock.load_config(HERE / "config.yaml")
+    if (config.run_dir, config.model.path) != (own.run_dir, own.model.path):
+        print("the demo starts from nothing each time: it does not touch folders other than its own")
+        return 2
+    for folder in (own.run_dir, own.model.path):
         if Path(folder).exists():
             print(f"removing {folder} of an earlier demo")
             shutil.rmtree(folder)

@@ -109,6 +109,16 @@ class ReplayBuffer:
         """Nothing is under way and nothing will be: what is ready now is all there is."""
         return not self._intake_open and self._reserved == 0
 
+    @property
+    def stamps_bind(self) -> bool:
+        """Whether a group can only be trained in the step it is stamped for; a sampler that does not say means no."""
+        return bool(getattr(self._sampler, "stamps_bind", False))
+
+    @property
+    def starved(self) -> bool:
+        """Nothing is under way or selectable, and nothing may be dispatched: only a new step or version can help."""
+        return self._reserved == 0 and self.selectable() == 0 and self.try_admission() is None
+
     def is_reserved(self, group_id: str) -> bool:
         """Whether the group is under way."""
         slot = self._slots.get(group_id)

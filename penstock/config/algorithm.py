@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat
+from pydantic import Field, PositiveFloat
 
 from penstock.config.base import Section
 
@@ -45,7 +45,7 @@ class TruncatedImportanceSampling(Section):
 
     kind: Literal["tis"] = "tis"
     """Name of the correction."""
-    cap: NonNegativeFloat = 2.0
+    cap: PositiveFloat = 2.0
     """The largest weight."""
 
 

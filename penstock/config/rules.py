@@ -28,6 +28,8 @@ def contradictions(config: RunConfig) -> list[str]:
 def idle_settings(config: RunConfig) -> dict[str, str]:
     """Settings that have no effect beside the others, with the reason: an error when set, left out of a dump."""
     idle = {}
+    if config.sampler.kind == "on_policy":
+        idle["weights.kv_cache"] = "has no effect with the on_policy sampler: no request runs while weights change"
     if config.weights.update == "drain":
         idle["weights.kv_cache"] = "has no effect with update = drain, where no request is running; remove it"
     if config.rollout.failure.on_drop == "replace":
@@ -80,6 +82,11 @@ def _sampler_rules(config: RunConfig) -> Iterator[str]:
             f"rollout.failure.min_groups_per_step: {failure.min_groups_per_step} is more than "
             f"training.prompt_groups_per_step = {n}"
         )
+    if failure.on_drop == "shrink" and config.sampler.kind == "windowed" and config.sampler.over_sampling:
+        yield (
+            "rollout.failure.on_drop: with sampler.over_sampling the next ready group takes a dropped one's place, so "
+            "no step shrinks; use replace"
+        )
 
 
 def _algorithm_rules(config: RunConfig) -> Iterator[str]:
@@ -126,5 +133,10 @@ def _section_rules(config: RunConfig) -> Iterator[str]:
         if config.data.train_path is None:
             yield "data.train_path: is needed with rollout.environment.kind = function"
     optimizer = config.training.optimizer
+    if config.training.max_steps is not None and optimizer.warmup_steps >= config.training.max_steps:
+        yield (
+            f"training.optimizer.warmup_steps: {optimizer.warmup_steps} steps of warm-up do not end before "
+            f"training.max_steps = {config.training.max_steps}; use fewer"
+        )
     if optimizer.schedule in _FALLING and config.training.max_steps is None:
         yield f"training.max_steps: is needed with training.optimizer.schedule = {optimizer.schedule}, to know its end"

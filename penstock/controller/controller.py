@@ -4,43 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
 from typing import Any
 
-from penstock.buffer.replay_buffer import ReplayBuffer
 from penstock.config.models import RunConfig
 from penstock.controller.advantage_pump import AdvantagePump
 from penstock.controller.drops import DropBook
+from penstock.controller.parts import Parts
 from penstock.controller.rollout_pump import RolloutPump
 from penstock.controller.throughput import Throughput
 from penstock.controller.train_pump import FinishedStep, TrainPump, TrainPumpSettings
 from penstock.controller.watchdog import Watchdog
 from penstock.controller.weight_sync import WeightSync
 from penstock.controller.work_queue import WorkQueue
-from penstock.data_plane.client import DataPlaneClient
-from penstock.observe.events import EventLog
-from penstock.rollout.engines.base import GenerationEngine
-from penstock.rollout.manager import RolloutManager
-from penstock.rollout.prompts import PromptStream
-from penstock.training.interface import Trainer
-from penstock.weights.synchronizer import WeightSynchronizer
 
 AfterStep = Callable[[int, dict[str, float]], Awaitable[None]]
 """Called with the number of finished steps and the step's flat metrics, before the next step begins."""
-
-
-@dataclass(frozen=True)
-class Parts:
-    """What the controller runs on; built by `penstock.run`, or by hand in tests."""
-
-    stream: PromptStream
-    manager: RolloutManager
-    engines: Sequence[GenerationEngine]
-    trainer: Trainer
-    buffer: ReplayBuffer
-    data_plane: DataPlaneClient
-    events: EventLog
 
 
 class SingleController:
@@ -57,39 +36,18 @@ class SingleController:
         self._stop_reason: str | None = None
         self._stopping = asyncio.Event()
         self._throughput = Throughput(parts.engines)
-        buffer, events = parts.buffer, parts.events
-        n = config.training.prompt_groups_per_step
-        self.drops = DropBook(config.rollout.failure, n, events)
-        self.rollouts = RolloutPump(
-            parts.manager,
-            buffer,
-            parts.data_plane,
-            WorkQueue(parts.stream, buffer),
-            self.drops,
-            events,
-            config.rollout.failure,
-            config.rollout.max_inflight_groups,
-        )
+        self.drops = DropBook(config.rollout.failure, config.training.prompt_groups_per_step, parts.events)
+        self.rollouts = RolloutPump(parts, WorkQueue(parts.stream, parts.buffer), self.drops, config.rollout)
         self.advantages = AdvantagePump(parts.data_plane, config.algorithm.advantage)
-        sync = WeightSync(
-            parts.trainer, WeightSynchronizer(parts.engines), self.rollouts, buffer, events, config.weights.update
-        )
+        self.sync = WeightSync(parts, self.rollouts, config.weights.update)
+        settings = TrainPumpSettings(config.training, config.data.partial_step, fixed_chunks=config.deterministic)
         self.training = TrainPump(
-            parts.trainer,
-            buffer,
-            parts.data_plane,
-            self.advantages,
-            self.rollouts,
-            sync,
-            self.drops,
-            events,
-            TrainPumpSettings(config.training, config.data.partial_step, fixed_chunks=config.deterministic),
-            self._step_finished,
+            parts, self.advantages, self.rollouts, self.sync, self.drops, settings, self._step_finished
         )
         self.watchdog = Watchdog(
             self._progress,
             self.diagnosis,
-            events,
+            parts.events,
             stall_seconds=config.rollout.failure.stall_seconds,
             stop=config.rollout.failure.on_stall == "stop",
         )
@@ -110,10 +68,10 @@ class SingleController:
 
     def _progress(self) -> tuple[int, ...]:
         buffer = self._parts.buffer
-        return (buffer.clock.step, buffer.dispatched - buffer.reserved, self.drops.dropped)
+        return (buffer.clock.step, self.rollouts.committed, self.training.chunks_trained, self.drops.dropped)
 
     def stop(self, reason: str) -> None:
-        """End the run at the next opportunity: the open step is aborted, nothing already trained is lost."""
+        """End the run now: the open step is aborted, or carried to its end if its optimizer has begun."""
         if self._stop_reason is None:
             self._stop_reason = reason
             self._stopping.set()
@@ -136,6 +94,7 @@ class SingleController:
         except BaseExceptionGroup as errors:
             first = _first_error(errors)
             raise first from first.__cause__
+        await self.sync.catch_up()
         return reason
 
     async def _stopped(self) -> str:
@@ -151,7 +110,7 @@ class SingleController:
     async def _step_finished(self, finished: FinishedStep) -> None:
         buffer, counts = self._parts.buffer, self._parts.events.counts
         metrics = {"step": float(finished.step_id + 1)} | finished.metrics
-        metrics |= self._throughput.of_step(metrics, finished.seconds)
+        metrics |= self._throughput.of_step(metrics)
         metrics |= {
             "train/version": float(finished.result.version),
             "timing/step_s": finished.seconds,
@@ -159,10 +118,12 @@ class SingleController:
             "buffer/ready": float(buffer.ready),
             "buffer/reserved": float(buffer.reserved),
             "rollout/groups_dispatched": float(buffer.dispatched),
+            "rollout/groups_committed": float(self.rollouts.committed),
             "rollout/groups_evicted": float(counts.get("group_evicted", 0)),
             "rollout/groups_aborted": float(counts.get("group_aborted", 0)),
             "rollout/groups_retried": float(counts.get("rollout_retried", 0)),
             "rollout/prompts_dropped": float(self.drops.dropped),
+            "rollout/prompts_replaced": float(self.drops.dropped if self.drops.returns_quota else 0),
         }
         await self._after_step(finished.step_id + 1, metrics)
 

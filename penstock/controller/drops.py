@@ -14,67 +14,75 @@ from penstock.rollout.prompts import PromptVisit
 class DropBook:
     """Counts drops against `max_dropped_prompts`, and tells the train pump by how many groups a step shrinks.
 
-    A group stamped for a step shrinks that step, or a later one if that is already full. A group without a stamp
-    shrinks the current step as far as the floor allows, and the ones after it by the rest.
+    A group that only its own step could have trained shrinks that step. Any other shrinks the current step as far as
+    there is room above the floor, and the steps after it by the rest.
 
-    Example, `shrink` and N = 4: a drop of a group stamped for step 7 while step 6 is being filled leaves
-    `shortfall(6) = 0` and makes `shortfall(7) = 1`; once step 7 is finished, `settle()` forgets it.
+    Invariant: each drop under `shrink` makes exactly one step smaller by one group, as its unit of quota is gone.
+
+    Example, `shrink` and N = 4: a drop bound to step 7 while step 6 is being filled leaves `shortfall(6, …) = 0` and
+    makes `shortfall(7, …) = 1`; once step 7 is finished, `settle()` forgets it.
     """
 
     def __init__(self, config: FailureConfig, groups_per_step: int, events: EventLog) -> None:
         self._config = config
         self._groups_per_step = groups_per_step
         self._events = events
-        self._stamped: list[int] = []
-        self._unstamped = 0
+        self._bound: list[int] = []
+        self._free = 0
         self._applied = (0, 0)
-        """Stamped and unstamped drops in the last answer of `shortfall`."""
+        """Bound and free drops in the last answer of `shortfall`."""
         self.dropped = 0
         self.changed = asyncio.Event()
-        """Set at each drop under `shrink`; the train pump clears it."""
+        """Set at each drop under `shrink`; the train pump clears it before it asks for the shortfall."""
 
     @property
     def returns_quota(self) -> bool:
         """Whether a dropped group's place is given to the next prompt."""
         return self._config.on_drop == "replace"
 
-    def drop(self, visit: PromptVisit, target_step: int | None, reason: str, *, shrinks: bool) -> None:
-        """Record a drop; raises `TooManyDrops` when the budget is spent.
+    @property
+    def deferred(self) -> int:
+        """Drops that the last answer of `shortfall` left for later steps, for want of room above the floor."""
+        return self._free - self._applied[1]
 
-        `shrinks` says that the group kept its unit of quota, so that some step must do with one group less.
-        """
+    def drop(self, visit: PromptVisit, reason: str) -> None:
+        """Record a drop; raises `TooManyDrops` when the budget is spent."""
         self.dropped += 1
-        self._events.emit(
-            "prompt_dropped", epoch=visit.epoch, prompt_id=visit.prompt.prompt_id, reason=reason, step=target_step
-        )
+        self._events.emit("prompt_dropped", epoch=visit.epoch, prompt_id=visit.prompt.prompt_id, reason=reason)
         if self.dropped > self._config.max_dropped_prompts:
             raise TooManyDrops(
                 f"prompt {visit.key} was dropped, which makes {self.dropped} with "
                 f"rollout.failure.max_dropped_prompts = {self._config.max_dropped_prompts}. Cause: {reason}"
             )
-        if shrinks:
-            if target_step is None:
-                self._unstamped += 1
-            else:
-                bisect.insort(self._stamped, target_step)
-            self.changed.set()
 
-    def shortfall(self, step: int) -> int:
-        """By how many groups `step` is to be smaller; raises where that leaves too few."""
-        stamped = bisect.bisect_right(self._stamped, step)
+    def shrink(self, bound_step: int | None) -> None:
+        """A dropped group kept its unit of quota: `bound_step`, or where None any step, must do with one group less."""
+        if bound_step is None:
+            self._free += 1
+        else:
+            bisect.insort(self._bound, bound_step)
+        self.changed.set()
+
+    def shortfall(self, step: int, groups: int) -> int:
+        """By how many groups `step`, which has `groups` so far, is to be smaller; raises where that leaves too few."""
         floor = self._config.min_groups_per_step
-        if stamped and self._groups_per_step - stamped < floor:
-            raise TooManyDrops(
-                f"step {step} lost {stamped} of {self._groups_per_step} groups to failures, which leaves fewer than "
-                f"rollout.failure.min_groups_per_step = {floor}"
-            )
-        unstamped = min(self._unstamped, max(self._groups_per_step - stamped - floor, 0))
-        self._applied = (stamped, unstamped)
-        return stamped + unstamped
+        bound = bisect.bisect_right(self._bound, step)
+        if self._groups_per_step - bound < floor:
+            raise self.too_few(step, bound)
+        room = self._groups_per_step - bound - max(groups, floor)
+        self._applied = (bound, min(self._free, max(room, 0)))
+        return sum(self._applied)
+
+    def too_few(self, step: int, lost: int) -> TooManyDrops:
+        """The error of a step that cannot have as many groups as it must."""
+        return TooManyDrops(
+            f"step {step} lost {lost} of {self._groups_per_step} groups to failures, which leaves fewer than "
+            f"rollout.failure.min_groups_per_step = {self._config.min_groups_per_step}"
+        )
 
     def settle(self) -> None:
         """The step that `shortfall` was last asked for is finished: what it was smaller by is accounted for."""
-        stamped, unstamped = self._applied
-        del self._stamped[:stamped]
-        self._unstamped -= unstamped
+        bound, free = self._applied
+        del self._bound[:bound]
+        self._free -= free
         self._applied = (0, 0)

@@ -12,9 +12,10 @@ from penstock.controller.advantage_pump import ScoredChunk
 from penstock.controller.failure import describe
 from penstock.controller.step_stats import StepStats
 from penstock.data_plane.meta import KVBatchMeta
-from penstock.errors import StepStateError
+from penstock.errors import NonFiniteError, StepStateError
 from penstock.observe.events import EventLog
 from penstock.training.interface import ChunkResult, StepResult, Trainer
+from penstock.training.step import OptimizerStepError
 
 _QUEUED_AHEAD = 1
 """Chunks queued behind the one that trains: enough that the trainer never waits for the pump, few enough that groups
@@ -24,15 +25,15 @@ which become ready meanwhile still join a larger chunk."""
 class OpenStep:
     """Feeds one step to the trainer.
 
-    Invariant: `metas` holds every chunk handed over so far, in order; their rows stay in the data plane until the step
-    has ended, so that a failed forward or backward pass can be repeated from them.
+    Invariant: `slots` holds every group taken for the step so far; their rows stay in the data plane until the step has
+    ended, so that a pass that failed before the optimizer ran can be repeated from them.
     """
 
     def __init__(self, step_id: int, trainer: Trainer, events: EventLog, attempts: int) -> None:
         self.step_id = step_id
         self.slots: list[Slot] = []
-        self.metas: list[KVBatchMeta] = []
         self.stats = StepStats()
+        self.chunks_trained = 0
         self._trainer = trainer
         self._events = events
         self._attempts_left = attempts - 1
@@ -42,30 +43,42 @@ class OpenStep:
 
     @property
     def groups(self) -> int:
-        """Groups handed over so far."""
+        """Groups taken so far."""
         return len(self.slots)
 
-    async def feed(self, slots: Sequence[Slot], chunk: ScoredChunk, trainer_version: int) -> None:
-        """Queue a chunk; returns while it trains. A chunk without valid tokens is only remembered."""
+    def take(self, slots: Sequence[Slot]) -> None:
+        """These groups belong to the step from now on, whatever becomes of it."""
         self.slots += slots
-        self.metas.append(chunk.meta)
+
+    async def feed(self, slots: Sequence[Slot], chunk: ScoredChunk, trainer_version: int) -> None:
+        """Queue a chunk of taken groups; returns while it trains. One without valid tokens is only counted."""
         self.stats.add_chunk(chunk, slots, trainer_version)
         if chunk.valid_tokens == 0:
             return
         self._trainable.append(chunk.meta)
-        await self._queue(chunk.meta)
+        try:
+            await self._queue(chunk.meta)
+        except Exception as error:  # noqa: BLE001 - replayed, or raised when attempts are spent
+            await self._replay(error)
         await self._reap(_QUEUED_AHEAD)
 
     async def finish(self, version: int) -> StepResult:
         """Wait for the queued chunks and close the step; one that never had valid tokens changes nothing."""
-        await self._reap(0)
-        if not self._begun:
-            return StepResult(self.step_id, updated=False, version=version, metrics={"empty_steps": 1.0})
-        before = time.monotonic()
-        result = await self._trainer.finish_train_step(self.step_id)
-        self.stats.times.finish = time.monotonic() - before
-        self._begun = False
-        return result
+        while True:
+            await self._reap(0)
+            if not self._begun:
+                return StepResult(self.step_id, updated=False, version=version, metrics={"empty_steps": 1.0})
+            before = time.monotonic()
+            try:
+                result = await self._trainer.finish_train_step(self.step_id)
+            except (NonFiniteError, OptimizerStepError):
+                raise
+            except Exception as error:  # noqa: BLE001 - the optimizer has not run: replayed like a failed pass
+                await self._replay(error)
+                continue
+            self.stats.times.finish = time.monotonic() - before
+            self._begun = False
+            return result
 
     async def abandon(self) -> None:
         """Drop everything the trainer accumulated."""
@@ -89,6 +102,7 @@ class OpenStep:
                 await self._replay(error)
                 continue
             self._queued.popleft()
+            self.chunks_trained += 1
             self.stats.times.train_busy += result.seconds
 
     async def _replay(self, error: Exception) -> None:

@@ -7,15 +7,13 @@ import itertools
 import time
 from dataclasses import replace
 
-from penstock.buffer.replay_buffer import ReplayBuffer
 from penstock.buffer.slots import Admission, Slot
-from penstock.config.rollout import FailureConfig
+from penstock.config.rollout import RolloutConfig
 from penstock.controller.drops import DropBook
 from penstock.controller.failure import Attempts, classify, describe, retry_delay
+from penstock.controller.parts import Parts
 from penstock.controller.work_queue import WorkQueue
-from penstock.data_plane.client import DataPlaneClient
-from penstock.observe.events import EventLog
-from penstock.rollout.manager import RolloutManager
+from penstock.errors import FailureKind
 from penstock.rollout.prompts import PromptVisit
 
 
@@ -26,25 +24,15 @@ class RolloutPump:
     its siblings; only a spent drop budget, or a bug, ends the pump.
     """
 
-    def __init__(
-        self,
-        manager: RolloutManager,
-        buffer: ReplayBuffer,
-        data_plane: DataPlaneClient,
-        work: WorkQueue,
-        drops: DropBook,
-        events: EventLog,
-        failure: FailureConfig,
-        max_inflight_groups: int,
-    ) -> None:
-        self._manager = manager
-        self._buffer = buffer
-        self._data_plane = data_plane
+    def __init__(self, parts: Parts, work: WorkQueue, drops: DropBook, config: RolloutConfig) -> None:
+        self._manager = parts.manager
+        self._buffer = parts.buffer
+        self._data_plane = parts.data_plane
+        self._events = parts.events
         self._work = work
         self._drops = drops
-        self._events = events
-        self._failure = failure
-        self._permits = asyncio.Semaphore(max_inflight_groups)
+        self._failure = config.failure
+        self._permits = asyncio.Semaphore(config.max_inflight_groups)
         self._gate = asyncio.Event()
         self._gate.set()
         self._ids = itertools.count()
@@ -54,6 +42,8 @@ class RolloutPump:
         self._stale: set[str] = set()
         self._idle = asyncio.Event()
         self._idle.set()
+        self.committed = 0
+        """Groups that became ready so far."""
         self.waiting_for = "start"
         """For diagnosis: what the pump waits for now."""
 
@@ -94,26 +84,18 @@ class RolloutPump:
         attempts = Attempts()
         try:
             while True:
-                try:
-                    await self._attempt(visit, slot)
+                failure = await self._attempt(visit, slot)
+                if failure is None:
                     return
-                except Exception as error:  # noqa: BLE001 - classified, retried or dropped with its cause
-                    kind = classify(error)
-                    attempts = attempts.after(kind)
-                    delay = retry_delay(attempts, kind, self._failure)
-                    if delay is None:
-                        self._drop(visit, slot, describe(error))
-                        return
-                    self._events.emit(
-                        "rollout_retried",
-                        group_id=slot.group_id,
-                        prompt_id=visit.prompt.prompt_id,
-                        kind=kind.value,
-                        attempt=attempts.infra + attempts.data,
-                        cause=describe(error),
-                    )
-                    await asyncio.sleep(delay)
-                    slot = self._retry(visit, slot)
+                kind = classify(failure)
+                attempts = attempts.after(kind)
+                delay = retry_delay(attempts, kind, self._failure)
+                if delay is None:
+                    self._drop(visit, slot, describe(failure))
+                    return
+                self._note_retry(visit, slot, kind, attempts, failure)
+                await asyncio.sleep(delay)
+                slot = self._retry(visit, slot)
         finally:
             self._permits.release()
             if self._buffer.is_reserved(slot.group_id):
@@ -121,25 +103,31 @@ class RolloutPump:
             if self._buffer.reserved == 0:
                 self._idle.set()
 
-    async def _attempt(self, visit: PromptVisit, slot: Slot) -> None:
-        """Generate, write and commit; returns too when the group was aborted as stale."""
+    async def _attempt(self, visit: PromptVisit, slot: Slot) -> Exception | None:
+        """Generate, write and commit once; what it failed with, or None when the group was committed or aborted."""
         task = asyncio.create_task(self._generate_and_commit(visit, slot))
         self._attempts[slot.group_id] = task
         self._begun[slot.group_id] = time.monotonic()
         try:
-            await task
+            await asyncio.wait({task})
         except asyncio.CancelledError:
-            current = asyncio.current_task()
-            if slot.group_id not in self._stale or (current is not None and current.cancelling()):
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
-                raise
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            raise
+        finally:
+            del self._attempts[slot.group_id], self._begun[slot.group_id]
+            stale = slot.group_id in self._stale
+            self._stale.discard(slot.group_id)
+        if stale and task.cancelled():
             self._end(slot.group_id, return_quota=True)
             self.redispatch(visit, "aborted")
-        finally:
-            self._attempts.pop(slot.group_id, None)
-            self._begun.pop(slot.group_id, None)
-            self._stale.discard(slot.group_id)
+            return None
+        if task.cancelled():
+            return RuntimeError("the rollout was cancelled from the inside, by its environment or engine")
+        error = task.exception()
+        if error is None or isinstance(error, Exception):
+            return error
+        raise error
 
     async def _generate_and_commit(self, visit: PromptVisit, slot: Slot) -> None:
         pushed = await self._manager.generate_and_push(visit, slot.group_id, slot.start_version)
@@ -148,6 +136,19 @@ class RolloutPump:
         except BaseException:
             await self._data_plane.clear_samples_async(pushed.meta.sample_ids, pushed.meta.partition_id)
             raise
+        self.committed += 1
+
+    def _note_retry(
+        self, visit: PromptVisit, slot: Slot, kind: FailureKind, attempts: Attempts, failure: Exception
+    ) -> None:
+        self._events.emit(
+            "rollout_retried",
+            group_id=slot.group_id,
+            prompt_id=visit.prompt.prompt_id,
+            kind=kind.value,
+            attempt=attempts.infra + attempts.data,
+            cause=describe(failure),
+        )
 
     def _retry(self, visit: PromptVisit, slot: Slot) -> Slot:
         fresh = self._buffer.retry(slot.group_id, self._new_group_id(), self._buffer.clock.served_version)
@@ -158,7 +159,9 @@ class RolloutPump:
     def _drop(self, visit: PromptVisit, slot: Slot, reason: str) -> None:
         replaced = self._drops.returns_quota
         self._end(slot.group_id, return_quota=replaced)
-        self._drops.drop(visit, slot.target_step, reason, shrinks=not replaced)
+        self._drops.drop(visit, reason)
+        if not replaced:
+            self._drops.shrink(slot.target_step if self._buffer.stamps_bind else None)
 
     def _end(self, group_id: str, *, return_quota: bool) -> None:
         self._buffer.release(group_id, return_quota=return_quota)
@@ -172,13 +175,16 @@ class RolloutPump:
         return self._visits.pop(group_id)
 
     def redispatch(self, visit: PromptVisit, why: str) -> None:
-        """Send a prompt whose group ended untrained round again, a bounded number of times."""
+        """Send a prompt whose group ended untrained round again, a bounded number of times.
+
+        A prompt dropped here shrinks no step: its group's place was given back when the group ended.
+        """
         again = replace(visit, redispatches=visit.redispatches + 1)
         self._events.emit(f"group_{why}", prompt_id=visit.prompt.prompt_id, redispatches=again.redispatches)
         if again.redispatches > self._failure.max_redispatches:
-            self._drops.drop(visit, None, f"{why} {again.redispatches} times", shrinks=False)
-            return
-        self._work.put_back(again)
+            self._drops.drop(visit, f"{why} {again.redispatches} times (rollout.failure.max_redispatches)")
+        else:
+            self._work.put_back(again)
 
     def abort(self, slots: list[Slot]) -> None:
         """Abort these groups in flight; their prompts are dispatched again."""

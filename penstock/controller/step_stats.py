@@ -11,6 +11,7 @@ from torch import Tensor
 
 from penstock.buffer.slots import Slot
 from penstock.controller.advantage_pump import ScoredChunk
+from penstock.data_plane.fields import group_of
 
 
 @dataclass
@@ -53,7 +54,7 @@ class StepStats:
         """Groups were evicted as stale."""
         for slot in slots:
             if slot.meta is not None:
-                self._evicted_lengths += slot.meta.sequence_lengths
+                self._evicted_lengths += [int(tags["response_length"]) for tags in slot.meta.tags]
 
     def metrics(self) -> dict[str, float]:
         """Flat keys; only what there is data for."""
@@ -65,7 +66,7 @@ class StepStats:
         rewards_S = torch.cat([chunk.rewards_S for chunk in self._chunks])
         lengths_S = torch.cat([chunk.lengths_S for chunk in self._chunks]).float()
         advantages_S = torch.cat([chunk.advantages_S for chunk in self._chunks])
-        tokens = [length for chunk in self._chunks for length in chunk.meta.sequence_lengths]
+        truncated_S = torch.cat([chunk.truncated_S for chunk in self._chunks]).float()
         found |= {
             "train/reward_mean": float(rewards_S.mean()),
             "train/reward_std": float(rewards_S.std(correction=0)),
@@ -75,26 +76,32 @@ class StepStats:
             "train/groups_without_spread": float(self._groups_without_spread()),
             "rollout/response_length_mean": float(lengths_S.mean()),
             "rollout/response_length_max": float(lengths_S.max()),
-            "rollout/truncation_rate": float(torch.cat([c.truncated_S for c in self._chunks]).float().mean()),
-            "rollout/length_trained_mean": sum(tokens) / len(tokens),
+            "rollout/truncation_rate": float(truncated_S.mean()),
             "staleness/lag_mean": sum(self._lags) / len(self._lags),
             "staleness/lag_max": float(max(self._lags)),
             "staleness/token_version_span_max": float(max(self._spans)),
         }
         found |= {f"staleness/lag_histogram/{lag}": float(n) for lag, n in sorted(Counter(self._lags).items())}
-        return found | self._per_environment(rewards_S)
+        return found | self._per_environment(
+            {
+                "train/reward_mean": rewards_S,
+                "rollout/response_length_mean": lengths_S,
+                "rollout/truncation_rate": truncated_S,
+            }
+        )
 
     def _groups_without_spread(self) -> int:
         flat = 0
         for chunk in self._chunks:
             rows_of: dict[str, list[float]] = {}
             for sample, reward in zip(chunk.meta.sample_ids, chunk.rewards_S.tolist(), strict=True):
-                rows_of.setdefault(sample.rpartition("_g")[0], []).append(reward)
+                rows_of.setdefault(group_of(sample), []).append(reward)
             flat += sum(max(rewards) == min(rewards) for rewards in rows_of.values())
         return flat
 
-    def _per_environment(self, rewards_S: Tensor) -> dict[str, float]:
+    def _per_environment(self, columns: dict[str, Tensor]) -> dict[str, float]:
         return {
-            f"train/reward_mean/{name}": float(rewards_S[[e == name for e in self._environments]].mean())
+            f"{key}/{name}": float(values_S[[environment == name for environment in self._environments]].mean())
             for name in dict.fromkeys(self._environments)
+            for key, values_S in columns.items()
         }

@@ -16,24 +16,25 @@ class _Counters:
 
 
 class Throughput:
-    """Differences of counters from one step's end to the next."""
+    """Differences of counters from one step's end to the next, over the time between the two."""
 
     def __init__(self, engines: Sequence[GenerationEngine]) -> None:
         self._engines = engines
-        self._last = self._read()
-        self.started = time.monotonic()
+        self._first = self._last = self._read()
+        self.started = self._last_time = time.monotonic()
 
-    def of_step(self, metrics: Mapping[str, float], seconds: float) -> dict[str, float]:
-        """Rates of the step that just ended, which took `seconds`."""
+    def of_step(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """Rates since the step before ended; what a checkpoint took is in that time."""
         now, before = self._read(), self._last
-        self._last = now
-        seconds = max(seconds, 1e-9)
+        now_time = time.monotonic()
+        seconds = max(now_time - self._last_time, 1e-9)
+        self._last, self._last_time = now, now_time
         generation_busy = (now.slot_seconds - before.slot_seconds) / max(len(self._engines), 1)
         training_busy = metrics.get("timing/train_busy_s", 0.0) + metrics.get("timing/finish_s", 0.0)
         return {
             "throughput/generated_tokens_s": (now.tokens - before.tokens) / seconds,
             "throughput/trained_tokens_s": metrics.get("train/tokens", 0.0) / seconds,
-            "rollout/tokens_generated": float(now.tokens),
+            "rollout/tokens_generated": float(now.tokens - self._first.tokens),
             "timing/generation_busy_s": generation_busy,
             "timing/overlap_efficiency": max(generation_busy, training_busy) / seconds,
         }

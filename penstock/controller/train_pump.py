@@ -8,18 +8,17 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from penstock.buffer.replay_buffer import ReplayBuffer
 from penstock.buffer.slots import Slot
 from penstock.config.models import TrainingConfig
 from penstock.controller.advantage_pump import AdvantagePump
 from penstock.controller.drops import DropBook
 from penstock.controller.open_step import OpenStep
+from penstock.controller.parts import Parts
 from penstock.controller.rollout_pump import RolloutPump
 from penstock.controller.weight_sync import WeightSync
-from penstock.data_plane.client import DataPlaneClient
 from penstock.data_plane.meta import KVBatchMeta
-from penstock.observe.events import EventLog
-from penstock.training.interface import StepResult, Trainer
+from penstock.runtime.cancellation import to_the_end
+from penstock.training.interface import StepResult
 
 
 class Filled(Enum):
@@ -54,31 +53,34 @@ class TrainPumpSettings:
 
 
 class TrainPump:
-    """One step after the other, until the data or `max_steps` ends."""
+    """One step after the other, until the data or `max_steps` ends.
+
+    Cancelling it is safe at any moment: a step whose optimizer has not run is aborted and its rows are cleared; from
+    `finish_train_step` on, the step is carried to its end, metrics included, before the cancellation goes on.
+    """
 
     def __init__(
         self,
-        trainer: Trainer,
-        buffer: ReplayBuffer,
-        data_plane: DataPlaneClient,
+        parts: Parts,
         advantages: AdvantagePump,
         rollouts: RolloutPump,
         sync: WeightSync,
         drops: DropBook,
-        events: EventLog,
         settings: TrainPumpSettings,
         on_step: StepHook,
     ) -> None:
-        self._trainer = trainer
-        self._buffer = buffer
-        self._data_plane = data_plane
+        self._trainer = parts.trainer
+        self._buffer = parts.buffer
+        self._data_plane = parts.data_plane
+        self._events = parts.events
         self._advantages = advantages
         self._rollouts = rollouts
         self._sync = sync
         self._drops = drops
-        self._events = events
         self._settings = settings
         self._on_step = on_step
+        self.chunks_trained = 0
+        """Chunks that were trained in finished steps and the open one."""
         self.waiting_for = "start"
         """For diagnosis: what the pump waits for now."""
 
@@ -99,40 +101,54 @@ class TrainPump:
             if filled is Filled.DATA_ENDED and (step.groups == 0 or self._settings.partial_step == "drop"):
                 await self._drop_partial(step)
                 return self._skip_to_later_groups(step.step_id)
-            self.waiting_for = "the trainer to finish the step"
-            result = await step.finish(self._buffer.clock.trainer_version)
         except BaseException:
-            await asyncio.shield(self._abandon(step))
+            await to_the_end(self._abandon(step))
             raise
-        await self._close(step, result, started)
+        await to_the_end(self._close(step, started), hurry=self._sync.end_of_run)
         return True
 
     async def _fill(self, step: OpenStep) -> Filled:
         """Feed groups to the trainer until the step has all of its groups, or none can come any more."""
         training = self._settings.training
         while True:
-            missing = training.prompt_groups_per_step - self._drops.shortfall(step.step_id) - step.groups
-            if missing <= 0:
+            self._drops.changed.clear()
+            missing = self._missing(step)
+            if missing == 0:
                 return Filled.FULL
             await self._evict(step)
             wanted = min(training.min_groups_per_chunk, missing)
             selectable = await self._await_groups(wanted, step)
+            if self._drops.changed.is_set():
+                continue
             if selectable == 0 and self._buffer.drained and not await self._evict(step):
                 return Filled.DATA_ENDED
             if selectable == 0 or (selectable < wanted and not self._buffer.drained):
                 continue
-            slots = self._buffer.select(wanted if self._settings.fixed_chunks else missing)
-            before = time.monotonic()
-            chunk = await self._advantages.submit(_joined_meta(slots))
-            step.stats.times.advantages += time.monotonic() - before
-            self.waiting_for = "the trainer to take the next chunk"
-            await step.feed(slots, chunk, self._buffer.clock.trainer_version)
+            await self._feed(step, self._buffer.select(wanted if self._settings.fixed_chunks else missing))
+
+    def _missing(self, step: OpenStep) -> int:
+        """How many groups the step still needs; raises where failures leave it fewer than it must have."""
+        n = self._settings.training.prompt_groups_per_step
+        missing = n - step.groups - self._drops.shortfall(step.step_id, step.groups)
+        if missing and self._drops.deferred and self._buffer.starved:
+            raise self._drops.too_few(step.step_id, n - step.groups)
+        return missing
+
+    async def _feed(self, step: OpenStep, slots: Sequence[Slot]) -> None:
+        step.take(slots)
+        before = time.monotonic()
+        self.waiting_for = "advantages"
+        chunk = await self._advantages.submit(_joined_meta(slots))
+        step.stats.times.advantages += time.monotonic() - before
+        self.waiting_for = "the trainer to take the next chunk"
+        trained = step.chunks_trained
+        await step.feed(slots, chunk, self._buffer.clock.trainer_version)
+        self.chunks_trained += step.chunks_trained - trained
 
     async def _await_groups(self, wanted: int, step: OpenStep) -> int:
         """Wait until `wanted` groups are selectable, none can come any more, or the step has shrunk."""
         self.waiting_for = f"{wanted} selectable groups for step {step.step_id}"
         before = time.monotonic()
-        self._drops.changed.clear()
         enough = asyncio.create_task(self._buffer.wait_selectable(wanted, or_evictable=True))
         shrunk = asyncio.create_task(self._drops.changed.wait())
         try:
@@ -152,8 +168,14 @@ class TrainPump:
             self._rollouts.redispatch(self._rollouts.forget(slot.group_id), "evicted")
         return len(evicted)
 
-    async def _close(self, step: OpenStep, result: StepResult, started: float) -> None:
-        """Everything after the optimizer: rows, version, weights, metrics."""
+    async def _close(self, step: OpenStep, started: float) -> None:
+        """Finish the step and everything after it: rows, version, weights, metrics."""
+        self.waiting_for = "the trainer to finish the step"
+        try:
+            result = await step.finish(self._buffer.clock.trainer_version)
+        except BaseException:
+            await self._abandon(step)
+            raise
         await self._clear(step.slots)
         for slot in step.slots:
             self._rollouts.forget(slot.group_id)
@@ -163,7 +185,7 @@ class TrainPump:
             self.waiting_for = "the engines to take the new weights"
             before = time.monotonic()
             report = await self._sync.publish()
-            step.stats.times.sync_pause = report.pause_seconds
+            step.stats.times.sync_pause = report.pause_seconds if report is not None else 0.0
             step.stats.times.sync = time.monotonic() - before
         seconds = time.monotonic() - started
         metrics = {f"train/{name}": value for name, value in result.metrics.items()} | step.stats.metrics()

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Literal
 
-from penstock.buffer.replay_buffer import ReplayBuffer
+from penstock.controller.parts import Parts
 from penstock.controller.rollout_pump import RolloutPump
-from penstock.observe.events import EventLog
-from penstock.training.interface import Trainer
 from penstock.weights.synchronizer import SyncReport, WeightSynchronizer
 
 UpdateMode = Literal["in_flight", "drain", "abort_stale"]
@@ -20,40 +19,53 @@ class WeightSync:
     running groups end first. `abort_stale`: groups that the sampler would never select are aborted before the copy.
     """
 
-    def __init__(
-        self,
-        trainer: Trainer,
-        synchronizer: WeightSynchronizer,
-        pump: RolloutPump,
-        buffer: ReplayBuffer,
-        events: EventLog,
-        mode: UpdateMode,
-    ) -> None:
-        self._trainer = trainer
-        self._synchronizer = synchronizer
+    def __init__(self, parts: Parts, pump: RolloutPump, mode: UpdateMode) -> None:
+        self._trainer = parts.trainer
+        self._buffer = parts.buffer
+        self._events = parts.events
+        self._synchronizer = WeightSynchronizer(parts.engines)
         self._pump = pump
-        self._buffer = buffer
-        self._events = events
         self._mode = mode
+        self._run_is_ending = asyncio.Event()
 
-    async def publish(self) -> SyncReport:
-        """Bring the current version to every engine; the buffer's clock learns it when they serve it."""
+    def end_of_run(self) -> None:
+        """The run is being stopped: do not wait for running groups any more, they will be cancelled."""
+        self._run_is_ending.set()
+
+    async def publish(self) -> SyncReport | None:
+        """Bring the current version to every engine; the buffer's clock learns it when they serve it.
+
+        None where the run was stopped while groups were drained: the engines keep the version they have.
+        """
         if self._mode == "drain":
             self._pump.close_gate()
             try:
-                await self._pump.drain()
-                report = await self._copy()
+                return await self._copy() if await self._drained() else None
             finally:
                 self._pump.open_gate()
-            return report
         if self._mode == "abort_stale":
             self._pump.abort(self._buffer.stale_inflight())
         return await self._copy()
 
+    async def catch_up(self) -> None:
+        """Bring the engines to the trainer's version if they are behind; for when no group is in flight any more."""
+        if self._buffer.clock.served_version < self._buffer.clock.trainer_version:
+            await self._copy()
+
+    async def _drained(self) -> bool:
+        drained = asyncio.create_task(self._pump.drain())
+        ending = asyncio.create_task(self._run_is_ending.wait())
+        try:
+            await asyncio.wait({drained, ending}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            drained.cancel()
+            ending.cancel()
+        return drained.done() and not drained.cancelled()
+
     async def _copy(self) -> SyncReport:
         report = await self._synchronizer.publish(await self._trainer.publish_weights())
-        for name in report.failed:
-            self._events.emit("engine_out_of_service", engine=name, version=report.version)
+        for name, cause in report.failed.items():
+            self._events.emit("engine_out_of_service", engine=name, version=report.version, cause=cause)
         self._buffer.advance(served_version=report.version)
         self._events.emit("weights_published", version=report.version, pause_s=round(report.pause_seconds, 6))
         return report

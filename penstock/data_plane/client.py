@@ -12,6 +12,7 @@ from torch import Tensor
 from penstock.data_plane.columns import Column, JaggedColumn, ObjectColumn
 from penstock.data_plane.meta import KVBatchMeta, Tags
 from penstock.errors import MissingRowError
+from penstock.runtime.cancellation import to_the_end
 
 
 @dataclass(frozen=True)
@@ -104,8 +105,8 @@ class DataPlaneClient(ABC):
         partition_id: str,
         tags: Sequence[Tags] | None = None,
     ) -> None:
-        """`put_samples` off the event loop."""
-        await asyncio.to_thread(self.put_samples, sample_ids, fields, partition_id, tags)
+        """`put_samples` off the event loop. Cancelled, it ends only when the write has, so that a clear can follow."""
+        await to_the_end(asyncio.to_thread(self.put_samples, sample_ids, fields, partition_id, tags))
 
     async def get_samples_async(self, meta: KVBatchMeta, select_fields: Sequence[str]) -> SampleBatch:
         """`get_samples` off the event loop."""
@@ -123,5 +124,5 @@ class DataPlaneClient(ABC):
         return await asyncio.to_thread(self.claim_meta, partition_id, task_name, fields, batch_size, timeout)
 
     async def clear_samples_async(self, sample_ids: Sequence[str], partition_id: str) -> None:
-        """`clear_samples` off the event loop."""
-        await asyncio.to_thread(self.clear_samples, sample_ids, partition_id)
+        """`clear_samples` off the event loop. Cancelled, it ends only when the rows are gone."""
+        await to_the_end(asyncio.to_thread(self.clear_samples, sample_ids, partition_id))

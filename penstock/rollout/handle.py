@@ -77,10 +77,13 @@ class SampleHandle:
             group_id=self.group_id,
         )
         self.turn += 1
+        limit = asyncio.timeout(self.timeout_seconds)
         try:
-            async with asyncio.timeout(self.timeout_seconds):
+            async with limit:
                 return await self.engine.generate(request)
         except TimeoutError as error:
+            if not limit.expired():
+                raise
             raise GenerationTimeout(
                 f"request {request.request_id} took longer than {self.timeout_seconds} s "
                 "(rollout.generation_timeout_seconds)"

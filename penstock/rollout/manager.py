@@ -63,7 +63,7 @@ class RolloutManager:
         try:
             await self._data_plane.put_samples_async(sample_ids, columns, PARTITION)
         except BaseException:
-            await asyncio.shield(self._data_plane.clear_samples_async(sample_ids, PARTITION))
+            await self._data_plane.clear_samples_async(sample_ids, PARTITION)
             raise
         return _describe(sample_ids, columns[fields.INPUT_IDS], trajectories, start_version, self._environment.name)
 
@@ -112,7 +112,15 @@ def _describe(
         sample_ids=tuple(sample_ids),
         fields=frozenset(fields.ROLLOUT_FIELDS),
         sequence_lengths=tuple(input_ids.lengths_R.tolist()),
-        tags=tuple({"environment": environment, "first_version": low, "last_version": high} for low, high in spans),
+        tags=tuple(
+            {
+                "environment": environment,
+                "response_length": trajectory.length,
+                "first_version": low,
+                "last_version": high,
+            }
+            for trajectory, (low, high) in zip(trajectories, spans, strict=True)
+        ),
     )
     return PushedGroup(meta, max(high for _, high in spans))
 

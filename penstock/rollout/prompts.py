@@ -77,12 +77,15 @@ def read_jsonl_prompts(path: str, *, prompt_key: str, answer_key: str, limit: in
     if not file.is_file():
         raise SetupError(f"dataset file {path!r} does not exist")
     prompts: list[Prompt] = []
-    with file.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, start=1):
-            if len(prompts) == limit:
-                break
-            if line.strip():
-                prompts.append(_parse_record(line, f"{path}:{number}", number, prompt_key, answer_key))
+    try:
+        with file.open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines, start=1):
+                if len(prompts) == limit:
+                    break
+                if line.strip():
+                    prompts.append(_parse_record(line, f"{path}:{number}", number, prompt_key, answer_key))
+    except (OSError, UnicodeDecodeError) as error:
+        raise SetupError(f"dataset file {path!r} cannot be read as UTF-8 text: {error}") from error
     ids = [prompt.prompt_id for prompt in prompts]
     if len(set(ids)) != len(ids):
         raise SetupError(f"dataset file {path!r}: two records have the same id")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.buffer.replay_buffer import ReplayBuffer
-from penstock.buffer.samplers.factory import check_capacity, make_sampler
+from penstock.buffer.samplers.factory import make_sampler
 from penstock.config.models import RunConfig
 from penstock.data_plane import fields
 from penstock.data_plane.adapters.memory import MemoryDataPlane
@@ -91,7 +91,6 @@ def build_training(config: RunConfig, serving: Serving) -> Training:
     """Everything that training needs besides `serving`."""
     n = config.training.prompt_groups_per_step
     sampler = make_sampler(config.sampler, n, config.deterministic)
-    check_capacity(sampler, config.buffer.max_buffered_groups, config.training.min_groups_per_chunk)
     data_plane = _DATA_PLANES[config.data_plane.adapter]()
     data_plane.register_partition(PARTITION, (*fields.ROLLOUT_FIELDS, fields.ADVANTAGE))
     stream = PromptStream(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import shutil
 from pathlib import Path
 from typing import Any
 
-from penstock.errors import SetupError
+from penstock.errors import CheckpointError, SetupError
 from penstock.training.interface import Trainer
 
 _NAME = re.compile(r"step_(\d+)")
@@ -28,18 +29,27 @@ class CheckpointStore:
             return final
         draft = self._folder / f".writing_step_{step}"
         try:
-            shutil.rmtree(draft, ignore_errors=True)
-            draft.mkdir(parents=True)
+            await asyncio.to_thread(_make_empty, draft)
             await trainer.save_checkpoint(draft)
-            tokenizer.save_pretrained(draft)
-            (draft / "penstock.json").write_text(json.dumps({"step": step}) + "\n", encoding="utf-8")
-            draft.rename(final)
-        except OSError as error:
+            await asyncio.to_thread(self._complete, draft, final, step, tokenizer)
+        except BaseException as error:
             shutil.rmtree(draft, ignore_errors=True)
-            raise SetupError(f"checkpoint of step {step} could not be written to {self._folder}: {error}") from error
+            if isinstance(error, OSError):
+                raise CheckpointError(f"step {step} could not be saved to {self._folder}: {error}") from error
+            raise
+        return final
+
+    def _complete(self, draft: Path, final: Path, step: int, tokenizer: Any) -> None:
+        tokenizer.save_pretrained(draft)
+        (draft / "penstock.json").write_text(json.dumps({"step": step}) + "\n", encoding="utf-8")
+        draft.rename(final)
         for stale in checkpoints(self._folder)[: -self._keep_latest]:
             shutil.rmtree(stale)
-        return final
+
+
+def _make_empty(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
 
 
 def checkpoints(folder: Path) -> list[Path]:

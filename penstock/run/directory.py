@@ -32,6 +32,7 @@ class RunDirectory:
             raise SetupError(
                 f"run_dir: {str(path)!r} already holds a run; choose another folder (run_dir=...) or remove this one"
             )
+        self.events.unlink(missing_ok=True)
 
     def _take_lock(self) -> None:
         assert self._lock is not None

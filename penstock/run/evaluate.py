@@ -43,7 +43,9 @@ async def evaluate_prompts(serving: Serving, config: RunConfig) -> EvalReport | 
         async with limit:
             return await _play(serving.engine, serving.environment, serving.tokenizer, prompt, sampling, config)
 
-    outcomes = await asyncio.gather(*(one(prompt) for prompt in prompts))
+    async with asyncio.TaskGroup() as tasks:
+        running = [tasks.create_task(one(prompt)) for prompt in prompts]
+    outcomes = [task.result() for task in running]
     played = [outcome for outcome in outcomes if isinstance(outcome, Trajectory)]
     failures = tuple(outcome for outcome in outcomes if isinstance(outcome, str))
     if not played:
@@ -83,12 +85,11 @@ async def _play(
 
 
 def _report(played: Sequence[Trajectory], failures: tuple[str, ...]) -> EvalReport:
-    lengths = [sum(len(s.token_ids) for s in t.segments if s.generation is not None) for t in played]
     return EvalReport(
         reward_mean=sum(t.reward for t in played) / len(played),
         prompts=len(played),
         truncation_rate=sum(t.truncated for t in played) / len(played),
-        response_length_mean=sum(lengths) / len(played),
+        response_length_mean=sum(t.length for t in played) / len(played),
         failures=failures,
     )
 

@@ -10,8 +10,9 @@ from typing import Any
 
 from penstock.config.loading import dump_config
 from penstock.config.models import RunConfig
-from penstock.controller.controller import Parts, SingleController
+from penstock.controller.controller import SingleController
 from penstock.controller.failure import describe
+from penstock.controller.parts import Parts
 from penstock.observe.console import make_console
 from penstock.observe.events import EventLog
 from penstock.run.build import Serving, Training, build_serving, build_training
@@ -80,9 +81,10 @@ class _Run:
 
     async def _serve_and_train(self) -> str:
         self._view.note(f"setting up; files go to {self._directory.path}")
-        serving = build_serving(self._config, trains_too=True)
+        # Off the loop, so that Ctrl-C is heard while a large model loads.
+        serving = await asyncio.to_thread(build_serving, self._config, trains_too=True)
         try:
-            training = build_training(self._config, serving)
+            training = await asyncio.to_thread(build_training, self._config, serving)
             try:
                 return await self._train(serving, training)
             finally:
@@ -106,27 +108,31 @@ class _Run:
         async def after_step(steps: int, metrics: dict[str, float]) -> None:
             every = self._config.checkpoint.every_steps
             if every is not None and steps % every == 0:
-                await self._save(steps, serving, training)
+                metrics["timing/checkpoint_s"] = await self._save(steps, serving, training)
             self._recorder.step(metrics)
 
         controller = SingleController(self._config, parts, after_step)
         started = time.monotonic()
+        tokens_before = serving.engine.stats().tokens_generated
         try:
             with self._signals.stopping(controller.stop):
                 stopped_by = await controller.run()
         finally:
             self._recorder.train_seconds = time.monotonic() - started
-            self._recorder.tokens_generated = serving.engine.stats().tokens_generated
+            self._recorder.tokens_generated = serving.engine.stats().tokens_generated - tokens_before
         if self._config.checkpoint.at_end and training.buffer.clock.step:
             await self._save(training.buffer.clock.step, serving, training)
         if self._config.eval.at_end and stopped_by != "interrupted":
             await self._evaluate(serving, "end")
         return stopped_by
 
-    async def _save(self, step: int, serving: Serving, training: Training) -> None:
+    async def _save(self, step: int, serving: Serving, training: Training) -> float:
+        """Write a checkpoint; the seconds it took."""
         started = time.monotonic()
         path = await self._checkpoints.save(step, training.trainer, serving.hf_tokenizer)
-        self._events.emit("checkpoint_saved", step=step, path=str(path), seconds=round(time.monotonic() - started, 3))
+        seconds = time.monotonic() - started
+        self._events.emit("checkpoint_saved", step=step, path=str(path), seconds=round(seconds, 3))
+        return seconds
 
     async def _evaluate(self, serving: Serving, when: str) -> None:
         self._view.note(f"evaluating at the {when} of the run")

@@ -54,13 +54,22 @@ class WorkerThread:
             error: BaseException | None = None
             try:
                 result = function(*args, **kwargs)
-            except BaseException as raised:  # noqa: BLE001 - handed to the caller, whatever it is
+            except StopIteration as raised:  # a future refuses it
+                error = _wrapped(raised)
+            except Exception as raised:  # noqa: BLE001 - handed to the caller, whatever it is
                 error = raised
+            except BaseException as raised:  # noqa: BLE001 - SystemExit and its like must not end the event loop
+                error = _wrapped(raised)
             if not loop.is_closed():
                 loop.call_soon_threadsafe(settle, result, error)
 
         self._inbox.put(job)
         return future
+
+    def retire(self) -> None:
+        """Let the thread end by itself after the running call; does not wait for it."""
+        self._closed = True
+        self._inbox.put(None)
 
     async def close(self, join_seconds: float = 10.0) -> None:
         """Let queued calls end, then end the thread."""
@@ -68,3 +77,9 @@ class WorkerThread:
             self._closed = True
             self._inbox.put(None)
         await asyncio.to_thread(self._thread.join, join_seconds)
+
+
+def _wrapped(raised: BaseException) -> RuntimeError:
+    error = RuntimeError(f"raised {type(raised).__name__}: {raised}")
+    error.__cause__ = raised
+    return error

@@ -24,6 +24,8 @@ from penstock.errors import (
 from penstock.rollout.engines.base import GenerationRequest
 from penstock.rollout.engines.scripted import ScriptedResponse
 from penstock.rollout.prompts import Prompt
+from penstock.training.interface import StepResult
+from penstock.training.step import OptimizerStepError
 from penstock.training.workers.scripted import ScriptedTrainer
 from tests.support.scripted_run import ScriptedRun, scripted_config
 
@@ -204,3 +206,33 @@ async def test_a_step_that_keeps_failing_stops_the_run_with_the_cause() -> None:
         await run.run()
     assert run.trainer.machine.step_id is None
     assert run.rows_left <= 8
+
+
+async def test_an_error_in_finish_before_the_optimizer_replays_the_step() -> None:
+    class Flaky(ScriptedTrainer):
+        failures = 1
+
+        async def finish_train_step(self, step_id: int) -> StepResult:
+            if self.failures:
+                self.failures -= 1
+                with self.machine.finishing(step_id):
+                    raise RuntimeError("reduction failed")
+            return await super().finish_train_step(step_id)
+
+    run = ScriptedRun(scripted_config(), trainer=Flaky(), prompts=8)
+    assert await run.run() == "data_exhausted"
+    assert len(run.names("step_replayed")) == 1
+    assert run.trainer.version == 2
+
+
+async def test_an_error_of_the_optimizer_itself_is_never_replayed() -> None:
+    class Broken(ScriptedTrainer):
+        async def finish_train_step(self, step_id: int) -> StepResult:
+            with self.machine.finishing(step_id) as commit, commit():
+                raise RuntimeError("bad memory")
+            raise AssertionError
+
+    run = ScriptedRun(scripted_config(training={"train_attempts": 3}), trainer=Broken())
+    with pytest.raises(OptimizerStepError, match="rebuilt from the last checkpoint"):
+        await run.run()
+    assert run.names("step_replayed") == []

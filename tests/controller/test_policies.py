@@ -10,9 +10,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock.rollout.engines.base import GenerationRequest
+from penstock.errors import EnvironmentFailure, TooManyDrops
+from penstock.rollout.engines.base import EngineHealth, GenerationRequest
 from penstock.rollout.engines.scripted import ScriptedResponse
+from penstock.rollout.prompts import Prompt
 from penstock.training.workers.scripted import ScriptedTrainer
+from penstock.weights.source import WeightSource
 from tests.support.scripted_run import ScriptedRun, scripted_config
 
 SAMPLERS: list[dict[str, Any]] = [
@@ -125,6 +128,20 @@ async def test_a_prompt_that_is_aborted_for_ever_is_dropped_in_the_end() -> None
     assert dropped["prompt_id"] == "0"
 
 
+async def test_a_spent_budget_in_the_abort_path_says_so() -> None:
+    config = config_for(
+        {"kind": "windowed", "max_staleness": 1, "over_sampling": True},
+        weights={"update": "abort_stale"},
+        rollout={"failure": {"max_redispatches": 1}},
+        buffer={"max_buffered_groups": 6},
+    )
+    run = ScriptedRun(
+        config, prompts=40, script=lambda r: ScriptedResponse(seconds=30.0 if r.prompt_ids[0] == 0 else 0.0)
+    )
+    with pytest.raises(TooManyDrops, match="aborted 2 times"):
+        await run.run()
+
+
 async def test_stale_ready_groups_are_evicted_and_their_prompts_trained_later() -> None:
     def script(request: GenerationRequest) -> ScriptedResponse:
         return ScriptedResponse(seconds=0.0)
@@ -183,43 +200,69 @@ async def test_stop_aborts_the_open_step_and_returns_the_reason() -> None:
     assert run.rows_left == 0
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+async def outcome(run: ScriptedRun) -> str:
+    """How the run ended; `too few` where a step lost so many groups that the floor was undercut."""
+    try:
+        return await run.run()
+    except TooManyDrops as error:
+        if "min_groups_per_step" not in str(error):
+            raise
+        return "too few"
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     sampler=st.sampled_from(SAMPLERS),
     update=st.sampled_from(["in_flight", "drain"]),
-    chunk=st.integers(1, 4),
-    prompts=st.integers(1, 30),
+    groups_per_step=st.integers(2, 4),
+    chunk=st.integers(1, 2),
+    prompts=st.integers(1, 40),
     inflight=st.integers(1, 12),
-    delays=st.lists(st.integers(0, 4), min_size=30, max_size=30),
-    failing=st.sets(st.integers(0, 29), max_size=4),
+    delays=st.lists(st.integers(0, 4), min_size=40, max_size=40),
+    training_ms=st.integers(0, 4),
+    failing=st.sets(st.integers(0, 39), max_size=8),
     on_drop=st.sampled_from(["shrink", "replace"]),
 )
 def test_any_mix_of_settings_delays_and_failures_ends_with_every_prompt_accounted_for(
     sampler: dict[str, Any],
     update: str,
+    groups_per_step: int,
     chunk: int,
     prompts: int,
     inflight: int,
     delays: list[int],
+    training_ms: int,
     failing: set[int],
     on_drop: str,
 ) -> None:
     if sampler.get("over_sampling"):
-        on_drop = "replace"  # shrink is rejected there
-    failure = {"max_dropped_prompts": 30, "on_drop": on_drop, "data_attempts": 1}
+        on_drop = "replace"  # the configuration rejects shrink there
+    failure = {"max_dropped_prompts": 40, "on_drop": on_drop, "data_attempts": 1}
     config = config_for(
         sampler,
         weights={"update": update},
-        training={"min_groups_per_chunk": chunk},
+        training={"prompt_groups_per_step": groups_per_step, "min_groups_per_chunk": chunk},
         rollout={"max_inflight_groups": inflight, "failure": failure},
     )
+
+    async def reward(prompt: Prompt) -> float:
+        if int(prompt.prompt_id) in failing:
+            await asyncio.sleep(0.003)
+            raise EnvironmentFailure("late")
+        return 1.0
+
     run = ScriptedRun(
         config,
         prompts=prompts,
         script=lambda r: ScriptedResponse(seconds=0.001 * delays[r.prompt_ids[0]]),
-        reward=lambda p: float("nan") if int(p.prompt_id) in failing else 1.0,
+        reward=reward,
+        trainer=ScriptedTrainer(chunk_seconds=lambda meta: 0.001 * training_ms),
     )
-    assert asyncio.run(run.run()) == "data_exhausted"
+    ended = asyncio.run(outcome(run))
+    if ended == "too few":
+        assert on_drop == "shrink"
+        return
+    assert ended == "data_exhausted"
     dropped = Counter(event["prompt_id"] for event in run.names("prompt_dropped"))
     expected = {str(i) for i in failing if i < prompts}
     assert set(dropped) == expected
@@ -227,3 +270,62 @@ def test_any_mix_of_settings_delays_and_failures_ends_with_every_prompt_accounte
     assert len(run.trained_groups) == len(set(run.trained_groups)) == prompts - len(expected)
     assert run.rows_left == 0
     assert run.buffer.free_permits == 32
+
+
+@pytest.mark.parametrize("sampler", [sampler for sampler in SAMPLERS if not sampler.get("over_sampling")], ids=str)
+async def test_a_run_whose_steps_shrink_again_and_again_reaches_its_end(sampler: dict[str, Any]) -> None:
+    async def reward(prompt: Prompt) -> float:
+        if int(prompt.prompt_id) % 7 == 3:
+            await asyncio.sleep(0.01)
+            raise EnvironmentFailure("late")
+        return 1.0
+
+    failure = {"max_dropped_prompts": 99, "on_drop": "shrink", "data_attempts": 1}
+    run = ScriptedRun(
+        config_for(sampler, training={"prompt_groups_per_step": 3}, rollout={"failure": failure}),
+        prompts=140,
+        reward=reward,
+        script=jitter,
+        trainer=ScriptedTrainer(chunk_seconds=lambda meta: 0.004),
+    )
+    assert await run.run() == "data_exhausted"
+    assert len(run.trained_groups) == 120
+
+
+@pytest.mark.parametrize("where", ["finish", "update"])
+async def test_a_stop_after_the_optimizer_began_carries_the_step_to_its_end(where: str) -> None:
+    trainer = ScriptedTrainer(finish_seconds=0.1 if where == "finish" else 0.0)
+    run = ScriptedRun(scripted_config(), prompts=40, trainer=trainer)
+    task = asyncio.create_task(run.run())
+    await asyncio.sleep(0)
+    if where == "update":
+        update = run.engine.update_weights
+
+        async def slow_update(source: WeightSource) -> None:
+            await asyncio.sleep(0.1)
+            await update(source)
+
+        run.engine.update_weights = slow_update  # type: ignore[method-assign]
+    await asyncio.sleep(0.05)
+    run.controller.stop("interrupted")
+    assert await task == "interrupted"
+    finished = len(run.trainer.finished)
+    assert len(run.steps) == finished == run.buffer.clock.step >= 1
+    assert run.buffer.clock.served_version == run.trainer.version == finished
+    assert run.engine.health() is EngineHealth.HEALTHY
+    assert run.rows_left == 0
+
+
+async def test_a_stop_while_groups_are_drained_does_not_wait_for_them() -> None:
+    run = ScriptedRun(
+        config_for({"kind": "windowed", "max_staleness": 1}, weights={"update": "drain"}),
+        prompts=40,
+        script=lambda r: ScriptedResponse(60.0 if r.prompt_ids[0] == 6 else 0.0),
+    )
+    task = asyncio.create_task(run.run())
+    while run.trainer.version < 1:  # noqa: ASYNC110 - the trainer is looked at, not told to signal
+        await asyncio.sleep(0.01)
+    run.controller.stop("interrupted")
+    assert await task == "interrupted"
+    assert len(run.steps) == 1
+    assert run.buffer.clock.served_version == 1

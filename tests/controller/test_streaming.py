@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from penstock.data_plane.meta import KVBatchMeta
@@ -119,3 +121,10 @@ async def test_busy_and_waiting_times_add_up_to_no_more_than_the_step() -> None:
         assert 0.16 < busy <= step["timing/step_s"]
         assert step["timing/exposed_s"] <= step["timing/step_s"]
         assert step["timing/overlap_efficiency"] <= 1.01
+
+
+async def test_slow_work_after_a_step_does_not_inflate_rates() -> None:
+    run = ScriptedRun(scripted_config(), prompts=16, script=slow_prompts(dict.fromkeys(range(16), 0.02)))
+    run.after_step = lambda steps: time.sleep(0.1)
+    await run.run()
+    assert all(step["timing/overlap_efficiency"] <= 1.01 for step in run.steps)

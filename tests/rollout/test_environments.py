@@ -45,6 +45,30 @@ async def test_a_reward_that_hangs_is_given_up_and_does_not_block_the_next(pool:
     release.set()
 
 
+async def test_threads_of_abandoned_rewards_end_when_the_reward_does() -> None:
+    pool = RewardPool(workers=1, timeout_seconds=0.02)
+    release = threading.Event()
+    before = {thread.ident for thread in threading.enumerate()}
+    for _ in range(3):
+        with pytest.raises(EnvironmentTimeout):
+            await pool.score(release.wait)
+    started = [thread for thread in threading.enumerate() if thread.ident not in before]
+    release.set()
+    for thread in started:
+        thread.join(5)
+    assert not any(thread.is_alive() for thread in started)
+
+
+async def test_a_timeout_inside_the_reward_is_its_own_failure_not_our_limit(pool: RewardPool) -> None:
+    def reward() -> float:
+        raise TimeoutError("the judge does not answer")
+
+    with pytest.raises(EnvironmentFailure, match="the judge does not answer") as caught:
+        await pool.score(reward)
+    assert not isinstance(caught.value, EnvironmentTimeout)
+    assert pool.abandoned == 0
+
+
 async def test_no_more_rewards_run_at_a_time_than_there_are_workers() -> None:
     import asyncio
 

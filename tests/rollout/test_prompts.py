@@ -69,3 +69,9 @@ def test_wrong_records_say_where_and_what(tmp_path: Path, text: str, match: str)
 def test_a_missing_file_is_named() -> None:
     with pytest.raises(SetupError, match=r"nowhere\.jsonl"):
         read_jsonl_prompts("nowhere.jsonl", prompt_key="prompt", answer_key="answer", limit=1)
+
+
+def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "d.jsonl").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(SetupError, match="UTF-8"):
+        read_jsonl_prompts(str(tmp_path / "d.jsonl"), prompt_key="prompt", answer_key="answer", limit=1)

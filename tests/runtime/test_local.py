@@ -50,3 +50,27 @@ async def test_close_is_idempotent_and_refuses_further_calls() -> None:
     await worker.close()
     with pytest.raises(RuntimeError, match="closed"):
         worker.call(lambda: None)
+
+
+@pytest.mark.parametrize("raised", [StopIteration("end"), SystemExit(3), KeyboardInterrupt()])
+async def test_what_no_future_may_carry_reaches_the_caller_wrapped(raised: BaseException) -> None:
+    worker = WorkerThread("test")
+
+    def function() -> None:
+        raise raised
+
+    with pytest.raises(RuntimeError, match=type(raised).__name__) as caught:
+        await asyncio.wait_for(worker.call(function), 5)
+    assert caught.value.__cause__ is raised
+    await worker.close()
+
+
+async def test_a_retired_worker_ends_by_itself() -> None:
+    worker = WorkerThread("retired")
+    release = threading.Event()
+    call = worker.call(release.wait, 5)
+    worker.retire()
+    release.set()
+    await call
+    await worker.close()
+    assert "retired" not in {thread.name for thread in threading.enumerate()}

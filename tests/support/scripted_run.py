@@ -10,7 +10,8 @@ from typing import Any
 from penstock.buffer.replay_buffer import ReplayBuffer
 from penstock.buffer.samplers.factory import make_sampler
 from penstock.config.models import RunConfig
-from penstock.controller.controller import Parts, SingleController
+from penstock.controller.controller import SingleController
+from penstock.controller.parts import Parts
 from penstock.data_plane import fields
 from penstock.data_plane.adapters.memory import MemoryDataPlane
 from penstock.observe.events import EventLog

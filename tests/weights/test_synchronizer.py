@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from penstock.errors import WeightSyncError
+from penstock.errors import SetupError, WeightSyncError
 from penstock.weights.source import WeightSource
 from penstock.weights.synchronizer import WeightSynchronizer
 
@@ -18,23 +18,27 @@ class Receiver:
 
     name: str
     fails: bool = False
+    fails_in: str = "update"
     version: int = 0
     serving: bool = True
     calls: list[str] = field(default_factory=list)
 
+    async def _called(self, name: str) -> None:
+        self.calls.append(name)
+        await asyncio.sleep(0)
+        if self.fails and name == self.fails_in:
+            raise RuntimeError("link down")
+
     async def pause(self) -> None:
-        self.calls.append("pause")
         self.serving = False
+        await self._called("pause")
 
     async def resume(self) -> None:
-        self.calls.append("resume")
+        await self._called("resume")
         self.serving = True
 
     async def update_weights(self, source: WeightSource) -> None:
-        self.calls.append("update")
-        await asyncio.sleep(0)
-        if self.fails:
-            raise RuntimeError("link down")
+        await self._called("update")
         self.version = source.version
 
 
@@ -46,17 +50,18 @@ async def test_all_pause_before_any_update_and_resume_on_the_new_version() -> No
     receivers = [Receiver("a"), Receiver("b")]
     report = await WeightSynchronizer(receivers).publish(source(3))
     assert report.version == 3
-    assert report.failed == ()
+    assert report.failed == {}
     assert all(r.calls == ["pause", "update", "resume"] and r.version == 3 and r.serving for r in receivers)
 
 
-async def test_a_receiver_that_fails_stays_out_of_serving_until_a_later_sync() -> None:
-    good, bad = Receiver("good"), Receiver("bad", fails=True)
+@pytest.mark.parametrize("fails_in", ["pause", "update", "resume"])
+async def test_a_receiver_that_fails_stays_out_of_serving_until_a_later_sync(fails_in: str) -> None:
+    good, bad = Receiver("good"), Receiver("bad", fails=True, fails_in=fails_in)
     synchronizer = WeightSynchronizer([good, bad])
     report = await synchronizer.publish(source(1))
-    assert report.failed == ("bad",)
+    assert report.failed == {"bad": "RuntimeError: link down"}
     assert (good.serving, good.version) == (True, 1)
-    assert (bad.serving, bad.version) == (False, 0)
+    assert not bad.serving
     bad.fails = False
     await synchronizer.publish(source(2))
     assert (bad.serving, bad.version) == (True, 2)
@@ -68,3 +73,20 @@ async def test_no_receiver_left_is_an_error_with_the_cause() -> None:
         await WeightSynchronizer([only]).publish(source(1))
     assert isinstance(caught.value.__cause__, RuntimeError)
     assert not only.serving
+
+
+async def test_a_cancelled_sync_is_carried_to_its_end() -> None:
+    receiver = Receiver("a")
+    task = asyncio.create_task(WeightSynchronizer([receiver]).publish(source(1)))
+    while "update" not in receiver.calls:  # noqa: ASYNC110 - the receiver is looked at, not told to signal
+        await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert receiver.serving
+    assert receiver.version == 1
+
+
+def test_receivers_need_names_of_their_own() -> None:
+    with pytest.raises(SetupError, match="names of their own"):
+        WeightSynchronizer([Receiver("a"), Receiver("a")])

@@ -86,6 +86,8 @@ class BucketSampler(ABC):
     """
 
     name: ClassVar[str]
+    stamps_bind: ClassVar[bool] = False
+    """Whether a group can only be trained in the step it is stamped for."""
     prompt_groups_per_step: int
 
     def __post_init__(self) -> None:

@@ -21,6 +21,7 @@ class InOrder(BucketSampler):
     """
 
     name: ClassVar[str] = "in_order"
+    stamps_bind: ClassVar[bool] = True
     lookahead: int = 1
     strict_sequence: bool = False
 

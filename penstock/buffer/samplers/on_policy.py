@@ -15,6 +15,7 @@ class OnPolicy(BucketSampler):
     """Dispatches one step's groups once the engines serve the trainer's version; whatever is older is of no use."""
 
     name: ClassVar[str] = "on_policy"
+    stamps_bind: ClassVar[bool] = True
 
     def admit(self, clock: Clock, quota: QuotaView) -> Admission | None:
         if clock.served_version != clock.trainer_version:

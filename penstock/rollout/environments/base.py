@@ -38,6 +38,11 @@ class Trajectory:
     response_text: str
 
     @property
+    def length(self) -> int:
+        """Tokens that the model generated."""
+        return sum(len(segment.token_ids) for segment in self.segments if segment.generation is not None)
+
+    @property
     def truncated(self) -> bool:
         """The last thing the model wrote hit the token limit."""
         generations = [s.generation for s in self.segments if s.generation is not None]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -45,15 +43,15 @@ class FunctionEnvironment(SingleTurnEnvironment):
 
 
 def import_callable(path: str) -> Callable[..., object]:
-    """The callable that `module:name` means; modules beside the working directory are found too."""
+    """The callable that `module:name` means."""
     module_name, _, name = path.partition(":")
     key = "rollout.environment.function"
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
     try:
         module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise ConfigError([f"{key}: module {module_name!r} cannot be imported: {error}"]) from error
+    except Exception as error:  # whatever a user's module raises while it is imported
+        raise ConfigError(
+            [f"{key}: module {module_name!r} cannot be imported: {type(error).__name__}: {error}"]
+        ) from error
     function = getattr(module, name, None)
     if not callable(function):
         raise ConfigError([f"{key}: module {module_name!r} has no function {name!r}"])

@@ -21,30 +21,31 @@ class RewardPool:
         self._timeout = timeout_seconds
         self._slots = asyncio.Semaphore(workers)
         self._idle: list[WorkerThread] = []
-        self._closed = False
         self.abandoned = 0
 
     async def score(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """`function(*args, **kwargs)` in a thread; its exceptions become `EnvironmentFailure` with the cause kept."""
         async with self._slots:
             worker = self._idle.pop() if self._idle else WorkerThread("penstock-reward")
+            # `wait` tells our own limit from a TimeoutError that the function itself raises.
+            call = worker.call(function, *args, **kwargs)
             try:
-                async with asyncio.timeout(self._timeout):
-                    result = await worker.call(function, *args, **kwargs)
-            except TimeoutError:
-                self.abandoned += 1
-                # Without a cause: a TimeoutError in the chain would read as a failure of the machinery.
+                await asyncio.wait({call}, timeout=self._timeout)
+            finally:
+                if call.done():
+                    self._idle.append(worker)
+                else:
+                    call.cancel()
+                    worker.retire()
+                    self.abandoned += 1
+            if call.cancelled():
                 raise EnvironmentTimeout(
                     f"the reward took longer than {self._timeout} s (rollout.environment.timeout_seconds)"
-                ) from None
-            except asyncio.CancelledError:
-                self.abandoned += 1
-                raise
-            except Exception as error:
-                self._idle.append(worker)
+                )
+            error = call.exception()
+            if error is not None:
                 raise EnvironmentFailure(f"the reward function raised {type(error).__name__}: {error}") from error
-            self._idle.append(worker)
-            return result
+            return call.result()
 
     async def close(self) -> None:
         """End the idle threads."""

@@ -1,0 +1,27 @@
+"""What the controller runs on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from penstock.buffer.replay_buffer import ReplayBuffer
+from penstock.data_plane.client import DataPlaneClient
+from penstock.observe.events import EventLog
+from penstock.rollout.engines.base import GenerationEngine
+from penstock.rollout.manager import RolloutManager
+from penstock.rollout.prompts import PromptStream
+from penstock.training.interface import Trainer
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Built by `penstock.run`, or by hand in tests; shared by all pumps."""
+
+    stream: PromptStream
+    manager: RolloutManager
+    engines: Sequence[GenerationEngine]
+    trainer: Trainer
+    buffer: ReplayBuffer
+    data_plane: DataPlaneClient
+    events: EventLog
