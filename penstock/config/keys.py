@@ -23,7 +23,7 @@ class Place:
     @classmethod
     def of(cls, annotation: Any) -> Place:
         """The place a field with this annotation makes."""
-        return cls(annotation, tuple(t for t in _alternatives(annotation) if _is_section(t)))
+        return cls(annotation, tuple(t for t in members_of(annotation) if _is_section(t)))
 
     @property
     def is_choice(self) -> bool:
@@ -33,17 +33,17 @@ class Place:
     @property
     def is_mapping(self) -> bool:
         """Whether keys may follow that no model lists, as in `rollout.environment.args`."""
-        return any(get_origin(t) is dict for t in _alternatives(self.annotation))
+        return any(get_origin(t) is dict for t in members_of(self.annotation))
 
     @property
     def is_list(self) -> bool:
         """Whether the value is a list."""
-        return any(get_origin(t) in (list, tuple) for t in _alternatives(self.annotation))
+        return any(get_origin(t) in (list, tuple) for t in members_of(self.annotation))
 
     @property
     def takes_text(self) -> bool:
         """Whether the value is text, free or one of some names, and nothing else but null."""
-        alternatives = [t for t in _alternatives(self.annotation) if t is not NoneType]
+        alternatives = [t for t in members_of(self.annotation) if t is not NoneType]
         return bool(alternatives) and all(
             t is str or (get_origin(t) is Literal and all(isinstance(name, str) for name in get_args(t)))
             for t in alternatives
@@ -152,7 +152,7 @@ def required_keys(section: type[Section], prefix: str) -> Iterator[tuple[str, st
             yield join(prefix, name), field.description or ""
 
 
-def _alternatives(annotation: Any) -> tuple[Any, ...]:
+def members_of(annotation: Any) -> tuple[Any, ...]:
     return get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
 
 
