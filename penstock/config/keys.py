@@ -153,6 +153,7 @@ def required_keys(section: type[Section], prefix: str) -> Iterator[tuple[str, st
 
 
 def members_of(annotation: Any) -> tuple[Any, ...]:
+    """The types that a union allows; of anything else, itself."""
     return get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
 
 
