@@ -46,7 +46,8 @@ def show(config: ConfigFile, overrides: Overrides = None, as_json: Json = False)
 def check(config: ConfigFile, overrides: Overrides = None, as_json: Json = False) -> None:
     """Say whether a run could start with these settings.
 
-    Checks names and values, contradictions between settings, and whether the buffer suits the sampler.
+    Checks names and values, contradictions between settings, whether the buffer suits the sampler, and whether the
+    environment, its reward function, the dataset files and the model folder are there. Weights are not loaded.
 
     \b
     Example:

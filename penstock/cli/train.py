@@ -13,7 +13,8 @@ def train(config: ConfigFile, overrides: Overrides = None, as_json: Json = False
     """Train a model.
 
     Everything the run writes goes to the folder `run_dir`. With --json, progress is not shown and the summary is
-    printed at the end. Ctrl-C drops the open step, saves a checkpoint and ends; a second one ends at once.
+    printed at the end. Ctrl-C drops the open step (or ends it, if its optimizer has begun), saves a checkpoint and
+    ends; a second one ends at once.
 
     \b
     Example:

@@ -135,9 +135,9 @@ class RuntimeConfig(Section):
     """`local`: everything in this process; engine and trainer in a thread each."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto`: the GPU if there is one."""
-    engine_threads: NonNegativeInt = 0
+    engine_threads: Annotated[int, Field(ge=0, le=1024)] = 0
     """CPU threads of the engine's mathematics; 0 means half of the cores."""
-    trainer_threads: NonNegativeInt = 0
+    trainer_threads: Annotated[int, Field(ge=0, le=1024)] = 0
     """CPU threads of the trainer's mathematics; 0 means half of the cores."""
 
 

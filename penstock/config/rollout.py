@@ -30,7 +30,7 @@ class SamplingConfig(Section):
     top_k: NonNegativeInt = 0
     """Sample among the k likeliest tokens; 0 means all. Above 0 it needs an off-policy correction."""
     max_new_tokens: PositiveInt = 64
-    """Longest response; one that reaches it counts as truncated."""
+    """Longest response; one that reaches it, or the end of the engine's `max_context`, counts as truncated."""
     stop_token_ids: list[NonNegativeInt] = Field(default_factory=list)
     """Token ids that end a response, besides the tokenizer's end-of-sequence token."""
 

@@ -36,6 +36,9 @@ _BAR = 24
 class ProgressView(Protocol):
     """What a run tells the person who follows it. Calls after `close` do nothing."""
 
+    def expect(self, steps: int | None) -> None:
+        """The run will have this many steps; None when there is no telling."""
+
     def on_step(self, metrics: Metrics) -> None:
         """A step is finished; any of the metrics may be missing."""
 
@@ -64,6 +67,9 @@ def make_console(
 class SilentView:
     """Shows nothing."""
 
+    def expect(self, steps: int | None) -> None:
+        """Nothing."""
+
     def on_step(self, metrics: Metrics) -> None:
         """Nothing."""
 
@@ -85,6 +91,9 @@ class _StepClock:
         self._clock = clock
         self._started = self._last = clock()
 
+    def expect(self, steps: int | None) -> None:
+        self._left.max_steps = steps
+
     def seconds_left(self, metrics: Metrics) -> float | None:
         now = self._clock()
         self._left.add(metrics.get("timing/step_s", now - self._last))
@@ -103,6 +112,11 @@ class PlainView:
         self._max_steps = max_steps
         self._steps = _StepClock(max_steps, clock)
         self._closed = False
+
+    def expect(self, steps: int | None) -> None:
+        """Count towards this many."""
+        self._max_steps = steps
+        self._steps.expect(steps)
 
     def on_step(self, metrics: Metrics) -> None:
         """Print the step's line."""
@@ -147,6 +161,12 @@ class TableView:
         self._closed = False
         self._live = Live(console=console, get_renderable=self.render, refresh_per_second=4, transient=False)
         self._live.start()
+
+    def expect(self, steps: int | None) -> None:
+        """Count towards this many."""
+        with self._lock:
+            self._max_steps = steps
+            self._steps.expect(steps)
 
     def on_step(self, metrics: Metrics) -> None:
         """Add the step's row."""

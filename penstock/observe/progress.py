@@ -18,7 +18,7 @@ class TimeLeft:
     """Estimates the time left from the mean duration of the last `window` steps."""
 
     def __init__(self, max_steps: int | None, window: int = 20) -> None:
-        self._max_steps = max_steps
+        self.max_steps = max_steps
         self._recent: deque[float] = deque(maxlen=window)
 
     def add(self, step_seconds: float) -> None:
@@ -28,9 +28,9 @@ class TimeLeft:
 
     def after(self, step: int) -> float | None:
         """Seconds from the end of `step` to the end of the run; None when there is no telling."""
-        if self._max_steps is None or not self._recent:
+        if self.max_steps is None or not self._recent:
             return None
-        return max(0, self._max_steps - step) * sum(self._recent) / len(self._recent)
+        return max(0, self.max_steps - step) * sum(self._recent) / len(self._recent)
 
 
 def step_line(metrics: Metrics, max_steps: int | None, seconds_left: float | None) -> str:

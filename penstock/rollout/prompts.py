@@ -75,7 +75,7 @@ def read_jsonl_prompts(path: str, *, prompt_key: str, answer_key: str, limit: in
     """Prompts of a JSONL file, at most `limit`; their ids are line numbers or the record's own `id`."""
     file = Path(path)
     if not file.is_file():
-        raise SetupError(f"dataset file {path!r} does not exist")
+        raise SetupError(f"{path!r} is a folder, not a file" if file.is_dir() else f"file {path!r} does not exist")
     prompts: list[Prompt] = []
     try:
         with file.open(encoding="utf-8") as lines:

@@ -12,6 +12,7 @@ from penstock.config.models import RunConfig
 from penstock.data_plane import fields
 from penstock.data_plane.adapters.memory import MemoryDataPlane
 from penstock.data_plane.client import DataPlaneClient
+from penstock.errors import ConfigError
 from penstock.rollout.engines.base import GenerationEngine, SamplingParams
 from penstock.rollout.engines.embedded import EmbeddedEngine
 from penstock.rollout.environments.base import Environment, Split
@@ -51,6 +52,8 @@ class Serving:
 class Training:
     """What is needed on top of `Serving` to train."""
 
+    steps: int
+    """How many steps the run will have."""
     stream: PromptStream
     manager: RolloutManager
     trainer: Trainer
@@ -67,6 +70,8 @@ def build_serving(config: RunConfig, *, trains_too: bool) -> Serving:
     """Tokenizer, environment and engine. With `trains_too` the engine gets weights of its own."""
     silence_progress_bars()
     hf_tokenizer = load_tokenizer(config.model)
+    if config.data.chat_template and not getattr(hf_tokenizer, "chat_template", None):
+        raise ConfigError([f"data.chat_template: the tokenizer of {config.model.path!r} has no chat template"])
     environment = make_environment(config.rollout.environment, config.data, seed=config.seed)
     model = load_model(config.model, pick_device(config.runtime.device))
     engine = _ENGINES[config.rollout.engine.kind](
@@ -87,6 +92,20 @@ def build_serving(config: RunConfig, *, trains_too: bool) -> Serving:
     )
 
 
+def planned_steps(config: RunConfig, visits: int) -> int:
+    """How many steps the run will have if no prompt is dropped: what the data gives, up to `training.max_steps`."""
+    n = config.training.prompt_groups_per_step
+    steps = visits // n if config.data.partial_step == "drop" else -(-visits // n)
+    if steps == 0:
+        raise ConfigError(
+            [
+                f"data.partial_step: drop leaves nothing to train, as the data has {visits} prompts in all and a step "
+                f"needs training.prompt_groups_per_step = {n}; use train, or smaller steps"
+            ]
+        )
+    return min(steps, config.training.max_steps or steps)
+
+
 def build_training(config: RunConfig, serving: Serving) -> Training:
     """Everything that training needs besides `serving`."""
     n = config.training.prompt_groups_per_step
@@ -99,10 +118,12 @@ def build_training(config: RunConfig, serving: Serving) -> Training:
         shuffle=config.data.shuffle,
         seed=config.seed,
     )
+    steps = planned_steps(config, len(stream))
     settings = RolloutSettings(
         config.rollout.group_size, serving.sampling, config.seed, config.rollout.generation_timeout_seconds
     )
     return Training(
+        steps=steps,
         stream=stream,
         manager=RolloutManager(serving.engine, serving.environment, serving.tokenizer, data_plane, settings),
         trainer=_TRAINERS[config.training.backend](
@@ -121,6 +142,10 @@ def build_training(config: RunConfig, serving: Serving) -> Training:
 def _sampling(config: RunConfig, tokenizer: Any, model: Any) -> SamplingParams:
     """Sampling of training; responses end at the model's and the tokenizer's end-of-sequence tokens."""
     sampling = config.rollout.sampling
+    vocabulary = model.get_output_embeddings().weight.shape[0]
+    outside = [token for token in sampling.stop_token_ids if token >= vocabulary]
+    if outside:
+        raise ConfigError([f"rollout.sampling.stop_token_ids: {outside} are outside the vocabulary of {vocabulary}"])
     stop: set[int | None] = set(sampling.stop_token_ids)
     for eos in (tokenizer.eos_token_id, getattr(model.generation_config, "eos_token_id", None)):
         stop.update(eos if isinstance(eos, list) else [eos])

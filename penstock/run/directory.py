@@ -21,6 +21,8 @@ class RunDirectory:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
+        if self.path.is_file():
+            raise SetupError(f"run_dir: {str(path)!r} is a file; give a folder")
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock: TextIO | None = (self.path / ".lock").open("w")

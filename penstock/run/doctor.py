@@ -95,7 +95,7 @@ PARTS: tuple[Part, ...] = (
     Part("torch", "training and generation", "torch", ("torch",), "torch>=2.6", True, True, _TORCH_PROBE),
     Part("transformers", "models and tokenizers", "transformers", ("transformers",), "transformers>=5.17", True, True),
     Part("reasoning-gym", "tasks", "reasoning_gym", ("reasoning-gym",), "reasoning-gym>=0.1.25", True, True),
-    Part("math-verify", "mathematical answers", "math_verify", ("math-verify",), "math-verify>=0.8", True, True),
+    Part("math-verify", "mathematical answers", "math_verify", ("math-verify",), "math-verify>=0.8", False, False),
     Part("ray", "clusters", "ray", ("ray",), "ray[default]>=2.40"),
     Part("TransferQueue", "data plane", "transfer_queue", ("TransferQueue",), "TransferQueue"),
     Part(

@@ -23,8 +23,6 @@ class Recorder:
         self._steps = 0
         self._lag_max = 0.0
         self._evals: dict[str, EvalReport] = {}
-        self._newest_eval: dict[str, float] = {}
-        """Shown beside every step until there is a newer one."""
         self.train_seconds = 0.0
         self.tokens_generated = 0
         self.error: str | None = None
@@ -32,23 +30,23 @@ class Recorder:
 
     def step(self, metrics: dict[str, float]) -> None:
         """A step has ended."""
-        self._writer.write(metrics)
         self._steps = int(metrics["step"])
+        self._writer.write({**metrics, "step": self._steps})
         self._lag_max = max(self._lag_max, metrics.get("staleness/lag_max", 0.0))
         if "train/reward_mean" in metrics:
             self._rewards.append(metrics["train/reward_mean"])
-        self._view.on_step(metrics | self._newest_eval)
+        self._view.on_step(metrics)
 
     def evaluation(self, when: str, report: EvalReport) -> None:
         """An evaluation has ended; `when` is `start` or `end`."""
         self._evals[when] = report
-        self._newest_eval = {
+        record = {
             "eval/reward_mean": report.reward_mean,
             "eval/truncation_rate": report.truncation_rate,
             "eval/response_length_mean": report.response_length_mean,
             "eval/failures": float(len(report.failures)),
         }
-        self._writer.write({"step": self._steps} | self._newest_eval)
+        self._writer.write({"step": self._steps} | record)
 
     def summary(self, stopped_by: str) -> dict[str, Any]:
         """How the run ended."""

@@ -18,7 +18,8 @@ class StopSignals:
     Does nothing outside the main thread, where Python delivers no signals.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, note: Callable[[str], None]) -> None:
+        self._note = note
         self._stop: Callable[[str], None] | None = None
         self._task: asyncio.Task[object] | None = None
 
@@ -49,6 +50,8 @@ class StopSignals:
     def _received(self) -> None:
         stop, self._stop = self._stop, None
         if stop is not None:
+            self._note("stopping, with a checkpoint; once more ends at once")
             stop("interrupted")
         elif self._task is not None:
+            self._note("ending at once")
             self._task.cancel()

@@ -56,7 +56,7 @@ class _Run:
         self._events.subscribe(self._view.on_event)
         self._recorder = Recorder(directory.metrics, self._view)
         self._checkpoints = CheckpointStore(directory.checkpoints, config.checkpoint.keep_latest)
-        self._signals = StopSignals()
+        self._signals = StopSignals(self._view.note)
 
     async def execute(self) -> RunResult:
         self._events.emit("run_started", run_dir=str(self._directory.path))
@@ -64,12 +64,12 @@ class _Run:
         try:
             with self._signals:
                 stopped_by = await self._serve_and_train()
+        except asyncio.CancelledError:
+            stopped_by = "interrupted"
         except BaseException as error:
-            stopped_by = "interrupted" if isinstance(error, asyncio.CancelledError) else "error"
             self._recorder.error = describe(error)
-            self._events.emit("run_failed", stopped_by=stopped_by, cause=self._recorder.error)
-            if not isinstance(error, asyncio.CancelledError):
-                raise
+            self._events.emit("run_failed", cause=self._recorder.error)
+            raise
         finally:
             summary = self._recorder.summary(stopped_by)
             self._directory.write_summary(summary)
@@ -92,7 +92,18 @@ class _Run:
         finally:
             await serving.close()
 
+    def _announce(self, training: Training) -> None:
+        """Say how many steps there will be, and that the data ends early where it does."""
+        self._view.expect(training.steps)
+        wanted = self._config.training.max_steps
+        if wanted is not None and training.steps < wanted:
+            self._view.note(
+                f"the data ends after {training.steps} steps, before training.max_steps = {wanted}; raise data.epochs "
+                "or data.train_size for more"
+            )
+
     async def _train(self, serving: Serving, training: Training) -> str:
+        self._announce(training)
         if self._config.eval.at_start:
             await self._evaluate(serving, "start")
         parts = Parts(

@@ -59,7 +59,7 @@ def load_model(config: ModelConfig, device: torch.device | str = "cpu") -> Any:
     """The model of a folder or hub id, in evaluation mode."""
     from transformers import AutoModelForCausalLM
 
-    _check_folder(config.path)
+    check_model_folder(config.path)
     try:
         model = AutoModelForCausalLM.from_pretrained(
             config.path,
@@ -69,7 +69,7 @@ def load_model(config: ModelConfig, device: torch.device | str = "cpu") -> Any:
             local_files_only=not config.download,
         )
     except (OSError, ValueError, KeyError) as error:
-        raise SetupError(_not_loadable(config, "a causal language model", error)) from error
+        raise SetupError(_not_loadable(config, "a causal language model", error)) from _cause(config, error)
     return model.to(device).eval()
 
 
@@ -77,13 +77,13 @@ def load_tokenizer(config: ModelConfig) -> Any:
     """The tokenizer that belongs to the model."""
     from transformers import AutoTokenizer
 
-    _check_folder(config.path)
+    check_model_folder(config.path)
     try:
         return AutoTokenizer.from_pretrained(
             config.path, trust_remote_code=config.trust_remote_code, local_files_only=not config.download
         )
     except (OSError, ValueError, KeyError) as error:
-        raise SetupError(_not_loadable(config, "a tokenizer", error)) from error
+        raise SetupError(_not_loadable(config, "a tokenizer", error)) from _cause(config, error)
 
 
 def _not_loadable(config: ModelConfig, what: str, error: Exception) -> str:
@@ -95,6 +95,11 @@ def _not_loadable(config: ModelConfig, what: str, error: Exception) -> str:
     return f"model.path: {what} could not be loaded from {config.path!r}: {error}"
 
 
+def _cause(config: ModelConfig, error: Exception) -> Exception | None:
+    """The error where it helps: that the hub was not asked is no news to whoever did not want it asked."""
+    return error if config.download or Path(config.path).is_dir() else None
+
+
 def silence_progress_bars() -> None:
     """Transformers draws a bar for every file it reads or writes; Penstock's own display is enough."""
     from transformers.utils import logging
@@ -102,7 +107,7 @@ def silence_progress_bars() -> None:
     logging.disable_progress_bar()
 
 
-def _check_folder(path: str) -> None:
+def check_model_folder(path: str) -> None:
     """A path that looks like a folder must be one; everything else is taken for a hub id."""
     folder = Path(path)
     if folder.is_dir():

@@ -117,5 +117,4 @@ class TestCommand:
             "torch",
             "transformers",
             "reasoning-gym",
-            "math-verify",
         }

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import penstock
+from penstock.config.loading import dump_config
 from penstock.errors import ConfigError, PenstockError, SetupError, TooManyDrops
+from penstock.run.checks import check_config
 from tests.run.conftest import ConfigMaker
 from tests.run.test_train import lines, steps
 
@@ -131,3 +135,64 @@ def test_a_run_that_fails_says_so_in_its_summary(make_config: ConfigMaker, tmp_p
     assert summary["stopped_by"] == "error"
     assert summary["steps"] == 0
     assert "this prompt has no reward" in summary["error"]
+
+
+def test_a_raising_reward_leaves_nothing_on_stderr_but_the_message(make_config: ConfigMaker, tmp_path: Path) -> None:
+    config = function_run(make_config, dataset(tmp_path, ["fail"] * 8), "raising", **{"observe.console": "plain"})
+    (tmp_path / "run.yaml").write_text(dump_config(config), encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-m", "penstock.cli", "train", str(tmp_path / "run.yaml")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "this prompt has no reward" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "never retrieved" not in done.stderr
+
+
+def test_more_keys_and_values_than_memory_holds(make_config: ConfigMaker) -> None:
+    with pytest.raises(SetupError, match=r"rollout\.engine: 10000000000 slots.*GiB"):
+        penstock.train(make_config(**{"rollout.engine.slots": 10_000_000_000}))
+
+
+def test_steps_larger_than_the_data_with_nothing_to_train(make_config: ConfigMaker) -> None:
+    config = make_config(
+        **{"data.partial_step": "drop", "training.prompt_groups_per_step": 25, "buffer.max_buffered_groups": 50}
+    )
+    with pytest.raises(ConfigError, match=r"data\.partial_step: drop leaves nothing"):
+        penstock.train(config)
+
+
+def test_a_chat_template_that_the_tokenizer_does_not_have(make_config: ConfigMaker) -> None:
+    with pytest.raises(ConfigError, match=r"data\.chat_template"):
+        penstock.train(make_config(**{"data.chat_template": True}))
+
+
+def test_a_stop_token_outside_the_vocabulary(make_config: ConfigMaker) -> None:
+    with pytest.raises(ConfigError, match=r"stop_token_ids: \[99999\]"):
+        penstock.train(make_config(**{"rollout.sampling.stop_token_ids": [99_999]}))
+
+
+def test_a_reward_function_that_cannot_be_called_that_way(make_config: ConfigMaker, tmp_path: Path) -> None:
+    config = function_run(
+        make_config, dataset(tmp_path, ["a"]), "length", **{"rollout.environment.args": {"colour": "blue"}}
+    )
+    with pytest.raises(ConfigError, match=r"rollout\.environment\.function.*colour"):
+        check_config(config)
+
+
+def test_config_check_finds_what_would_stop_a_run_at_its_start(make_config: ConfigMaker, tmp_path: Path) -> None:
+    kind = "rollout.environment.kind"
+    wrong: list[tuple[Any, str]] = [
+        (make_config(**{kind: "reasoning_gym:chain_sums"}), "did you mean chain_sum"),
+        (make_config(**{"rollout.environment.args": {"min_term": 2}}), r"args\.min_term: .*did you mean min_terms"),
+        (make_config(**{"model.path": str(tmp_path)}), r"config\.json"),
+        (function_run(make_config, str(tmp_path / "no.jsonl"), "length"), r"data\.train_path: .*does not exist"),
+        (function_run(make_config, str(tmp_path), "length"), r"data\.train_path: .*is a folder"),
+    ]
+    for config, match in wrong:
+        with pytest.raises((ConfigError, SetupError), match=match):
+            check_config(config)

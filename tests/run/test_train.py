@@ -146,3 +146,12 @@ def test_fifty_syncs_without_learning_keep_engine_and_trainer_together(make_conf
     mismatch = [line["train/mismatch_logprob_max_abs"] for line in lines]
     assert max(mismatch[-10:]) <= 2 * max(mismatch[:10])
     assert max(mismatch) < 1e-5
+
+
+def test_data_that_ends_before_max_steps_is_announced(
+    make_config: ConfigMaker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    penstock.train(make_config(**{"training.max_steps": 200, "observe.console": "plain"}))
+    shown = capsys.readouterr().out
+    assert "the data ends after 6 steps, before training.max_steps = 200" in shown
+    assert "step 6/6" in shown

@@ -18,8 +18,8 @@ def make_environment(config: EnvironmentConfig, data: DataConfig, *, seed: int) 
     if config.kind == "function":
         assert config.function is not None
         assert data.train_path is not None
-        train = _read(data, data.train_path, data.train_size)
-        held_out = _read(data, data.eval_path, data.eval_size) if data.eval_path else []
+        train = _read(data, "train_path", data.train_size)
+        held_out = _read(data, "eval_path", data.eval_size) if data.eval_path else []
         return FunctionEnvironment(config.function, config.args, pool, train=train, held_out=held_out)
     task = config.kind.partition(":")[2]
     return ReasoningGymEnvironment(
@@ -27,8 +27,12 @@ def make_environment(config: EnvironmentConfig, data: DataConfig, *, seed: int) 
     )
 
 
-def _read(data: DataConfig, path: str, limit: int) -> list[Prompt]:
-    prompts = read_jsonl_prompts(path, prompt_key=data.prompt_key, answer_key=data.answer_key, limit=limit)
+def _read(data: DataConfig, key: str, limit: int) -> list[Prompt]:
+    path = getattr(data, key)
+    try:
+        prompts = read_jsonl_prompts(path, prompt_key=data.prompt_key, answer_key=data.answer_key, limit=limit)
+    except SetupError as error:
+        raise SetupError(f"data.{key}: {error}") from error.__cause__
     if not prompts:
-        raise SetupError(f"dataset file {path!r} is empty: there is no prompt in it")
+        raise SetupError(f"data.{key}: dataset file {path!r} is empty: there is no prompt in it")
     return prompts

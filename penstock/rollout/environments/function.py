@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -29,6 +30,7 @@ class FunctionEnvironment(SingleTurnEnvironment):
         self._path = path
         self._function = import_callable(path)
         self._args = dict(args)
+        _check_signature(path, self._function, self._args)
         self._prompts = {Split.TRAIN: train, Split.EVAL: held_out}
 
     @property
@@ -56,3 +58,15 @@ def import_callable(path: str) -> Callable[..., object]:
     if not callable(function):
         raise ConfigError([f"{key}: module {module_name!r} has no function {name!r}"])
     return function  # type: ignore[no-any-return]
+
+
+def _check_signature(path: str, function: Callable[..., object], args: Mapping[str, Any]) -> None:
+    try:
+        inspect.signature(function).bind(prompt="", response="", answer=None, **args)
+    except TypeError as error:
+        raise ConfigError(
+            [
+                f"rollout.environment.function: {path} cannot be called as function(prompt=…, response=…, answer=…"
+                f"{''.join(f', {name}=…' for name in args)}): {error}"
+            ]
+        ) from error

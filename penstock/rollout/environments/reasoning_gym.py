@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -72,7 +73,17 @@ class ReasoningGymEnvironment(SingleTurnEnvironment):
             close = difflib.get_close_matches(task, DATASETS, n=3)
             hint = f"; did you mean {' or '.join(close)}?" if close else ""
             raise ConfigError([f"rollout.environment.kind: reasoning-gym has no task {task!r}{hint}"])
+        settings = [field.name for field in dataclasses.fields(DATASETS[task][1])]
+        unknown = [name for name in args if name not in settings]
+        if unknown:
+            raise ConfigError([_unknown_argument(name, task, settings) for name in unknown])
         try:
             return reasoning_gym.create_dataset(task, size=size, seed=seed, **args)
         except (TypeError, ValueError, AssertionError) as error:
-            raise ConfigError([f"rollout.environment.args: {task} does not take them: {error}"]) from error
+            raise ConfigError([f"rollout.environment.args: {task} does not take these values: {error}"]) from error
+
+
+def _unknown_argument(name: str, task: str, settings: list[str]) -> str:
+    close = difflib.get_close_matches(name, settings, n=1)
+    hint = f"; did you mean {close[0]}?" if close else f"; it has {', '.join(settings)}"
+    return f"rollout.environment.args.{name}: {task} has no such setting{hint}"

@@ -34,6 +34,8 @@ class RewardPool:
             finally:
                 if call.done():
                     self._idle.append(worker)
+                    if not call.cancelled():
+                        call.exception()  # looked at, also where a cancellation means that nobody will
                 else:
                     call.cancel()
                     worker.retire()

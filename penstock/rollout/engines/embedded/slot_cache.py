@@ -6,12 +6,15 @@ the slot's context, D head dimension, P prompt, T position in a prefix.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
+
+from penstock.errors import SetupError
 
 
 @dataclass(frozen=True)
@@ -53,11 +56,15 @@ class SlotCache(Cache):  # type: ignore[misc]
     def allocate(self) -> None:
         """Take the memory."""
         shape = self.shape
-        self._kv_ZSKCD = torch.zeros(
-            (2 * shape.layers, self._slots, shape.heads, self._context, shape.head_dim),
-            dtype=shape.dtype,
-            device=shape.device,
-        )
+        sizes = (2 * shape.layers, self._slots, shape.heads, self._context, shape.head_dim)
+        try:
+            self._kv_ZSKCD = torch.zeros(sizes, dtype=shape.dtype, device=shape.device)
+        except RuntimeError as error:
+            gib = math.prod(sizes) * shape.dtype.itemsize / 2**30
+            raise SetupError(
+                f"rollout.engine: {self._slots} slots of max_context = {self._context} tokens need {gib:,.1f} GiB for "
+                "keys and values, which could not be had; use fewer slots or a shorter context"
+            ) from error
         self._sides_SKCD = list(self._kv_ZSKCD)
         self._flat_ID = [side.view(-1, shape.head_dim) for side in self._sides_SKCD]
         lanes_SK = torch.arange(self._slots * shape.heads, device=shape.device).view(self._slots, shape.heads)
