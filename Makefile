@@ -8,12 +8,13 @@ STAMP := .venv/.installed
 
 install: $(STAMP)
 
-# Torch comes first and alone: resolved together with the rest, pip would fetch a build with gigabytes of CUDA packages.
+# Torch comes first and alone, in the version the constraints were made with: resolved together with the rest, pip takes
+# the newest one. Where your index has builds with and without CUDA, TORCH_INDEX=url chooses the index to take it from.
 $(STAMP): pyproject.toml requirements/constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Python 3.11 or newer is needed; call make PYTHON=/path/to/python"; exit 1; }
 	test -x $(PY) || $(PYTHON) -m venv .venv
-	$(PIP) install torch==2.13.0
+	$(PIP) install $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch==2.13.0
 	$(PIP) install -c requirements/constraints.txt -e '.[dev]'
 	touch $@
 
