@@ -213,7 +213,7 @@ def report(rows: Sequence[tuple[str, str, str]]) -> None:
 
 
 async def benchmark(quick: bool) -> dict[str, float]:
-    ratios, seconds = await time_ratios(31 if quick else 101)
+    ratios, seconds = await time_ratios(25 if quick else 101)
     low, _, high = statistics.quantiles(ratios)
     # Only the times suffer from company; gradients and memory are measured side by side.
     naive, chunked = LogprobMemory("naive", 4096), LogprobMemory("chunked", 4096)
