@@ -23,7 +23,7 @@ class EngineConfig(Section):
 class SamplingConfig(Section):
     """How tokens are drawn."""
 
-    temperature: PositiveFloat = 1.0
+    temperature: Annotated[float, Field(ge=1e-3)] = 1.0
     """Logits are divided by this before sampling; the trainer uses the same value."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Nucleus sampling; below 1 it needs an off-policy correction."""

@@ -176,6 +176,8 @@ class TrainPump:
         except BaseException:
             await self._abandon(step)
             raise
+        if result.nonfinite_groups:
+            self._events.emit("nonfinite_step_skipped", step=step.step_id, groups=list(result.nonfinite_groups))
         await self._clear(step.slots)
         for slot in step.slots:
             self._rollouts.forget(slot.group_id)

@@ -154,5 +154,5 @@ def _sampling(config: RunConfig, tokenizer: Any, model: Any) -> SamplingParams:
         temperature=sampling.temperature,
         top_p=sampling.top_p,
         top_k=sampling.top_k,
-        stop_token_ids=frozenset(token for token in stop if token is not None),
+        stop_token_ids=frozenset(token for token in stop if token is not None and token < vocabulary),
     )

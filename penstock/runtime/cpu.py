@@ -22,3 +22,21 @@ def usable_cores() -> int:
 def threads_for_half(setting: int) -> int:
     """Threads of one of two workers that share the cores: the setting, or half of the cores where it is 0."""
     return setting or max(1, usable_cores() // 2)
+
+
+def take_threads(count: int) -> None:
+    """Give the calling thread's mathematics so many CPU threads; whoever started it calls `keep_own_threads` then.
+
+    Torch's count is per thread, but the last one set is also what threads started later begin with.
+    """
+    import torch
+
+    torch.set_num_threads(count)
+    torch.get_num_threads()  # a thread takes over the common count when it first asks: do that now
+
+
+def keep_own_threads() -> None:
+    """Make the calling thread's own count the one that later threads begin with."""
+    import torch
+
+    torch.set_num_threads(torch.get_num_threads())

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
 from typing import ParamSpec, TypeVar
+
+from penstock.runtime.cpu import keep_own_threads, take_threads
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -15,20 +18,30 @@ _Job = Callable[[], None]
 
 
 class WorkerThread:
-    """A daemon thread with a first-in, first-out inbox.
+    """A daemon thread with a first-in, first-out inbox; `threads` are CPU threads of its mathematics, 0 for torch's.
 
     `call` returns at once with an awaitable; the function runs when all earlier ones have ended. A cancelled await does
     not stop a function that already runs, and one that has not begun is skipped. `close` waits for the running call,
     up to `join_seconds`; being a daemon, a thread stuck in foreign code cannot keep the process alive.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, threads: int = 0) -> None:
         self._inbox: SimpleQueue[_Job | None] = SimpleQueue()
         self._closed = False
+        self._threads = threads
+        self._started = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
+        self._started.wait()
+        if threads:
+            keep_own_threads()
 
     def _run(self) -> None:
+        try:
+            if self._threads:
+                take_threads(self._threads)
+        finally:
+            self._started.set()
         while (job := self._inbox.get()) is not None:
             job()
 
@@ -60,7 +73,7 @@ class WorkerThread:
                 error = raised
             except BaseException as raised:  # noqa: BLE001 - SystemExit and its like must not end the event loop
                 error = _wrapped(raised)
-            if not loop.is_closed():
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits there any more
                 loop.call_soon_threadsafe(settle, result, error)
 
         self._inbox.put(job)

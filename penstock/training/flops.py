@@ -11,12 +11,13 @@ import torch
 _PEAK_TFLOPS: dict[str, dict[torch.dtype, float]] = {
     "H200": {torch.bfloat16: 989.0, torch.float32: 67.0},
     "H100 PCIe": {torch.bfloat16: 756.0, torch.float32: 51.0},
+    "H100 NVL": {torch.bfloat16: 835.0, torch.float32: 60.0},
     "H100": {torch.bfloat16: 989.0, torch.float32: 67.0},
     "A100": {torch.bfloat16: 312.0, torch.float32: 19.5},
     "L40S": {torch.bfloat16: 362.0, torch.float32: 91.6},
     "L4": {torch.bfloat16: 121.0, torch.float32: 30.3},
 }
-"""Dense vendor figures by a part of the device's name, first match first."""
+"""Dense vendor figures by words of the device's name, first match first."""
 
 
 @dataclass(frozen=True)
@@ -64,4 +65,5 @@ def peak_tflops(device: torch.device, dtype: torch.dtype) -> float | None:
     if dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32:
         return None
     name = torch.cuda.get_device_name(device)
-    return next((peaks.get(dtype) for part, peaks in _PEAK_TFLOPS.items() if part in name), None)
+    words = set(name.replace("-", " ").split())
+    return next((peaks.get(dtype) for part, peaks in _PEAK_TFLOPS.items() if words >= set(part.split())), None)

@@ -31,6 +31,8 @@ class StepResult:
     """False: no valid tokens, or a non-finite gradient that was skipped; weights and version are untouched."""
     version: int
     """The trainer's weight version after the step."""
+    nonfinite_groups: tuple[str, ...] = ()
+    """Groups whose loss was not finite, or all of the step where only the gradient was not; empty for a sound step."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Flat keys without prefix (`loss`, `grad_norm`, `lr`, …), equal to those of the whole batch in one call."""
 

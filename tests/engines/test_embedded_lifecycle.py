@@ -169,6 +169,9 @@ async def test_a_prompt_that_fills_the_context_is_refused(length: int) -> None:
         (request(temperature=float("nan")), "temperature"),
         (request(top_p=0.0), "top_p"),
         (request(top_k=-3), "top_k"),
+        (request(top_k=2**70), "top_k"),
+        (request(temperature=1e-40), "temperature"),
+        (request(stop_token_ids=frozenset({2**70})), "stop_token_ids"),
     ],
 )
 async def test_impossible_requests_are_refused_at_the_door(asked: GenerationRequest, message: str) -> None:
@@ -253,3 +256,8 @@ class TestSetup:
         engine = EmbeddedEngine(model, slots=1, max_context=64)
         assert config._attn_implementation == before
         asyncio.run(engine.close())
+
+
+def test_a_negative_thread_count_is_refused() -> None:
+    with pytest.raises(SetupError, match="threads"):
+        EmbeddedEngine(tiny_model(), slots=1, max_context=8, threads=-1)

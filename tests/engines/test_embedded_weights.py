@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,8 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock.errors import EngineError, WeightSyncError
+from penstock.errors import EngineError, RequestAborted, WeightSyncError
 from penstock.rollout.engines.base import EngineHealth, GenerationRequest, GenerationResult
+from penstock.rollout.engines.embedded import EmbeddedEngine
 from penstock.weights.hf import named_weights
 from penstock.weights.source import WeightSource
 from tests.engines.helpers import Gate, pause_within, reference_logprobs, request, running_engine, source_of
@@ -200,6 +202,41 @@ async def test_after_deep_sleep_only_an_update_brings_the_engine_back() -> None:
         result = await engine.generate(asked)
     assert result.token_versions == (4,) * 6
     assert result.logprobs == pytest.approx(reference_logprobs(tiny_model(seed=1), asked, result), abs=1e-4)
+
+
+async def test_overlapping_wakes_do_not_serve_weights_that_are_not_there() -> None:
+    async with running_engine() as engine:
+        await engine.sleep(2)
+        await asyncio.gather(engine.wake(), engine.wake())
+        with pytest.raises(EngineError, match="without weights"):
+            await engine.generate(request())
+
+
+async def test_a_sleep_behind_a_wake_leaves_the_engine_asleep() -> None:
+    async with running_engine() as engine:
+        await engine.sleep(1)
+        await asyncio.gather(engine.wake(), engine.sleep(1))
+        with pytest.raises(EngineError):
+            await engine.generate(request())
+        await engine.wake()
+        assert len((await engine.generate(request())).token_ids) == 8
+
+
+async def test_close_does_not_wait_for_ever_for_a_source_that_blocks() -> None:
+    engine, release = EmbeddedEngine(tiny_model(), slots=2, max_context=32), threading.Event()
+
+    def blocked() -> Iterator[tuple[str, torch.Tensor]]:
+        release.wait(30)
+        yield from ()
+
+    await engine.pause()
+    update = asyncio.ensure_future(engine.update_weights(WeightSource(1, blocked)))
+    await asyncio.sleep(0.05)
+    await engine._worker.close(join_seconds=0.1)
+    with pytest.raises(RequestAborted):
+        await asyncio.wait_for(update, 5)
+    release.set()
+    await engine.close()
 
 
 async def test_sleep_is_refused_while_requests_are_in_the_engine() -> None:

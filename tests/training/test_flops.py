@@ -33,3 +33,14 @@ def test_a_token_meets_only_the_experts_it_is_routed_to() -> None:
 
 def test_no_peak_is_claimed_for_a_cpu() -> None:
     assert peak_tflops(torch.device("cpu"), torch.float32) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "peak"),
+    [("NVIDIA H200", 989.0), ("NVIDIA A100-SXM4-80GB", 312.0), ("NVIDIA H100 PCIe", 756.0), ("NVIDIA L40", None)],
+)
+def test_peaks_go_by_whole_words_of_the_devices_name(
+    monkeypatch: pytest.MonkeyPatch, name: str, peak: float | None
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
+    assert peak_tflops(torch.device("cuda"), torch.bfloat16) == peak

@@ -131,9 +131,10 @@ async def test_a_non_finite_step_is_skipped_where_asked() -> None:
     result = await local.train(0, put_groups(plane, 1, **NAN))
     assert (result.updated, result.version) == (False, 0)
     assert result.metrics["nonfinite_steps"] == 1
+    assert len(result.nonfinite_groups) == 1
     assert bit_equal(before, weights(model))
     clean = await local.train(1, put_groups(plane, 1, name="q"))
-    assert (clean.updated, clean.metrics["nonfinite_steps"]) == (True, 0)
+    assert (clean.updated, clean.metrics["nonfinite_steps"], clean.nonfinite_groups) == (True, 0, ())
     await local.close()
 
 
@@ -341,3 +342,12 @@ def test_packing_is_refused_for_a_model_that_mixes_documents(monkeypatch: pytest
     monkeypatch.setattr(transformers.masking_utils, "find_packed_sequence_indices", lambda positions: None)
     with pytest.raises(SetupError, match=r"training\.batching.*use padded"):
         trainer(tiny_model(), data_plane(), batching="packed")
+
+
+async def test_the_trainers_thread_count_is_its_own() -> None:
+    before = torch.get_num_threads()
+    local = LocalTrainer(tiny_model(), data_plane(), algorithm(), training(), temperature=1.0, threads=before + 1)
+    seen = await local._thread.call(torch.get_num_threads)
+    assert seen == before + 1
+    assert await asyncio.to_thread(torch.get_num_threads) == torch.get_num_threads() == before
+    await local.close()

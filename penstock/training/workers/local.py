@@ -7,8 +7,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-import torch
-
 from penstock.config.algorithm import AlgorithmConfig
 from penstock.config.models import TrainingConfig
 from penstock.data_plane.client import DataPlaneClient
@@ -42,8 +40,7 @@ class LocalTrainer(Trainer):
         threads: int = 0,
     ) -> None:
         self._worker = LocalWorker(model, data_plane, algorithm, training, temperature=temperature, version=version)
-        self._thread = WorkerThread("trainer")
-        self._threads = threads
+        self._thread = WorkerThread("trainer", threads)
 
     @property
     def version(self) -> int:
@@ -56,14 +53,8 @@ class LocalTrainer(Trainer):
         return self._worker.state
 
     def _call(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[R]:
-        """Queue a call of the worker; the CPU threads of its mathematics are a setting of the thread it runs in."""
-
-        def run() -> R:
-            if self._threads and torch.get_num_threads() != self._threads:
-                torch.set_num_threads(self._threads)
-            return function(*args, **kwargs)
-
-        return self._thread.call(run)
+        """Queue a call of the worker."""
+        return self._thread.call(function, *args, **kwargs)
 
     async def begin_train_step(self, step_id: int) -> None:
         """Open a step."""

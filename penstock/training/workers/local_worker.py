@@ -139,7 +139,8 @@ class LocalWorker:
         metrics = {name: value for name, value in metrics.items() if updated or math.isfinite(value)}
         metrics |= {"empty_steps": float(count == 0), "nonfinite_steps": float(nonfinite)}
         metrics |= self._amounts(gathered, gathered.seconds + time.perf_counter() - started)
-        return StepResult(step_id, updated, self.version, metrics)
+        groups = _guilty_groups(gathered) if nonfinite else ()
+        return StepResult(step_id, updated, self.version, groups, metrics)
 
     def abort(self, step_id: int) -> None:
         """Drop what was accumulated."""
@@ -223,6 +224,7 @@ class LocalWorker:
             "sequences": gathered.sequences,
             "microbatches": float(gathered.microbatches),
             "train_seconds": seconds,
+            "ranks": 1.0,
             "total_flops": gathered.flops,
             "achieved_tflops": achieved,
         }
@@ -239,11 +241,15 @@ class LocalWorker:
         self._gathered = _Accumulated()
 
 
-def _nonfinite_error(step_id: int, metrics: dict[str, float], gathered: _Accumulated) -> NonFiniteError:
+def _guilty_groups(gathered: _Accumulated) -> tuple[str, ...]:
+    """Groups of the microbatches whose loss is not finite; all groups where every loss is."""
     guilty = [groups for loss, groups in gathered.losses if not math.isfinite(float(loss))]
     named = guilty or [groups for _, groups in gathered.losses]
-    groups = ", ".join(dict.fromkeys(group for part in named for group in part))
+    return tuple(dict.fromkeys(group for part in named for group in part))
+
+
+def _nonfinite_error(step_id: int, metrics: dict[str, float], gathered: _Accumulated) -> NonFiniteError:
     return NonFiniteError(
         f"step {step_id}: loss {metrics['loss']}, gradient norm {metrics['grad_norm']}, weights untouched; groups "
-        f"{groups}. Set training.nonfinite to skip to go on without such steps"
+        f"{', '.join(_guilty_groups(gathered))}. Set training.nonfinite to skip to go on without such steps"
     )

@@ -76,6 +76,8 @@ class EmbeddedEngine:
             )
         if kv_cache not in ("keep", "recompute"):
             raise SetupError(f"engine {name}: kv_cache is 'keep' or 'recompute', not {kv_cache!r}")
+        if threads < 0:
+            raise SetupError(f"engine {name}: threads must be at least 0, not {threads}")
         self._name, self._recompute = name, kv_cache == "recompute"
         with torch.inference_mode():
             model.eval()
@@ -147,15 +149,13 @@ class EmbeddedEngine:
                 f"engine {self._name} cannot sleep: {len(self._tickets)} requests are in it; abort or await them first"
             )
         without_weights = level == 2 or self._residency in (Residency.WEIGHTS_FREED, Residency.WEIGHTS_UNSET)
+        # Closes the door at once; `_free` says it again in its turn, should a `wake` still be in the inbox before it.
         self._residency = Residency.WEIGHTS_FREED if without_weights else Residency.KV_FREED
         await self._worker.call(lambda: self._free(without_weights), fatal=True)
 
     async def wake(self) -> None:
         """Take the memory again; after level 2 the engine serves only after `update_weights`."""
-        if self._residency in (Residency.KV_FREED, Residency.WEIGHTS_FREED):
-            await self._worker.call(self._restore)
-            freed = self._residency is Residency.WEIGHTS_FREED
-            self._residency = Residency.WEIGHTS_UNSET if freed else Residency.AWAKE
+        await self._worker.call(self._restore)
 
     def stats(self) -> EngineStats:
         """Counters since the start."""
@@ -197,6 +197,7 @@ class EmbeddedEngine:
             self._residency = Residency.AWAKE
 
     def _free(self, weights: bool) -> None:
+        self._residency = Residency.WEIGHTS_FREED if weights else Residency.KV_FREED
         self._runner.cache.free()
         self._scheduler.prefills.clear()
         if weights and not self._weight_shapes:
@@ -204,11 +205,15 @@ class EmbeddedEngine:
             self._weight_shapes = weight_update.free_weights(self._model.parameters())
 
     def _restore(self) -> None:
+        if self._residency not in (Residency.KV_FREED, Residency.WEIGHTS_FREED):
+            return
+        freed = self._residency is Residency.WEIGHTS_FREED
         if self._weight_shapes:
             weight_update.restore_weights(self._model.parameters(), self._weight_shapes)
             self._weight_shapes = []
             self._runner.attach_weights()
         self._runner.cache.allocate()
+        self._residency = Residency.WEIGHTS_UNSET if freed else Residency.AWAKE
 
 
 def _own_threads(model: Any, runner: ModelRunner) -> int:

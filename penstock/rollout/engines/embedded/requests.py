@@ -47,6 +47,10 @@ class Ticket:
         return tuple(versions)
 
 
+_MIN_TEMPERATURE = 1e-3
+"""Below it, logits over the temperature leave the range of float32."""
+
+
 def check_request(request: GenerationRequest, max_context: int, vocabulary: int) -> None:
     """Refuse what cannot be served, before it can disturb the requests that share the batch."""
     prompt, sampling, name = request.prompt_ids, request.sampling, request.request_id
@@ -61,9 +65,16 @@ def check_request(request: GenerationRequest, max_context: int, vocabulary: int)
         raise InvalidRequest(f"request {name}: the prompt has a token outside the vocabulary 0..{vocabulary - 1}")
     for wrong, what in (
         (sampling.max_new_tokens < 1, f"max_new_tokens must be at least 1, not {sampling.max_new_tokens}"),
-        (not 0.0 <= sampling.temperature < float("inf"), f"temperature must be >= 0, not {sampling.temperature}"),
+        (
+            sampling.temperature != 0.0 and not _MIN_TEMPERATURE <= sampling.temperature < float("inf"),
+            f"temperature must be 0 or at least {_MIN_TEMPERATURE}, not {sampling.temperature}",
+        ),
         (not 0.0 < sampling.top_p <= 1.0, f"top_p must be in (0, 1], not {sampling.top_p}"),
-        (sampling.top_k < 0, f"top_k must be >= 0, not {sampling.top_k}"),
+        (not 0 <= sampling.top_k < 2**31, f"top_k must be from 0 to 2**31 - 1, not {sampling.top_k}"),
+        (
+            any(not 0 <= token < vocabulary for token in sampling.stop_token_ids),
+            f"stop_token_ids has a token outside the vocabulary 0..{vocabulary - 1}",
+        ),
     ):
         if wrong:
             raise InvalidRequest(f"request {name}: {what}")

@@ -22,8 +22,8 @@ class Rows:
     others; a row's length is its pending position + 1 and stays below `end_S`.
 
     Worked example: a prompt [5, 6, 7] with max_new_tokens 2. `add` makes the row with 7 pending at position 2 and the
-    end at length 5. `append` of a first token 9: 9 pending at position 3. `append` of a second: length 5, so `ended`
-    says the row is done and `finish` gives the two tokens.
+    end at length 5. `append` of a first token 9: 9 pending at position 3. `append` of a second: length 5, so it names
+    the row as done, and `result` gives the two tokens.
     """
 
     def __init__(self, slots: int, max_context: int) -> None:
@@ -118,8 +118,8 @@ class Rows:
             FinishReason.STOP if stopped else FinishReason.LENGTH,
         )
 
-    def remove(self, row: int) -> int:
-        """Free the row; the last active row moves into it. Gives that row's old place (`row` itself if it was last)."""
+    def remove(self, row: int) -> None:
+        """Free the row; the last active row moves into it."""
         last = self.count - 1
         if row != last:
             length = self.feed_2S[1, last] + 1
@@ -134,7 +134,6 @@ class Rows:
         self.feed_2S[:, last] = 0
         self.temperature_S[last], self.top_k_S[last], self.top_p_S[last] = 1.0, 0, 1.0
         self.count = last
-        return last
 
     def _columns(self) -> tuple[NDArray[np.generic], ...]:
         return (

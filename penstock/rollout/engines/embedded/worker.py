@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterable
 from enum import Enum
@@ -15,6 +16,7 @@ import torch
 from penstock.errors import EngineError, RequestAborted
 from penstock.rollout.engines.embedded.requests import Ticket
 from penstock.rollout.engines.embedded.scheduler import Scheduler
+from penstock.runtime.cpu import keep_own_threads, take_threads
 
 R = TypeVar("R")
 Future = asyncio.Future[Any]
@@ -55,11 +57,9 @@ class Worker:
         self._started = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"engine-{name}", daemon=True)
         self._thread.start()
+        self._started.wait()
         if threads:
-            # torch's count is per thread, but the last one set is also what threads started later begin with: put the
-            # caller's back, so that only the engine's thread differs.
-            self._started.wait()
-            torch.set_num_threads(torch.get_num_threads())
+            keep_own_threads()
 
     # From other threads
 
@@ -100,12 +100,15 @@ class Worker:
         with contextlib.suppress(EngineError):
             self._post(lambda: self._drop({ticket}, RequestAborted("cancelled")))
 
-    async def close(self) -> None:
-        """Abort everything and end the thread."""
+    async def close(self, join_seconds: float = 10.0) -> None:
+        """Abort everything and end the thread; one stuck in foreign code is left behind, its callers are not."""
         with self._changed:
             self.phase = Phase.CLOSED
             self._changed.notify()
-        await asyncio.to_thread(self._thread.join)
+        await asyncio.to_thread(self._thread.join, join_seconds)
+        if self._thread.is_alive():
+            closed = RequestAborted(f"engine {self._name} was closed")
+            self._settle([(future, None, closed) for future in list(self._open)])
 
     def _post(self, job: Callable[[], None], future: Future | None = None) -> None:
         with self._changed:
@@ -128,10 +131,11 @@ class Worker:
 
     def _run(self) -> None:
         try:
-            if self._threads:
-                torch.set_num_threads(self._threads)
-                torch.get_num_threads()  # a thread takes over the common count when it first asks: do that now
-            self._started.set()
+            try:
+                if self._threads:
+                    take_threads(self._threads)
+            finally:
+                self._started.set()
             with torch.inference_mode():
                 while self._serve_inbox():
                     if ended := self.scheduler.step():
@@ -170,6 +174,9 @@ class Worker:
         closed = f"engine {self._name} was closed"
         self._settle([(future, None, self.gone() if self.failure else RequestAborted(closed)) for future in left])
         self.scheduler.runner.cache.free()
+        self.scheduler.prefills.clear()
+        if self.failure is not None:  # its frames hold the failed step's tensors
+            traceback.clear_frames(self.failure.__traceback__)
 
     def _settle(self, outcomes: Iterable[Outcome]) -> None:
         """Hand results and errors to the event loops that wait for them, each loop woken once."""
@@ -178,7 +185,7 @@ class Worker:
             self._open.discard(outcome[0])
             by_loop.setdefault(outcome[0].get_loop(), []).append(outcome)
         for loop, batch in by_loop.items():
-            if not loop.is_closed():
+            with contextlib.suppress(RuntimeError):  # that loop is closed: nobody waits there any more
                 loop.call_soon_threadsafe(_deliver, batch)
 
 
