@@ -26,7 +26,8 @@ from penstock.training.workers.local import LocalTrainer
 from penstock.weights.hf import load_model, load_tokenizer, pick_device, silence_progress_bars
 
 _ENGINES = {"embedded": EmbeddedEngine}
-_TRAINERS = {"local": LocalTrainer}
+_TRAINERS = {("local", "local"): LocalTrainer}
+"""By runtime and backend."""
 _DATA_PLANES = {"memory": MemoryDataPlane}
 
 
@@ -126,7 +127,7 @@ def build_training(config: RunConfig, serving: Serving) -> Training:
         steps=steps,
         stream=stream,
         manager=RolloutManager(serving.engine, serving.environment, serving.tokenizer, data_plane, settings),
-        trainer=_TRAINERS[config.training.backend](
+        trainer=_TRAINERS[config.runtime.kind, config.training.backend](
             serving.model,
             data_plane,
             config.algorithm,
