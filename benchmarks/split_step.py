@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from penstock.config.algorithm import AlgorithmConfig, PpoClipLoss
-from penstock.config.models import OptimizerConfig, TrainingConfig
+from penstock.config.training import OptimizerConfig, TrainingConfig
 from penstock.data_plane.adapters.memory import MemoryDataPlane
 from penstock.data_plane.columns import JaggedColumn
 from penstock.data_plane.fields import (

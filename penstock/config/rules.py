@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
 
+from penstock.config.algorithm_rules import algorithm_rules
+from penstock.config.environment_rules import environment_rules, idle_environment_settings
+
 if TYPE_CHECKING:
     from penstock.config.models import RunConfig
 
@@ -18,8 +21,9 @@ def contradictions(config: RunConfig) -> list[str]:
     """Every pair of settings that cannot both be honoured, as `key: reason` lines; empty when there is none."""
     return [
         *_sampler_rules(config),
-        *_algorithm_rules(config),
+        *algorithm_rules(config),
         *_deterministic_rules(config),
+        *environment_rules(config),
         *_section_rules(config),
         *(f"{key}: {reason}" for key, reason in idle_settings(config).items() if _is_set(config, key)),
     ]
@@ -38,11 +42,7 @@ def idle_settings(config: RunConfig) -> dict[str, str]:
         )
     if config.training.optimizer.schedule == "constant":
         idle["training.optimizer.final_lr_ratio"] = "has no effect with schedule = constant; remove it"
-    environment = config.rollout.environment.kind
-    if environment != "function":
-        idle["rollout.environment.function"] = f"has no effect with kind = {environment}; remove it"
-        for name in ("train_path", "eval_path", "prompt_key", "answer_key"):
-            idle[f"data.{name}"] = f"has no effect with {environment}, which makes its own prompts; remove it"
+    idle |= idle_environment_settings(config)
     return idle
 
 
@@ -89,29 +89,6 @@ def _sampler_rules(config: RunConfig) -> Iterator[str]:
         )
 
 
-def _algorithm_rules(config: RunConfig) -> Iterator[str]:
-    algorithm, sampling = config.algorithm, config.rollout.sampling
-    corrected = algorithm.correction.kind != "none" or algorithm.old_policy == "engine"
-    if (sampling.top_p < 1 or sampling.top_k > 0) and not corrected:
-        key = "top_p" if sampling.top_p < 1 else "top_k"
-        yield (
-            f"rollout.sampling.{key}: truncated sampling draws from another distribution than the one trained; set "
-            "algorithm.correction.kind to tis, or algorithm.old_policy to engine"
-        )
-    if algorithm.old_policy == "engine" and algorithm.correction.kind != "none":
-        yield (
-            "algorithm.correction.kind: with old_policy = engine the ratio already holds the difference between engine "
-            "and trainer, so a correction would count it twice; set it to none, or old_policy to trainer"
-        )
-    if config.rollout.group_size < 2:
-        yield ("rollout.group_size: grpo compares the responses of a group with each other and needs at least 2")
-    if config.rollout.sampling.max_new_tokens >= config.rollout.engine.max_context:
-        yield (
-            f"rollout.sampling.max_new_tokens: {config.rollout.sampling.max_new_tokens} leaves no room for a prompt in "
-            f"rollout.engine.max_context = {config.rollout.engine.max_context}"
-        )
-
-
 def _deterministic_rules(config: RunConfig) -> Iterator[str]:
     if not config.deterministic:
         return
@@ -124,14 +101,6 @@ def _deterministic_rules(config: RunConfig) -> Iterator[str]:
 
 
 def _section_rules(config: RunConfig) -> Iterator[str]:
-    environment = config.rollout.environment
-    if environment.kind == "function":
-        if environment.function is None:
-            yield "rollout.environment.function: is needed with kind = function, for example my_rewards:exact_match"
-        elif environment.function.count(":") != 1 or not all(environment.function.split(":")):
-            yield f"rollout.environment.function: {environment.function!r} is not module:callable"
-        if config.data.train_path is None:
-            yield "data.train_path: is needed with rollout.environment.kind = function"
     optimizer = config.training.optimizer
     if config.training.max_steps is not None and optimizer.warmup_steps >= config.training.max_steps:
         yield (

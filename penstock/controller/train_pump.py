@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from penstock.buffer.slots import Slot
-from penstock.config.models import TrainingConfig
+from penstock.config.training import TrainingConfig
 from penstock.controller.advantage_pump import AdvantagePump
 from penstock.controller.drops import DropBook
 from penstock.controller.open_step import OpenStep

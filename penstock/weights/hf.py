@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from penstock.errors import SetupError
 
 if TYPE_CHECKING:
-    from penstock.config.models import ModelConfig
+    from penstock.config.model import ModelConfig
 
 _DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 _LOGIT_TRANSFORMS = ("final_logit_softcapping", "logit_scale", "logits_scaling")

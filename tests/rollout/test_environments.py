@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from penstock.config.models import DataConfig
+from penstock.config.data import DataConfig
 from penstock.config.rollout import EnvironmentConfig
 from penstock.errors import ConfigError, EnvironmentFailure, EnvironmentTimeout, SetupError
 from penstock.rollout.environments.base import Split, checked_reward

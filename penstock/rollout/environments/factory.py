@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.config.models import DataConfig
+from penstock.config.data import DataConfig
 from penstock.config.rollout import EnvironmentConfig
 from penstock.errors import SetupError
 from penstock.rollout.environments.base import Environment

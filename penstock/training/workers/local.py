@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from penstock.config.algorithm import AlgorithmConfig
-from penstock.config.models import TrainingConfig
+from penstock.config.training import TrainingConfig
 from penstock.data_plane.client import DataPlaneClient
 from penstock.data_plane.meta import KVBatchMeta
 from penstock.runtime.local import WorkerThread

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from penstock.algorithms.reduction import MetricAccumulator, Normaliser
 from penstock.config.algorithm import AlgorithmConfig
-from penstock.config.models import TrainingConfig
+from penstock.config.training import TrainingConfig
 from penstock.data_plane.client import DataPlaneClient
 from penstock.data_plane.columns import JaggedColumn
 from penstock.data_plane.fields import INPUT_IDS, TRAIN_FIELDS, group_of

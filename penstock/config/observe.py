@@ -1,0 +1,64 @@
+"""Settings of what a person sees of a run."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, NonNegativeInt
+
+from penstock.config.base import Section
+
+
+class TensorboardConfig(Section):
+    """Event files for TensorBoard."""
+
+    folder: str | None = None
+    """Where the event files go; by default `tensorboard/` in the run directory."""
+
+
+class WandbConfig(Section):
+    """A run of Weights & Biases."""
+
+    project: str = "penstock"
+    """The project the run belongs to."""
+    name: str | None = None
+    """Name of the run; by default that of the run directory."""
+    mode: Literal["offline", "online"] = "offline"
+    """`offline`: files in the run directory, to be sent with `wandb sync` when you like. `online`: sent as it runs."""
+
+
+class MlflowConfig(Section):
+    """A run of MLflow."""
+
+    tracking_uri: str | None = None
+    """Where runs are kept; by default files under `mlflow/` in the run directory. A server's address sends to it."""
+    experiment: str = "penstock"
+    """The experiment the run belongs to."""
+
+
+class PrometheusConfig(Section):
+    """A page with the newest metrics, for a Prometheus server to read."""
+
+    port: Annotated[int, Field(ge=0, le=65535)] = 9464
+    """Port of the page; 0 takes a free one and says which."""
+    host: str = "127.0.0.1"
+    """Address the page listens on; other machines can read it only if you open it to them."""
+
+
+class ObserveConfig(Section):
+    """What a person sees."""
+
+    console: Literal["auto", "table", "plain", "off"] = "auto"
+    """`auto`: a live table on a terminal, plain lines elsewhere."""
+    trace: bool = True
+    """Write `trace.json`, the timeline of every group, pump, engine and trainer, for Perfetto and the report."""
+    samples_per_step: NonNegativeInt = 2
+    """How many responses of each step are kept, with their rewards, in `samples.jsonl`."""
+    tensorboard: TensorboardConfig | None = None
+    """Event files for TensorBoard; absent, there are none."""
+    wandb: WandbConfig | None = None
+    """A run of Weights & Biases; absent, there is none."""
+    mlflow: MlflowConfig | None = None
+    """A run of MLflow; absent, there is none."""
+    prometheus: PrometheusConfig | None = None
+    """A page for a Prometheus server; absent, nothing listens."""
