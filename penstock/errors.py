@@ -99,6 +99,10 @@ class WeightSyncError(PenstockError):
     failure_kind = FailureKind.INFRA
 
 
+class TooManyFiltered(PenstockError):
+    """A step would replace more groups without spread in their rewards than the bound allows."""
+
+
 class TooManyDrops(PenstockError):
     """More prompts were dropped than `rollout.failure.max_dropped_prompts` allows."""
 

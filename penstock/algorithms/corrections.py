@@ -1,21 +1,79 @@
-"""Engine and trainer compute the same log-probs with different code: measuring the difference and making up for it."""
+"""Engine and trainer compute the same log-probs with different code: measuring the difference and making up for it.
+
+The engine sampled, the trainer computes gradients; with r = p_trainer / p_engine a token's loss times r has the mean it
+would have had under the trainer's policy. The corrections differ in how they bound r. Their weights carry no gradient
+and multiply `weights_T` of a loss, which leaves out the tokens outside the mask whatever weight they got. A NaN inside
+the mask stays a NaN and so reaches the check for non-finite losses.
+"""
 
 from __future__ import annotations
+
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from penstock.algorithms.reduction import Metric, Normaliser
+from penstock.algorithms.rows import dense_rows, row_totals
 
 
 def truncated_importance_weights(trainer_logprobs_T: Tensor, engine_logprobs_T: Tensor, *, cap: float) -> Tensor:
-    """`min(cap, p_trainer / p_engine)` per token, without gradient.
+    """`min(cap, p_trainer / p_engine)` per token (TIS).
 
     The truncation bounds the variance of the correction and biases it towards smaller steps; see "Your efficient RL
     framework secretly brings you off-policy RL training" (Yao et al., 2025).
     """
     with torch.no_grad():
         return (trainer_logprobs_T - engine_logprobs_T).exp().clamp(max=cap)
+
+
+def icepop_weights(trainer_logprobs_T: Tensor, engine_logprobs_T: Tensor, *, low: float, high: float) -> Tensor:
+    """The token's ratio where it lies in [low, high], else zero (IcePop, "Every step evolves", Ling team, 2025).
+
+    A token on which engine and trainer disagree badly, in either direction, is left out rather than cut to a bound.
+    """
+    with torch.no_grad():
+        ratio_T = (trainer_logprobs_T - engine_logprobs_T).exp()
+        return ratio_T.masked_fill((ratio_T < low) | (ratio_T > high), 0.0)
+
+
+def sequence_masked_weights(
+    trainer_logprobs_T: Tensor,
+    engine_logprobs_T: Tensor,
+    mask_T: Tensor,
+    rows_T: Tensor,
+    *,
+    low: float | None,
+    high: float,
+    mean: Literal["sum", "geometric"],
+) -> Tensor:
+    """The ratio of the whole response for each of its tokens where it lies in [low, high], else zero.
+
+    `sum`: the ratio of the responses' probabilities, exp of the sum of the log-ratios inside the mask; the unbiased
+    one, whose spread grows with the length. `geometric`: exp of their mean, comparable across lengths. `low` None is no
+    lower bound. `rows_T` tells rows apart by any integers; a row lies whole in one microbatch.
+    """
+    with torch.no_grad():
+        inside_T = mask_T > 0
+        dense_T = dense_rows(rows_T)
+        delta_T = trainer_logprobs_T.to(torch.float64) - engine_logprobs_T.to(torch.float64)
+        log_ratio_T = row_totals(delta_T.masked_fill(~inside_T, 0.0), dense_T)
+        if mean == "geometric":
+            log_ratio_T = log_ratio_T / row_totals(inside_T.to(torch.float64), dense_T).clamp(min=1)
+        ratio_T = log_ratio_T.exp()
+        refused_T = ratio_T > high if low is None else (ratio_T < low) | (ratio_T > high)
+        return ratio_T.masked_fill(refused_T, 0.0).to(trainer_logprobs_T.dtype)
+
+
+def decoupled_weights(proximal_logprobs_T: Tensor, engine_logprobs_T: Tensor, *, cap: float | None) -> Tensor:
+    """`p_proximal / p_engine` per token, zero where it exceeds `cap` (None: never).
+
+    Decoupled PPO (Hilton et al., 2022; AReaL, Fu et al., 2025): the clip holds the policy near a recent proximal one,
+    while this weight makes up for the older behaviour policy that sampled.
+    """
+    with torch.no_grad():
+        ratio_T = (proximal_logprobs_T - engine_logprobs_T).exp()
+        return ratio_T if cap is None else ratio_T.masked_fill(ratio_T > cap, 0.0)
 
 
 def mismatch_metrics(trainer_logprobs_T: Tensor, engine_logprobs_T: Tensor, mask_T: Tensor) -> dict[str, Metric]:
@@ -39,11 +97,18 @@ def mismatch_metrics(trainer_logprobs_T: Tensor, engine_logprobs_T: Tensor, mask
         }
 
 
-def correction_metrics(correction_T: Tensor, mask_T: Tensor, *, cap: float) -> dict[str, Metric]:
-    """The mean weight that a correction gave, and the share of tokens whose weight was cut to the cap."""
+def correction_metrics(correction_T: Tensor, mask_T: Tensor, *, cap: float | None = None) -> dict[str, Metric]:
+    """The mean weight that a correction gave, and the share of tokens whose weight it cut or took away.
+
+    With `cap`, for a correction that cuts: the share cut to the cap. Without, for one that masks: the share of zeros.
+    """
     with torch.no_grad():
-        mask_T = mask_T.to(torch.float64)
-        return {
-            "correction_weight": Metric((correction_T.to(torch.float64) * mask_T).sum(), Normaliser.TOKENS),
-            "correction_capped_fraction": Metric(((correction_T >= cap) * mask_T).sum(), Normaliser.TOKENS),
-        }
+        inside_T = mask_T > 0
+        mask_T = mask_T.to(torch.float64).masked_fill(~inside_T, 0.0)
+        weights_T = correction_T.to(torch.float64).masked_fill(~inside_T, 0.0)
+        metrics = {"correction_weight": Metric((weights_T * mask_T).sum(), Normaliser.TOKENS)}
+        if cap is not None:
+            metrics["correction_capped_fraction"] = Metric(((weights_T >= cap) * mask_T).sum(), Normaliser.TOKENS)
+        else:
+            metrics["correction_masked_fraction"] = Metric(((weights_T == 0) * mask_T).sum(), Normaliser.TOKENS)
+        return metrics

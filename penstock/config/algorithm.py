@@ -1,12 +1,32 @@
-"""Settings of the mathematics: advantages, loss, off-policy correction."""
+"""Settings of the mathematics: rewards, advantages, loss, KL penalty, off-policy correction, dynamic sampling."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, PositiveFloat
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from penstock.config.base import Section
+
+ClipLow = Annotated[float, Field(gt=0, le=1)]
+Level = Literal["token", "sequence", "constant"]
+
+
+class RewardConfig(Section):
+    """What is done to an environment's rewards before they become advantages: scaled, clipped, shaped by length."""
+
+    scale: Annotated[float, Field(gt=0)] = 1.0
+    """Rewards are multiplied by this."""
+    clip_low: float | None = None
+    """Scaled rewards below this are raised to it."""
+    clip_high: float | None = None
+    """Scaled rewards above this are lowered to it."""
+    overlong: Literal["none", "soft", "mask"] = "none"
+    """Very long responses. `soft`: a penalty that grows with the length. `mask`: truncated ones are not trained."""
+    overlong_buffer: PositiveInt | None = None
+    """With `soft`: how many tokens before `rollout.sampling.max_new_tokens` the penalty begins."""
+    overlong_penalty: PositiveFloat = 1.0
+    """With `soft`: the penalty of a response as long as it may be."""
 
 
 class GrpoAdvantage(Section):
@@ -15,9 +35,81 @@ class GrpoAdvantage(Section):
     kind: Literal["grpo"] = "grpo"
     """Name of the estimator."""
     normalize_std: bool = True
-    """Divide by the group's standard deviation."""
+    """Divide by the group's standard deviation; off is the estimator of Dr. GRPO."""
     epsilon: PositiveFloat = 1e-4
     """Added to the standard deviation."""
+
+
+class RlooAdvantage(Section):
+    """Reward minus the mean of the group's other samples."""
+
+    kind: Literal["rloo"] = "rloo"
+    """Name of the estimator."""
+
+
+class LeaveOneOutAdvantage(Section):
+    """Reward minus the mean of the group's other samples, over their standard deviation."""
+
+    kind: Literal["leave_one_out"] = "leave_one_out"
+    """Name of the estimator."""
+    epsilon: PositiveFloat = 1e-4
+    """Added to the standard deviation."""
+
+
+class MaxNormalizedAdvantage(Section):
+    """Reward minus the group's mean, over the group's largest deviation from it: between -1 and 1."""
+
+    kind: Literal["max_normalized"] = "max_normalized"
+    """Name of the estimator."""
+    epsilon: PositiveFloat = 1e-4
+    """Added to the largest deviation."""
+
+
+class RewardAdvantage(Section):
+    """The reward itself, without a baseline."""
+
+    kind: Literal["reward"] = "reward"
+    """Name of the estimator."""
+
+
+class BatchWhitenedAdvantage(Section):
+    """Reward minus the step's mean, over the step's standard deviation; needs the whole batch at once."""
+
+    kind: Literal["batch_whitened"] = "batch_whitened"
+    """Name of the estimator."""
+    epsilon: PositiveFloat = 1e-8
+    """Added to the standard deviation."""
+
+
+class ReinforcePpAdvantage(Section):
+    """REINFORCE++: rewards, less the KL to go, whitened over all tokens of the step; needs the whole batch at once."""
+
+    kind: Literal["reinforce_pp"] = "reinforce_pp"
+    """Name of the estimator."""
+    epsilon: PositiveFloat = 1e-8
+    """Added to the standard deviation."""
+
+
+class ReinforcePpBaselineAdvantage(Section):
+    """REINFORCE++ with the group's mean as baseline, whitened over all tokens; needs the whole batch at once."""
+
+    kind: Literal["reinforce_pp_baseline"] = "reinforce_pp_baseline"
+    """Name of the estimator."""
+    epsilon: PositiveFloat = 1e-8
+    """Added to the standard deviation."""
+
+
+AdvantageConfig = Annotated[
+    GrpoAdvantage
+    | RlooAdvantage
+    | LeaveOneOutAdvantage
+    | MaxNormalizedAdvantage
+    | RewardAdvantage
+    | BatchWhitenedAdvantage
+    | ReinforcePpAdvantage
+    | ReinforcePpBaselineAdvantage,
+    Field(discriminator="kind"),
+]
 
 
 class PpoClipLoss(Section):
@@ -25,12 +117,67 @@ class PpoClipLoss(Section):
 
     kind: Literal["ppo_clip"] = "ppo_clip"
     """Name of the loss."""
-    level: Literal["token", "sequence"] = "token"
-    """`token`: every token weighs the same. `sequence`: every response weighs the same."""
-    clip_low: Annotated[float, Field(gt=0, le=1)] = 0.2
+    level: Level = "token"
+    """`token`: every token weighs the same. `sequence`: every response. `constant`: as in Dr. GRPO, see below."""
+    constant_length: PositiveInt | None = None
+    """With `constant`: token sums are divided by this times the number of responses; usually the longest response."""
+    clip_low: ClipLow = 0.2
     """The ratio is clipped at 1 - clip_low."""
     clip_high: PositiveFloat = 0.2
     """The ratio is clipped at 1 + clip_high."""
+    dual_clip: Annotated[float, Field(gt=1)] | None = None
+    """For negative advantages the loss is bounded by this times the advantage; without it there is no such bound."""
+
+
+class GspoLoss(Section):
+    """GSPO: the ratio of whole sequences, a geometric mean over their tokens, is clipped; sequences weigh alike."""
+
+    kind: Literal["gspo"] = "gspo"
+    """Name of the loss."""
+    clip_low: ClipLow = 3e-4
+    """The sequence's ratio is clipped at 1 - clip_low."""
+    clip_high: PositiveFloat = 4e-4
+    """The sequence's ratio is clipped at 1 + clip_high."""
+
+
+class CispoLoss(Section):
+    """CISPO: the clipped ratio is a constant weight of each token's log-prob, so no token's gradient is cut off."""
+
+    kind: Literal["cispo"] = "cispo"
+    """Name of the loss."""
+    level: Level = "token"
+    """`token`: every token weighs the same. `sequence`: every response. `constant`: as in Dr. GRPO, see below."""
+    constant_length: PositiveInt | None = None
+    """With `constant`: token sums are divided by this times the number of responses; usually the longest response."""
+    clip_low: ClipLow | None = None
+    """The weight is at least 1 - clip_low; without it there is no lower bound."""
+    clip_high: PositiveFloat = 5.0
+    """The weight is at most 1 + clip_high."""
+
+
+class ReinforceLoss(Section):
+    """Plain REINFORCE: advantage times log-prob, without a ratio."""
+
+    kind: Literal["reinforce"] = "reinforce"
+    """Name of the loss."""
+    level: Level = "token"
+    """`token`: every token weighs the same. `sequence`: every response. `constant`: as in Dr. GRPO, see below."""
+    constant_length: PositiveInt | None = None
+    """With `constant`: token sums are divided by this times the number of responses; usually the longest response."""
+
+
+LossConfig = Annotated[PpoClipLoss | GspoLoss | CispoLoss | ReinforceLoss, Field(discriminator="kind")]
+
+
+class KlConfig(Section):
+    """A penalty for leaving the reference policy, which is the model as it was when the run began."""
+
+    coefficient: NonNegativeFloat = 0.0
+    """Weight of the penalty; 0 means none, and no reference policy is kept."""
+    estimator: Literal["k1", "k2", "k3"] = "k3"
+    """Schulman's estimators of the KL divergence from sampled tokens."""
+    place: Literal["loss", "reward"] = "loss"
+    """`loss`: a term of the loss. `reward`: taken from each token's advantage, summed over the tokens that follow."""
 
 
 class NoCorrection(Section):
@@ -49,17 +196,83 @@ class TruncatedImportanceSampling(Section):
     """The largest weight."""
 
 
-CorrectionConfig = Annotated[NoCorrection | TruncatedImportanceSampling, Field(discriminator="kind")]
+class IcePop(Section):
+    """Each token's loss is weighted by p_trainer / p_engine; tokens outside the bounds are left out."""
+
+    kind: Literal["icepop"] = "icepop"
+    """Name of the correction."""
+    low: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """Tokens whose ratio is below this are left out."""
+    high: Annotated[float, Field(ge=1)] = 5.0
+    """Tokens whose ratio is above this are left out."""
+
+
+class SequenceMasked(Section):
+    """Each response is weighted by its sequence's p_trainer / p_engine; those outside the bounds are left out."""
+
+    kind: Literal["sequence_masked"] = "sequence_masked"
+    """Name of the correction."""
+    low: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Responses whose ratio is below this are left out; without it there is no lower bound."""
+    high: Annotated[float, Field(ge=1)] = 2.0
+    """Responses whose ratio is above this are left out."""
+    mean: Literal["sum", "geometric"] = "sum"
+    """`sum`: the product of the tokens' ratios, exact. `geometric`: their geometric mean, milder for long responses."""
+
+
+class Decoupled(Section):
+    """Decoupled PPO: the ratio is clipped around the proximal policy (the trainer's), weighted by proximal / engine."""
+
+    kind: Literal["decoupled"] = "decoupled"
+    """Name of the correction."""
+    cap: PositiveFloat | None = None
+    """Tokens whose weight is above this are left out; without it none is."""
+
+
+CorrectionConfig = Annotated[
+    NoCorrection | TruncatedImportanceSampling | IcePop | SequenceMasked | Decoupled, Field(discriminator="kind")
+]
+
+
+class DynamicSamplingConfig(Section):
+    """Groups whose samples all have the same reward teach nothing: they are replaced by other prompts' groups."""
+
+    enabled: bool = False
+    """Replace such groups instead of training them."""
+    max_filtered_per_step: PositiveInt = 64
+    """How many groups a step may replace."""
+    on_limit: Literal["train", "stop"] = "train"
+    """Once that many were replaced: `train` what comes as it is, or `stop` the run."""
+
+
+_DEFAULTS = {"advantage": "grpo", "loss": "ppo_clip"}
 
 
 class AlgorithmConfig(Section):
     """The mathematics of a step."""
 
-    advantage: GrpoAdvantage = GrpoAdvantage()
+    reward: RewardConfig = RewardConfig()
+    """What is done to an environment's rewards before they become advantages."""
+    advantage: AdvantageConfig = Field(default_factory=GrpoAdvantage)
     """How rewards become advantages."""
-    loss: PpoClipLoss = PpoClipLoss()
+    loss: LossConfig = Field(default_factory=PpoClipLoss)
     """The policy loss."""
-    correction: CorrectionConfig = NoCorrection()
+    kl: KlConfig = KlConfig()
+    """A penalty for leaving the reference policy."""
+    entropy_coefficient: NonNegativeFloat = 0.0
+    """Weight of a bonus for the entropy of the policy; 0 means none."""
+    correction: CorrectionConfig = Field(default_factory=NoCorrection)
     """What makes up for the difference between the engine's and the trainer's log-probs."""
     old_policy: Literal["trainer", "engine"] = "trainer"
     """Whose log-probs are the denominator of the ratio. `trainer`: the weights at the start of the step."""
+    dynamic_sampling: DynamicSamplingConfig = DynamicSamplingConfig()
+    """What happens to groups without spread in their rewards."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default_kinds(cls, data: Any) -> Any:
+        """Settings of an advantage or loss that is not named are those of the default one."""
+        if not isinstance(data, dict):
+            return data
+        given = {name: data[name] for name in _DEFAULTS if isinstance(data.get(name), dict)}
+        return data | {name: {"kind": _DEFAULTS[name], **settings} for name, settings in given.items()}

@@ -1,4 +1,4 @@
-"""Rules of the mathematics: settings that make no sense beside each other."""
+"""Rules of the mathematics: settings that make no sense beside each other, each with the reason and the way out."""
 
 from __future__ import annotations
 
@@ -8,26 +8,134 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from penstock.config.models import RunConfig
 
+WHOLE_BATCH = ("batch_whitened", "reinforce_pp", "reinforce_pp_baseline")
+"""Advantages that compare a sample with the whole step."""
+_LEAST_GROUP = {"grpo": 2, "rloo": 2, "leave_one_out": 3, "max_normalized": 2, "reinforce_pp_baseline": 2}
+"""Samples a group needs for the estimators that compare them with each other."""
+_PER_TOKEN_CORRECTIONS = ("tis", "icepop", "decoupled")
+
 
 def algorithm_rules(config: RunConfig) -> Iterator[str]:
-    """Combinations of advantage, loss, correction and sampling that would train something else than they say."""
+    """Combinations of rewards, advantage, loss, correction and sampling that do not train what they say."""
+    yield from _advantage_rules(config)
+    yield from _reward_rules(config)
+    yield from _loss_rules(config)
+    yield from _correction_rules(config)
+    yield from _dynamic_sampling_rules(config)
+
+
+def idle_algorithm_settings(config: RunConfig) -> dict[str, str]:
+    """Settings that have no effect beside the others, with the reason."""
+    algorithm, idle = config.algorithm, {}
+    if algorithm.kl.coefficient == 0:
+        for name in ("estimator", "place"):
+            idle[f"algorithm.kl.{name}"] = "has no effect with coefficient = 0, which means no penalty; remove it"
+    if algorithm.reward.overlong != "soft":
+        for name in ("overlong_buffer", "overlong_penalty"):
+            idle[f"algorithm.reward.{name}"] = f"has no effect with overlong = {algorithm.reward.overlong}; remove it"
+    if algorithm.loss.kind != "gspo" and algorithm.loss.level != "constant":
+        reason = f"has no effect with level = {algorithm.loss.level}; remove it, or set level to constant"
+        idle["algorithm.loss.constant_length"] = reason
+    if not algorithm.dynamic_sampling.enabled:
+        for name in ("max_filtered_per_step", "on_limit"):
+            idle[f"algorithm.dynamic_sampling.{name}"] = "has no effect with enabled = false; remove it"
+    return idle
+
+
+def _advantage_rules(config: RunConfig) -> Iterator[str]:
+    kind = config.algorithm.advantage.kind
+    n, chunk = config.training.prompt_groups_per_step, config.training.min_groups_per_chunk
+    if kind in WHOLE_BATCH and chunk < n:
+        yield (
+            f"algorithm.advantage.kind: {kind} compares each sample with the whole step, so the step cannot be trained "
+            f"group by group; set training.min_groups_per_chunk to {n}, or use grpo or rloo, which stream"
+        )
+    least = _LEAST_GROUP.get(kind, 1)
+    if config.rollout.group_size < least:
+        yield (
+            f"rollout.group_size: {kind} compares the responses of a group with each other and needs at least {least}"
+        )
+
+
+def _reward_rules(config: RunConfig) -> Iterator[str]:
+    reward, longest = config.algorithm.reward, config.rollout.sampling.max_new_tokens
+    if reward.clip_low is not None and reward.clip_high is not None and reward.clip_low >= reward.clip_high:
+        yield (
+            f"algorithm.reward.clip_low: {reward.clip_low} is not below clip_high = {reward.clip_high}, so that all "
+            "rewards would be the same"
+        )
+    if reward.overlong == "soft" and reward.overlong_buffer is None:
+        yield (
+            "algorithm.reward.overlong_buffer: is needed with overlong = soft, to know where the penalty begins; a "
+            f"fifth of rollout.sampling.max_new_tokens is usual, here {max(1, longest // 5)}"
+        )
+    if reward.overlong == "soft" and (reward.overlong_buffer or 0) > longest:
+        yield (
+            f"algorithm.reward.overlong_buffer: {reward.overlong_buffer} is more than "
+            f"rollout.sampling.max_new_tokens = {longest}"
+        )
+
+
+def _loss_rules(config: RunConfig) -> Iterator[str]:
+    algorithm = config.algorithm
+    loss, kl = algorithm.loss, algorithm.kl
+    if loss.kind != "gspo" and loss.level == "constant" and loss.constant_length is None:
+        yield (
+            "algorithm.loss.constant_length: is needed with level = constant; the longest response is usual, here "
+            f"{config.rollout.sampling.max_new_tokens}"
+        )
+    if kl.coefficient > 0 and kl.place == "loss" and kl.estimator == "k1":
+        yield (
+            "algorithm.kl.estimator: k1 as a term of the loss has a gradient that is zero on average, so it would "
+            "hold nothing back; use k3 or k2, or set place to reward"
+        )
+    if kl.coefficient > 0 and kl.place == "reward" and kl.estimator != "k1":
+        yield (
+            f"algorithm.kl.estimator: {kl.estimator} taken from the reward gives a gradient that is not that of the "
+            "KL divergence; use k1, or set place to loss"
+        )
+    if kl.coefficient > 0 and kl.place == "reward" and algorithm.advantage.kind == "reinforce_pp_baseline":
+        yield (
+            "algorithm.kl.place: reinforce_pp_baseline takes its penalty in the loss; set place to loss, or use "
+            "reinforce_pp"
+        )
+    if kl.coefficient > 0 and kl.place == "reward" and loss.kind == "gspo":
+        yield (
+            "algorithm.kl.place: reward gives every token an advantage of its own, and gspo has one ratio and one "
+            "advantage for a whole response; set place to loss"
+        )
+    if loss.kind == "reinforce" and algorithm.old_policy == "engine":
+        yield (
+            "algorithm.old_policy: reinforce has no ratio, so no old policy; remove it, and set "
+            "algorithm.correction.kind to tis where engine and trainer differ"
+        )
+
+
+def _correction_rules(config: RunConfig) -> Iterator[str]:
     algorithm, sampling = config.algorithm, config.rollout.sampling
-    corrected = algorithm.correction.kind != "none" or algorithm.old_policy == "engine"
-    if (sampling.top_p < 1 or sampling.top_k > 0) and not corrected:
+    kind = algorithm.correction.kind
+    if (sampling.top_p < 1 or sampling.top_k > 0) and kind == "none" and algorithm.old_policy == "trainer":
         key = "top_p" if sampling.top_p < 1 else "top_k"
         yield (
             f"rollout.sampling.{key}: truncated sampling draws from another distribution than the one trained; set "
             "algorithm.correction.kind to tis, or algorithm.old_policy to engine"
         )
-    if algorithm.old_policy == "engine" and algorithm.correction.kind != "none":
+    if algorithm.old_policy == "engine" and kind != "none":
         yield (
             "algorithm.correction.kind: with old_policy = engine the ratio already holds the difference between engine "
             "and trainer, so a correction would count it twice; set it to none, or old_policy to trainer"
         )
-    if config.rollout.group_size < 2:
-        yield ("rollout.group_size: grpo compares the responses of a group with each other and needs at least 2")
-    if config.rollout.sampling.max_new_tokens >= config.rollout.engine.max_context:
+    if algorithm.loss.kind == "gspo" and kind in _PER_TOKEN_CORRECTIONS:
         yield (
-            f"rollout.sampling.max_new_tokens: {config.rollout.sampling.max_new_tokens} leaves no room for a prompt in "
-            f"rollout.engine.max_context = {config.rollout.engine.max_context}"
+            f"algorithm.correction.kind: {kind} weighs each token by itself, and gspo has one ratio for a whole "
+            "response; use sequence_masked, or none with old_policy = engine"
+        )
+
+
+def _dynamic_sampling_rules(config: RunConfig) -> Iterator[str]:
+    kind = config.algorithm.advantage.kind
+    if config.algorithm.dynamic_sampling.enabled and kind in (*WHOLE_BATCH, "reward"):
+        yield (
+            f"algorithm.dynamic_sampling.enabled: with {kind} a group whose samples have the same reward still "
+            "teaches, so leaving it out would bias the step; use grpo or rloo, or switch it off"
         )

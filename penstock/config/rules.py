@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
 
-from penstock.config.algorithm_rules import algorithm_rules
+from penstock.config.algorithm_rules import algorithm_rules, idle_algorithm_settings
 from penstock.config.environment_rules import environment_rules, idle_environment_settings
 
 if TYPE_CHECKING:
@@ -42,7 +42,10 @@ def idle_settings(config: RunConfig) -> dict[str, str]:
         )
     if config.training.optimizer.schedule == "constant":
         idle["training.optimizer.final_lr_ratio"] = "has no effect with schedule = constant; remove it"
-    idle |= idle_environment_settings(config)
+    if config.model.lora is not None and config.model.lora.path is not None:
+        for name in ("rank", "alpha", "target_modules"):
+            idle[f"model.lora.{name}"] = "comes from the adapter in model.lora.path; remove it"
+    idle |= idle_environment_settings(config) | idle_algorithm_settings(config)
     return idle
 
 
@@ -101,6 +104,11 @@ def _deterministic_rules(config: RunConfig) -> Iterator[str]:
 
 
 def _section_rules(config: RunConfig) -> Iterator[str]:
+    if config.rollout.sampling.max_new_tokens >= config.rollout.engine.max_context:
+        yield (
+            f"rollout.sampling.max_new_tokens: {config.rollout.sampling.max_new_tokens} leaves no room for a prompt in "
+            f"rollout.engine.max_context = {config.rollout.engine.max_context}"
+        )
     optimizer = config.training.optimizer
     if config.training.max_steps is not None and optimizer.warmup_steps >= config.training.max_steps:
         yield (

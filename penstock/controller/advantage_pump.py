@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from dataclasses import fields as attributes
 
 import torch
 from torch import Tensor
 
-from penstock.algorithms.advantages import grpo_advantages
-from penstock.config.algorithm import GrpoAdvantage
+from penstock.algorithms.rewards import has_spread
+from penstock.config.algorithm import AlgorithmConfig
+from penstock.controller.estimators import Scores, estimate_advantages, shaped_rewards
 from penstock.data_plane import fields
-from penstock.data_plane.client import DataPlaneClient
+from penstock.data_plane.client import DataPlaneClient, SampleBatch
+from penstock.data_plane.columns import Column
 from penstock.data_plane.meta import KVBatchMeta
+from penstock.training.targets import kl_in_reward, needs_kl_sums
 
 _SMALL_COLUMNS = (fields.REWARD, fields.RESPONSE_LENGTH, fields.TRUNCATED, fields.SAMPLE_MASK)
+_KL_COLUMNS = (fields.KL_TO_GO_SUM, fields.KL_TO_GO_SQUARE_SUM)
 
 
 @dataclass(frozen=True)
@@ -23,19 +29,42 @@ class ScoredChunk:
 
     meta: KVBatchMeta
     rewards_S: Tensor
+    """As the environment gave them."""
+    shaped_S: Tensor
+    """After `algorithm.reward`."""
     lengths_S: Tensor
     truncated_S: Tensor
     advantages_S: Tensor
-    valid_tokens: float
-    """Trained tokens in the chunk: response lengths of samples that are not masked out."""
+    mask_S: Tensor
+    """0 for samples that are not trained."""
+
+    @property
+    def valid_tokens(self) -> float:
+        """Trained tokens in the chunk: response lengths of samples that are not masked out."""
+        return float((self.lengths_S * self.mask_S).sum())
+
+    def flat_groups(self) -> tuple[str, ...]:
+        """Groups whose samples all have the same reward: they say nothing about which response is better."""
+        groups = zip(self.meta.group_ids, rows_by_group(self.meta), strict=True)
+        return tuple(group for group, rows in groups if not bool(has_spread(self.shaped_S[rows])))
+
+    def without(self, groups: Collection[str]) -> ScoredChunk:
+        """The chunk less some groups."""
+        kept = [row for row, sample in enumerate(self.meta.sample_ids) if fields.group_of(sample) not in groups]
+        columns = {f.name: getattr(self, f.name)[kept] for f in attributes(self) if f.name != "meta"}
+        return replace(self, meta=self.meta.subset(kept), **columns)
 
 
 class AdvantagePump:
-    """A queue of chunks in, advantages in the data plane out. Groups are told apart by their ids, never by text."""
+    """A queue of chunks in, advantages in the data plane out. Groups are told apart by their ids, never by text.
 
-    def __init__(self, data_plane: DataPlaneClient, config: GrpoAdvantage) -> None:
+    `longest_response` is the number of tokens at which a response is as long as it may be.
+    """
+
+    def __init__(self, data_plane: DataPlaneClient, algorithm: AlgorithmConfig, longest_response: int) -> None:
         self._data_plane = data_plane
-        self._config = config
+        self._algorithm = algorithm
+        self._longest = longest_response
         self._inbox: asyncio.Queue[tuple[KVBatchMeta, asyncio.Future[ScoredChunk]]] = asyncio.Queue()
 
     def submit(self, meta: KVBatchMeta) -> asyncio.Future[ScoredChunk]:
@@ -58,19 +87,30 @@ class AdvantagePump:
                     scored.set_result(result)
 
     async def _score(self, meta: KVBatchMeta) -> ScoredChunk:
-        batch = await self._data_plane.get_samples_async(meta, _SMALL_COLUMNS)
+        algorithm = self._algorithm
+        wanted = _SMALL_COLUMNS + (_KL_COLUMNS if needs_kl_sums(algorithm) else ())
+        batch = await self._data_plane.get_samples_async(meta, wanted)
         rewards_S, lengths_S, truncated_S, mask_S = (batch.tensor(name) for name in _SMALL_COLUMNS)
-        advantages_S = torch.empty_like(rewards_S)
-        for rows in _rows_by_group(meta):
-            advantages_S[rows] = grpo_advantages(
-                rewards_S[rows], normalize_std=self._config.normalize_std, epsilon=self._config.epsilon
-            )
-        await self._data_plane.put_samples_async(meta.sample_ids, {fields.ADVANTAGE: advantages_S}, meta.partition_id)
-        valid = float((lengths_S * mask_S).sum())
-        return ScoredChunk(meta.with_fields(fields.ADVANTAGE), rewards_S, lengths_S, truncated_S, advantages_S, valid)
+        shaped_S = shaped_rewards(algorithm, rewards_S, lengths_S, self._longest)
+        advantages_S, kl_weight = estimate_advantages(algorithm, self._scores(batch, shaped_S, lengths_S, meta))
+        written: dict[str, Column] = {fields.ADVANTAGE: advantages_S.to(torch.float32)}
+        if algorithm.reward.overlong == "mask":
+            mask_S = mask_S * ~truncated_S
+            written[fields.SAMPLE_MASK] = mask_S
+        if kl_in_reward(algorithm):
+            written[fields.KL_WEIGHT] = torch.full_like(advantages_S, kl_weight, dtype=torch.float64)
+        await self._data_plane.put_samples_async(meta.sample_ids, written, meta.partition_id)
+        return ScoredChunk(
+            meta.with_fields(*written), rewards_S, shaped_S, lengths_S, truncated_S, advantages_S, mask_S
+        )
+
+    def _scores(self, batch: SampleBatch, shaped_S: Tensor, lengths_S: Tensor, meta: KVBatchMeta) -> Scores:
+        kl = [batch.tensor(name) for name in _KL_COLUMNS] if needs_kl_sums(self._algorithm) else [None, None]
+        return Scores(shaped_S, lengths_S, rows_by_group(meta), *kl)
 
 
-def _rows_by_group(meta: KVBatchMeta) -> list[list[int]]:
+def rows_by_group(meta: KVBatchMeta) -> list[list[int]]:
+    """The rows of each group, groups in order of first appearance."""
     groups: dict[str, list[int]] = {}
     for row, sample in enumerate(meta.sample_ids):
         groups.setdefault(fields.group_of(sample), []).append(row)

@@ -10,6 +10,7 @@ from typing import Any
 from penstock.config.models import RunConfig
 from penstock.controller.advantage_pump import AdvantagePump
 from penstock.controller.drops import DropBook
+from penstock.controller.dynamic_sampling import DynamicSampling
 from penstock.controller.parts import Parts
 from penstock.controller.rollout_pump import RolloutPump
 from penstock.controller.throughput import Throughput
@@ -17,6 +18,7 @@ from penstock.controller.train_pump import FinishedStep, TrainPump, TrainPumpSet
 from penstock.controller.watchdog import Watchdog
 from penstock.controller.weight_sync import WeightSync
 from penstock.controller.work_queue import WorkQueue
+from penstock.training.targets import uses_reference
 
 AfterStep = Callable[[int, dict[str, float]], Awaitable[None]]
 """Called with the number of finished steps and the step's flat metrics, before the next step begins."""
@@ -38,9 +40,15 @@ class SingleController:
         self._throughput = Throughput(parts.engines)
         self.drops = DropBook(config.rollout.failure, config.training.prompt_groups_per_step, parts.events)
         self.rollouts = RolloutPump(parts, WorkQueue(parts.stream, parts.buffer), self.drops, config.rollout)
-        self.advantages = AdvantagePump(parts.data_plane, config.algorithm.advantage)
+        self.advantages = AdvantagePump(parts.data_plane, config.algorithm, config.rollout.sampling.max_new_tokens)
         self.sync = WeightSync(parts, self.rollouts, config.weights.update)
-        settings = TrainPumpSettings(config.training, config.data.partial_step, fixed_chunks=config.deterministic)
+        settings = TrainPumpSettings(
+            config.training,
+            config.data.partial_step,
+            fixed_chunks=config.deterministic,
+            prepares=uses_reference(config.algorithm),
+            filter=DynamicSampling(config.algorithm.dynamic_sampling),
+        )
         self.training = TrainPump(
             parts, self.advantages, self.rollouts, self.sync, self.drops, settings, self._step_finished
         )
@@ -121,6 +129,7 @@ class SingleController:
             "rollout/groups_committed": float(self.rollouts.committed),
             "rollout/groups_evicted": float(counts.get("group_evicted", 0)),
             "rollout/groups_aborted": float(counts.get("group_aborted", 0)),
+            "rollout/groups_filtered": float(counts.get("group_filtered", 0)),
             "rollout/groups_retried": float(counts.get("rollout_retried", 0)),
             "rollout/prompts_dropped": float(self.drops.dropped),
             "rollout/prompts_replaced": float(self.drops.dropped if self.drops.returns_quota else 0),

@@ -33,6 +33,8 @@ class OpenStep:
         self.step_id = step_id
         self.slots: list[Slot] = []
         self.stats = StepStats()
+        self.filtered = 0
+        """Groups that were replaced because they teach nothing."""
         self.chunks_trained = 0
         self._trainer = trainer
         self._events = events
@@ -49,6 +51,24 @@ class OpenStep:
     def take(self, slots: Sequence[Slot]) -> None:
         """These groups belong to the step from now on, whatever becomes of it."""
         self.slots += slots
+
+    def give_up(self, slots: Sequence[Slot]) -> None:
+        """These groups are not trained after all; whoever calls this clears their rows."""
+        gone = {slot.group_id for slot in slots}
+        self.slots = [slot for slot in self.slots if slot.group_id not in gone]
+        self.filtered += len(slots)
+
+    async def prepare(self, meta: KVBatchMeta) -> KVBatchMeta:
+        """Have the trainer add the columns that advantages and loss need; after an error the step is replayed."""
+        before = time.monotonic()
+        while True:
+            try:
+                prepared = await self._trainer.prepare(meta)
+            except Exception as error:  # noqa: BLE001 - raised when attempts are spent
+                await self._replay(error)
+                continue
+            self.stats.times.logprobs += time.monotonic() - before
+            return prepared
 
     async def feed(self, slots: Sequence[Slot], chunk: ScoredChunk, trainer_version: int) -> None:
         """Queue a chunk of taken groups; returns while it trains. One without valid tokens is only counted."""

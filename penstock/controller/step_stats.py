@@ -11,7 +11,6 @@ from torch import Tensor
 
 from penstock.buffer.slots import Slot
 from penstock.controller.advantage_pump import ScoredChunk
-from penstock.data_plane.fields import group_of
 
 
 @dataclass
@@ -22,6 +21,8 @@ class StepTimes:
     """The train pump waited for rollouts."""
     train_busy: float = 0.0
     """The trainer computed."""
+    logprobs: float = 0.0
+    """Log-probs of the reference policy, where the algorithm needs them."""
     advantages: float = 0.0
     """Small columns read and advantages written."""
     finish: float = 0.0
@@ -42,6 +43,8 @@ class StepStats:
     _spans: list[int] = field(default_factory=list)
     _environments: list[str] = field(default_factory=list)
     _evicted_lengths: list[int] = field(default_factory=list)
+    _sampled_rewards: list[Tensor] = field(default_factory=list)
+    _filtered: int = 0
 
     def add_chunk(self, chunk: ScoredChunk, slots: Sequence[Slot], trainer_version: int) -> None:
         """A chunk was handed to the trainer."""
@@ -49,6 +52,11 @@ class StepStats:
         self._lags += [trainer_version - slot.start_version for slot in slots]
         self._spans += [int(tags["last_version"]) - int(tags["first_version"]) for tags in chunk.meta.tags]
         self._environments += [str(tags["environment"]) for tags in chunk.meta.tags]
+
+    def add_scored(self, chunk: ScoredChunk, filtered: int) -> None:
+        """A chunk has advantages; `filtered` groups of it are replaced and not handed to the trainer."""
+        self._sampled_rewards.append(chunk.rewards_S)
+        self._filtered += filtered
 
     def add_evicted(self, slots: Iterable[Slot]) -> None:
         """Groups were evicted as stale."""
@@ -61,19 +69,26 @@ class StepStats:
         found: dict[str, float] = {f"timing/{name}_s": value for name, value in vars(self.times).items()}
         if self._evicted_lengths:
             found["rollout/length_evicted_mean"] = sum(self._evicted_lengths) / len(self._evicted_lengths)
+        if self._sampled_rewards:
+            found["rollout/reward_mean"] = float(torch.cat(self._sampled_rewards).mean())
+            found["train/groups_filtered"] = float(self._filtered)
         if not self._chunks:
             return found
         rewards_S = torch.cat([chunk.rewards_S for chunk in self._chunks])
         lengths_S = torch.cat([chunk.lengths_S for chunk in self._chunks]).float()
         advantages_S = torch.cat([chunk.advantages_S for chunk in self._chunks])
         truncated_S = torch.cat([chunk.truncated_S for chunk in self._chunks]).float()
+        shaped_S = torch.cat([chunk.shaped_S for chunk in self._chunks])
+        mask_S = torch.cat([chunk.mask_S for chunk in self._chunks])
         found |= {
             "train/reward_mean": float(rewards_S.mean()),
             "train/reward_std": float(rewards_S.std(correction=0)),
             "train/reward_max": float(rewards_S.max()),
+            "train/shaped_reward_mean": float(shaped_S.mean()),
+            "train/samples_masked": float((mask_S == 0).sum()),
             "train/advantage_mean": float(advantages_S.mean()),
             "train/advantage_std": float(advantages_S.std(correction=0)),
-            "train/groups_without_spread": float(self._groups_without_spread()),
+            "train/groups_without_spread": float(sum(len(chunk.flat_groups()) for chunk in self._chunks)),
             "rollout/response_length_mean": float(lengths_S.mean()),
             "rollout/response_length_max": float(lengths_S.max()),
             "rollout/truncation_rate": float(truncated_S.mean()),
@@ -89,15 +104,6 @@ class StepStats:
                 "rollout/truncation_rate": truncated_S,
             }
         )
-
-    def _groups_without_spread(self) -> int:
-        flat = 0
-        for chunk in self._chunks:
-            rows_of: dict[str, list[float]] = {}
-            for sample, reward in zip(chunk.meta.sample_ids, chunk.rewards_S.tolist(), strict=True):
-                rows_of.setdefault(group_of(sample), []).append(reward)
-            flat += sum(max(rewards) == min(rewards) for rewards in rows_of.values())
-        return flat
 
     def _per_environment(self, columns: dict[str, Tensor]) -> dict[str, float]:
         return {

@@ -10,8 +10,9 @@ from enum import Enum
 
 from penstock.buffer.slots import Slot
 from penstock.config.training import TrainingConfig
-from penstock.controller.advantage_pump import AdvantagePump
+from penstock.controller.advantage_pump import AdvantagePump, ScoredChunk
 from penstock.controller.drops import DropBook
+from penstock.controller.dynamic_sampling import DynamicSampling
 from penstock.controller.open_step import OpenStep
 from penstock.controller.parts import Parts
 from penstock.controller.rollout_pump import RolloutPump
@@ -50,6 +51,10 @@ class TrainPumpSettings:
     """`train` or `drop`: what happens to a step that is not full when the data ends."""
     fixed_chunks: bool
     """Deterministic mode: chunks of exactly `min_groups_per_chunk` groups, whatever else is ready."""
+    prepares: bool
+    """Whether the trainer adds columns to rows before they are scored and trained."""
+    filter: DynamicSampling
+    """Which groups are replaced rather than trained."""
 
 
 class TrainPump:
@@ -136,14 +141,44 @@ class TrainPump:
 
     async def _feed(self, step: OpenStep, slots: Sequence[Slot]) -> None:
         step.take(slots)
+        meta = _joined_meta(slots)
+        if self._settings.prepares:
+            self.waiting_for = "log-probs of the reference policy"
+            meta = await step.prepare(meta)
         before = time.monotonic()
         self.waiting_for = "advantages"
-        chunk = await self._advantages.submit(_joined_meta(slots))
+        chunk = await self._advantages.submit(meta)
         step.stats.times.advantages += time.monotonic() - before
+        slots, chunk = await self._without_filtered(step, slots, chunk)
+        if not slots:
+            return
         self.waiting_for = "the trainer to take the next chunk"
         trained = step.chunks_trained
         await step.feed(slots, chunk, self._buffer.clock.trainer_version)
         self.chunks_trained += step.chunks_trained - trained
+
+    async def _without_filtered(
+        self, step: OpenStep, slots: Sequence[Slot], chunk: ScoredChunk
+    ) -> tuple[Sequence[Slot], ScoredChunk]:
+        """Give the places of groups that teach nothing to other prompts; what is left of the chunk."""
+        flat = self._settings.filter.choose(chunk, step.step_id, step.filtered)
+        step.stats.add_scored(chunk, len(flat))
+        if not flat:
+            return slots, chunk
+        gone = [slot for slot in slots if slot.group_id in flat]
+        await self._clear(gone)
+        step.give_up(gone)
+        for slot in gone:
+            self._buffer.refund(slot)
+            visit = self._rollouts.forget(slot.group_id)
+            self._events.emit(
+                "group_filtered",
+                step=step.step_id,
+                epoch=visit.epoch,
+                prompt_id=visit.prompt.prompt_id,
+                group=slot.group_id,
+            )
+        return [slot for slot in slots if slot.group_id not in flat], chunk.without(flat)
 
     async def _await_groups(self, wanted: int, step: OpenStep) -> int:
         """Wait until `wanted` groups are selectable, none can come any more, or the step has shrunk."""

@@ -24,6 +24,14 @@ TRUNCATED: Final = "truncated"
 """Per sample, bool: the response hit the token limit."""
 RESPONSE_TEXT: Final = "response_text"
 """Per sample, object: the decoded response."""
+REFERENCE_LOGPROBS: Final = "reference_logprobs"
+"""Per token: log-prob under the reference policy; written by the trainer where the algorithm has a KL penalty."""
+KL_TO_GO_SUM: Final = "kl_to_go_sum"
+"""Per sample, float64: sum over its trained tokens of the KL to go; written by the trainer for REINFORCE++."""
+KL_TO_GO_SQUARE_SUM: Final = "kl_to_go_square_sum"
+"""Per sample, float64: sum of the squares of the same."""
+KL_WEIGHT: Final = "kl_weight"
+"""Per sample, float64: how much of a token's KL to go is taken from its advantage; written with the advantage."""
 
 ROLLOUT_FIELDS: Final = (
     INPUT_IDS,
@@ -36,6 +44,8 @@ ROLLOUT_FIELDS: Final = (
     TRUNCATED,
     RESPONSE_TEXT,
 )
+LATER_FIELDS: Final = (ADVANTAGE, REFERENCE_LOGPROBS, KL_TO_GO_SUM, KL_TO_GO_SQUARE_SUM, KL_WEIGHT)
+"""What is added to a row after its rollout."""
 TRAIN_FIELDS: Final = (INPUT_IDS, TOKEN_MASK, GENERATION_LOGPROBS, TOKEN_VERSIONS, SAMPLE_MASK, ADVANTAGE)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +23,7 @@ from penstock.runtime.cpu import threads_for_half
 from penstock.training.interface import Trainer
 from penstock.training.workers.local import LocalTrainer
 from penstock.weights.hf import load_model, load_tokenizer, pick_device, silence_progress_bars
+from penstock.weights.lora import LoraAdapter, attach_lora, plain_copy
 
 _ENGINES = {"embedded": EmbeddedEngine}
 _TRAINERS = {("local", "local"): LocalTrainer}
@@ -41,7 +41,8 @@ class Serving:
     engine: GenerationEngine
     sampling: SamplingParams
     model: Any
-    """The loaded model; the engine has its own copy where the run also trains."""
+    """The loaded model, with its adapters where `model.lora` asks for them; the engine has a plain model of its own
+    where the run also trains."""
 
     async def close(self) -> None:
         """End engine and environment."""
@@ -74,9 +75,9 @@ def build_serving(config: RunConfig, *, trains_too: bool) -> Serving:
     if config.data.chat_template and not getattr(hf_tokenizer, "chat_template", None):
         raise ConfigError([f"data.chat_template: the tokenizer of {config.model.path!r} has no chat template"])
     environment = make_environment(config.rollout.environment, config.data, seed=config.seed)
-    model = load_model(config.model, pick_device(config.runtime.device))
+    model = _load_policy(config, trains_too=trains_too)
     engine = _ENGINES[config.rollout.engine.kind](
-        copy.deepcopy(model) if trains_too else model,
+        plain_copy(model) if trains_too or LoraAdapter.of(model) else model,
         slots=config.rollout.engine.slots,
         max_context=config.rollout.engine.max_context,
         deterministic=config.deterministic,
@@ -91,6 +92,15 @@ def build_serving(config: RunConfig, *, trains_too: bool) -> Serving:
         sampling=_sampling(config, hf_tokenizer, model),
         model=model,
     )
+
+
+def _load_policy(config: RunConfig, *, trains_too: bool) -> Any:
+    """The model, with adapters where they are trained, or where there are trained ones already."""
+    model = load_model(config.model, pick_device(config.runtime.device))
+    lora = config.model.lora
+    if lora is None or (lora.path is None and not trains_too):
+        return model
+    return attach_lora(model, lora, seed=config.seed)
 
 
 def planned_steps(config: RunConfig, visits: int) -> int:
@@ -112,7 +122,7 @@ def build_training(config: RunConfig, serving: Serving) -> Training:
     n = config.training.prompt_groups_per_step
     sampler = make_sampler(config.sampler, n, config.deterministic)
     data_plane = _DATA_PLANES[config.data_plane.adapter]()
-    data_plane.register_partition(PARTITION, (*fields.ROLLOUT_FIELDS, fields.ADVANTAGE))
+    data_plane.register_partition(PARTITION, (*fields.ROLLOUT_FIELDS, *fields.LATER_FIELDS))
     stream = PromptStream(
         serving.environment.prompts(Split.TRAIN),
         epochs=config.data.epochs,

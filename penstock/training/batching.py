@@ -18,6 +18,8 @@ from penstock.data_plane.fields import (
     ADVANTAGE,
     GENERATION_LOGPROBS,
     INPUT_IDS,
+    KL_WEIGHT,
+    REFERENCE_LOGPROBS,
     SAMPLE_MASK,
     TOKEN_MASK,
     TOKEN_VERSIONS,
@@ -62,11 +64,17 @@ class TrainColumns:
     """Token mask times sample mask: how much a token counts."""
     sequence_weights_S: Tensor
     """The mask over its row's count of valid tokens: how much a token counts if every sequence weighs the same."""
+    row_S: Tensor
+    """The row of each token."""
     valid_R: Tensor
     """Valid sequences: the sample mask, 0 for rows without a valid token."""
     advantages_S: Tensor
     engine_logprobs_S: Tensor
     versions_S: Tensor
+    reference_logprobs_S: Tensor | None = None
+    """Where the rows have the column."""
+    kl_weights_S: Tensor | None = None
+    """Where the rows have the column."""
 
     @classmethod
     def of(cls, batch: SampleBatch, rows: Rows) -> TrainColumns:
@@ -81,10 +89,15 @@ class TrainColumns:
         return cls(
             mask_S=mask_S,
             sequence_weights_S=mask_S / count_R.clamp(min=torch.finfo(torch.float64).tiny)[row_S],
+            row_S=row_S,
             valid_R=sample_mask_R.masked_fill(count_R == 0, 0.0),
             advantages_S=_per_row(batch, ADVANTAGE)[row_S],
             engine_logprobs_S=_aligned(batch, GENERATION_LOGPROBS, rows),
             versions_S=_aligned(batch, TOKEN_VERSIONS, rows),
+            reference_logprobs_S=(
+                _aligned(batch, REFERENCE_LOGPROBS, rows) if REFERENCE_LOGPROBS in batch.columns else None
+            ),
+            kl_weights_S=_per_row(batch, KL_WEIGHT)[row_S] if KL_WEIGHT in batch.columns else None,
         )
 
     @property

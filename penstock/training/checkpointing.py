@@ -3,6 +3,7 @@
 Nothing is pickled. Layout of the folder:
 
     config.json, model*.safetensors …    what `save_pretrained` writes; any transformers model loader reads it
+    adapter/                             with LoRA: the adapter as peft saves it; the weights above are merged then
     trainer_state.json                   `TrainerState`
     trainer/optimizer.safetensors        moments (and master copies) by parameter name
     trainer/rng.safetensors              torch's CPU and CUDA generators
@@ -23,10 +24,12 @@ from torch import Tensor
 
 from penstock.errors import SetupError
 from penstock.training.optimizer import PolicyOptimizer
+from penstock.weights.lora import LoraAdapter
 
 STATE_FILE = "trainer_state.json"
 OPTIMIZER_FILE = Path("trainer") / "optimizer.safetensors"
 RNG_FILE = Path("trainer") / "rng.safetensors"
+ADAPTER_FOLDER = "adapter"
 _FORMAT = 1
 
 
@@ -46,7 +49,7 @@ class TrainerState:
 
 def save_trainer(folder: Path, model: Any, optimizer: PolicyOptimizer, version: int) -> None:
     """Write a checkpoint into an existing folder."""
-    model.save_pretrained(folder)
+    _save_weights(folder, model)
     (folder / "trainer").mkdir(exist_ok=True)
     tensors = {name: tensor.contiguous() for name, tensor in optimizer.state_tensors().items()}
     save_file(tensors, folder / OPTIMIZER_FILE)
@@ -59,21 +62,42 @@ def load_trainer(folder: Path, model: Any, optimizer: PolicyOptimizer) -> Traine
     """Read a checkpoint back, bit by bit. Everything is checked before anything is changed."""
     state = _read_state(folder)
     tensors, rng = _read_tensors(folder / OPTIMIZER_FILE), _read_tensors(folder / RNG_FILE)
-    problems = optimizer.problems(tensors, state.step_counts)
+    loaded, found = _read_weights(folder, model)
+    problems = optimizer.problems(tensors, state.step_counts) + found
+    if problems:
+        raise SetupError(f"checkpoint {folder} is not of this model: " + "; ".join(sorted(problems)[:5]))
+    if (adapter := LoraAdapter.of(model)) is not None:
+        adapter.load(loaded)
+    else:
+        model.load_state_dict(loaded)
+    optimizer.load(tensors, state.step_counts, state.updates)
+    _restore_rng(rng)
+    return state
+
+
+def _save_weights(folder: Path, model: Any) -> None:
+    """An adapted model is written twice: merged, for whoever wants a model, and as the adapter, to go on from."""
+    adapter = LoraAdapter.of(model)
+    if adapter is None:
+        model.save_pretrained(folder)
+        return
+    adapter.save_merged(folder)
+    adapter.save(folder / ADAPTER_FOLDER)
+
+
+def _read_weights(folder: Path, model: Any) -> tuple[dict[str, Tensor], list[str]]:
+    """The trained tensors of a checkpoint, and what keeps them from being this model's."""
+    adapter = LoraAdapter.of(model)
+    if adapter is not None:
+        return adapter.read(folder / ADAPTER_FOLDER)
     # transformers may rename and merge tensors between file and module, so it reads its own files.
-    loaded = type(model).from_pretrained(folder, dtype=model.dtype).state_dict()
+    loaded: dict[str, Tensor] = type(model).from_pretrained(folder, dtype=model.dtype).state_dict()
     own = model.state_dict()
-    problems += [
+    return loaded, [
         f"weight {name} differs in name or shape"
         for name in own.keys() | loaded.keys()
         if name not in own or name not in loaded or own[name].shape != loaded[name].shape
     ]
-    if problems:
-        raise SetupError(f"checkpoint {folder} is not of this model: " + "; ".join(sorted(problems)[:5]))
-    model.load_state_dict(loaded)
-    optimizer.load(tensors, state.step_counts, state.updates)
-    _restore_rng(rng)
-    return state
 
 
 def _read_state(folder: Path) -> TrainerState:

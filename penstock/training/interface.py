@@ -59,6 +59,12 @@ class Trainer(Protocol):
     async def compute_logprobs(self, meta: KVBatchMeta, field_name: str) -> None:
         """Write the current policy's per-token log-probs of the rows into a column; legal while a step is open."""
 
+    async def prepare(self, meta: KVBatchMeta) -> KVBatchMeta:
+        """Write the columns that advantages and loss need besides those of the rollout; the meta that knows them.
+
+        Legal while a step is open. Called only where `training.targets.uses_reference` says that there are any.
+        """
+
     async def publish_weights(self) -> WeightSource:
         """The current weights under their Hugging Face names, valid until the next `finish_train_step`."""
 

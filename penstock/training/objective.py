@@ -2,59 +2,38 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
-from penstock.algorithms.corrections import correction_metrics, mismatch_metrics, truncated_importance_weights
-from penstock.algorithms.losses import LossSum, ppo_clip_loss
+from penstock.algorithms.corrections import (
+    correction_metrics,
+    decoupled_weights,
+    icepop_weights,
+    mismatch_metrics,
+    sequence_masked_weights,
+    truncated_importance_weights,
+)
+from penstock.algorithms.kl import KlEstimator, kl_estimate, kl_loss, kl_to_go
+from penstock.algorithms.losses import (
+    LossSum,
+    cispo_loss,
+    entropy_bonus,
+    gspo_loss,
+    ppo_clip_loss,
+    reinforce_loss,
+)
 from penstock.algorithms.reduction import Metric, Normaliser
-from penstock.config.algorithm import AlgorithmConfig, TruncatedImportanceSampling
-from penstock.training.batching import TrainColumns
-
-
-@dataclass(frozen=True)
-class TargetColumns:
-    """What the loss needs to know of a microbatch's targets."""
-
-    mask_T: Tensor
-    weights_T: Tensor
-    """The mask for a token-level loss, the mask over the sequence's count for a sequence-level one."""
-    advantages_T: Tensor
-    engine_logprobs_T: Tensor
-    lag_T: Tensor
-    """Trainer's weight version minus the one that sampled the token."""
-
-
-def loss_normaliser(algorithm: AlgorithmConfig) -> Normaliser:
-    """What the loss is divided by when the step ends."""
-    return Normaliser.TOKENS if algorithm.loss.level == "token" else Normaliser.SEQUENCES
-
-
-def target_columns(
-    columns: TrainColumns,
-    sources_T: Tensor,
-    algorithm: AlgorithmConfig,
-    *,
-    version: int,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> TargetColumns:
-    """The targets' share of a chunk's columns, in the loss's number format and place."""
-    per_token = loss_normaliser(algorithm) is Normaliser.TOKENS
-    weights_S = columns.mask_S if per_token else columns.sequence_weights_S
-
-    def pick(values_S: Tensor) -> Tensor:
-        return values_S[sources_T].to(device=device, dtype=dtype)
-
-    return TargetColumns(
-        mask_T=pick(columns.mask_S),
-        weights_T=pick(weights_S),
-        advantages_T=pick(columns.advantages_S),
-        engine_logprobs_T=pick(columns.engine_logprobs_S),
-        lag_T=pick(version - columns.versions_S),
-    )
+from penstock.config.algorithm import (
+    AlgorithmConfig,
+    CispoLoss,
+    GspoLoss,
+    IcePop,
+    NoCorrection,
+    PpoClipLoss,
+    SequenceMasked,
+    TruncatedImportanceSampling,
+)
+from penstock.training.targets import TargetColumns, kl_in_reward, loss_normaliser, uses_reference
 
 
 def policy_objective(
@@ -63,29 +42,129 @@ def policy_objective(
     """The un-normalised loss of a microbatch and the parts of its metrics.
 
     The old policy is the trainer's current one (`logprobs_T.detach()`: weights do not change while a step is open, so
-    no extra pass is needed) or the engine's.
+    no extra pass is needed) or the engine's. A correction weighs the policy's loss only; the KL penalty and the entropy
+    bonus are about the current policy, whoever sampled.
     """
     trainer_T, engine_T = logprobs_T.detach(), targets.engine_logprobs_T
+    metrics = mismatch_metrics(trainer_T, engine_T, targets.mask_T) | _plain_metrics(entropy_T, targets)
+    correction_T = _correction(algorithm, trainer_T, targets)
     weights_T = targets.weights_T
-    metrics: dict[str, Metric] = {}
-    if isinstance(algorithm.correction, TruncatedImportanceSampling):
-        cap = algorithm.correction.cap
-        correction_T = truncated_importance_weights(trainer_T, engine_T, cap=cap)
+    if correction_T is not None:
         weights_T = weights_T * correction_T
-        metrics |= correction_metrics(correction_T, targets.mask_T, cap=cap)
-    loss = ppo_clip_loss(
-        logprobs_T,
-        trainer_T if algorithm.old_policy == "trainer" else engine_T,
-        targets.advantages_T,
-        weights_T,
-        targets.mask_T,
-        clip_low=algorithm.loss.clip_low,
-        clip_high=algorithm.loss.clip_high,
-    )
-    metrics |= {"loss": Metric(loss.total.detach(), loss_normaliser(algorithm)), **loss.metrics}
-    metrics |= mismatch_metrics(trainer_T, engine_T, targets.mask_T)
-    metrics |= _plain_metrics(entropy_T, targets)
-    return LossSum(loss.total, metrics)
+        metrics |= correction_metrics(correction_T, targets.mask_T, cap=_cap(algorithm))
+    old_T = trainer_T if algorithm.old_policy == "trainer" else engine_T
+    terms = [_policy_loss(algorithm, logprobs_T, old_T, _advantages(algorithm, trainer_T, targets), weights_T, targets)]
+    coefficients = [1.0]
+    if uses_reference(algorithm):
+        terms.append(_reference_term(algorithm, logprobs_T, targets))
+        coefficients.append(0.0 if kl_in_reward(algorithm) else algorithm.kl.coefficient)
+    if algorithm.entropy_coefficient > 0:
+        terms.append(entropy_bonus(entropy_T, targets.weights_T, targets.mask_T))
+        coefficients.append(algorithm.entropy_coefficient)
+    for term in terms:
+        metrics |= term.metrics
+    return _joined(algorithm, terms, coefficients, metrics)
+
+
+def _joined(
+    algorithm: AlgorithmConfig, terms: list[LossSum], coefficients: list[float], metrics: dict[str, Metric]
+) -> LossSum:
+    normaliser = loss_normaliser(algorithm)
+    total = terms[0].total
+    if len(terms) > 1:
+        metrics["policy_loss"] = Metric(total.detach(), normaliser)
+    for term, coefficient in zip(terms[1:], coefficients[1:], strict=True):
+        if coefficient > 0:
+            total = total + coefficient * term.total
+    metrics["loss"] = Metric(total.detach(), normaliser)
+    return LossSum(total, metrics)
+
+
+def _policy_loss(
+    algorithm: AlgorithmConfig,
+    logprobs_T: Tensor,
+    old_T: Tensor,
+    advantages_T: Tensor,
+    weights_T: Tensor,
+    targets: TargetColumns,
+) -> LossSum:
+    loss, mask_T = algorithm.loss, targets.mask_T
+    if isinstance(loss, PpoClipLoss):
+        return ppo_clip_loss(
+            logprobs_T,
+            old_T,
+            advantages_T,
+            weights_T,
+            mask_T,
+            clip_low=loss.clip_low,
+            clip_high=loss.clip_high,
+            dual_clip=loss.dual_clip,
+        )
+    if isinstance(loss, GspoLoss):
+        return gspo_loss(
+            logprobs_T,
+            old_T,
+            advantages_T,
+            weights_T,
+            mask_T,
+            targets.rows_T,
+            clip_low=loss.clip_low,
+            clip_high=loss.clip_high,
+        )
+    if isinstance(loss, CispoLoss):
+        return cispo_loss(
+            logprobs_T, old_T, advantages_T, weights_T, mask_T, clip_low=loss.clip_low, clip_high=loss.clip_high
+        )
+    return reinforce_loss(logprobs_T, advantages_T, weights_T, mask_T)
+
+
+def _advantages(algorithm: AlgorithmConfig, trainer_T: Tensor, targets: TargetColumns) -> Tensor:
+    """Per-token advantages: the sample's, less the KL to go where the penalty is in the reward."""
+    if not kl_in_reward(algorithm):
+        return targets.advantages_T
+    assert targets.kl_weights_T is not None
+    to_go_T = reference_kl_to_go(trainer_T, targets).to(targets.advantages_T.dtype)
+    return targets.advantages_T - targets.kl_weights_T * to_go_T
+
+
+def reference_kl_to_go(trainer_T: Tensor, targets: TargetColumns) -> Tensor:
+    """For each token, k1 to the reference summed over itself and the later tokens of its row."""
+    assert targets.reference_logprobs_T is not None
+    kl_T = kl_estimate(trainer_T, targets.reference_logprobs_T, KlEstimator.K1)
+    return kl_to_go(kl_T.masked_fill(targets.mask_T <= 0, 0.0), targets.rows_T)
+
+
+def _reference_term(algorithm: AlgorithmConfig, logprobs_T: Tensor, targets: TargetColumns) -> LossSum:
+    assert targets.reference_logprobs_T is not None
+    estimator = KlEstimator(algorithm.kl.estimator)
+    return kl_loss(logprobs_T, targets.reference_logprobs_T, targets.weights_T, targets.mask_T, estimator=estimator)
+
+
+def _correction(algorithm: AlgorithmConfig, trainer_T: Tensor, targets: TargetColumns) -> Tensor | None:
+    correction, engine_T = algorithm.correction, targets.engine_logprobs_T
+    if isinstance(correction, NoCorrection):
+        return None
+    if isinstance(correction, TruncatedImportanceSampling):
+        return truncated_importance_weights(trainer_T, engine_T, cap=correction.cap)
+    if isinstance(correction, IcePop):
+        return icepop_weights(trainer_T, engine_T, low=correction.low, high=correction.high)
+    if isinstance(correction, SequenceMasked):
+        return sequence_masked_weights(
+            trainer_T,
+            engine_T,
+            targets.mask_T,
+            targets.rows_T,
+            low=correction.low,
+            high=correction.high,
+            mean=correction.mean,
+        )
+    return decoupled_weights(trainer_T, engine_T, cap=correction.cap)
+
+
+def _cap(algorithm: AlgorithmConfig) -> float | None:
+    """Where weights are cut to, for the metric; other corrections leave tokens out instead."""
+    correction = algorithm.correction
+    return correction.cap if isinstance(correction, TruncatedImportanceSampling) else None
 
 
 def _plain_metrics(entropy_T: Tensor, targets: TargetColumns) -> dict[str, Metric]:

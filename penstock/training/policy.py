@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -11,6 +13,7 @@ from penstock.errors import SetupError
 from penstock.training.batching import Microbatch
 from penstock.training.logprobs import selected_logprobs
 from penstock.weights.hf import CausalLM
+from penstock.weights.lora import LoraAdapter
 
 
 class Policy:
@@ -24,19 +27,27 @@ class Policy:
     the step, whatever its config says, which is what makes streamed and whole-batch gradients equal.
     """
 
-    def __init__(self, model: Any, *, temperature: float, chunk_tokens: int, gradient_checkpointing: bool) -> None:
+    def __init__(
+        self,
+        model: Any,
+        *,
+        temperature: float,
+        chunk_tokens: int,
+        gradient_checkpointing: bool,
+        entropy_gradient: bool = False,
+        keep_reference: bool = False,
+    ) -> None:
         if temperature <= 0:
             raise SetupError(f"rollout.sampling.temperature: {temperature} has no gradient; training needs more than 0")
-        self.model = model
-        self._lm = CausalLM(model)
+        self._adapter = LoraAdapter.of(model)
+        self.model = (model if self._adapter is None else self._adapter.model).eval()
+        self._lm = CausalLM(self.model)
         self._temperature = temperature
         self._chunk_tokens = chunk_tokens
-        model.eval()
-        if self.exact_dtype == torch.float64 and hasattr(model, "set_experts_implementation"):
-            # The grouped matrix product that transformers prefers for experts has no float64 form.
-            model.set_experts_implementation("eager")
+        self._entropy_gradient = entropy_gradient
+        self._reference_lm = self._kept_reference() if keep_reference else None
         if gradient_checkpointing:
-            _enable_checkpointing(model)
+            _enable_checkpointing(self.model)
 
     @property
     def device(self) -> torch.device:
@@ -49,23 +60,32 @@ class Policy:
         return torch.float64 if self._lm.head_weight_VH.dtype == torch.float64 else torch.float32
 
     def logprobs(self, microbatch: Microbatch) -> tuple[Tensor, Tensor]:
-        """`(logprobs_T, entropy_T)` of the microbatch's targets; the entropy carries no gradient."""
-        hidden_TH = self.hidden(microbatch).flatten(0, 1)[microbatch.predictors_T]
+        """`(logprobs_T, entropy_T)` of the microbatch's targets; the entropy has a gradient only where asked for."""
+        return self._logprobs(self._lm, microbatch)
+
+    def reference_logprobs(self, microbatch: Microbatch) -> tuple[Tensor, Tensor]:
+        """The same under the weights that the model had when the policy was made; with LoRA, under the base model's."""
+        if self._reference_lm is None:
+            raise SetupError("there is no reference policy: it is kept only where algorithm.kl.coefficient is above 0")
+        with torch.no_grad(), nullcontext() if self._adapter is None else self._adapter.disabled():
+            return self._logprobs(self._reference_lm, microbatch)
+
+    def _kept_reference(self) -> CausalLM:
+        """A copy of the model as it is; an adapted model is its own reference, with the adapter off."""
+        return self._lm if self._adapter is not None else CausalLM(copy.deepcopy(self.model).requires_grad_(False))
+
+    def _logprobs(self, lm: CausalLM, microbatch: Microbatch) -> tuple[Tensor, Tensor]:
+        hidden_TH = _hidden(lm, microbatch).flatten(0, 1)[microbatch.predictors_T]
         return selected_logprobs(
             hidden_TH,
-            self._lm.head_weight_VH,
+            lm.head_weight_VH,
             microbatch.targets_T,
+            bias_V=lm.head_bias_V,
+            transform=lm.transform,
             temperature=self._temperature,
             chunk_tokens=self._chunk_tokens,
+            entropy_gradient=self._entropy_gradient,
         )
-
-    def hidden(self, microbatch: Microbatch) -> Tensor:
-        """The body's output, `[B, L, H]`."""
-        args: dict[str, Any] = {"use_cache": False}
-        if microbatch.position_ids_BL is not None:
-            # transformers makes the block-diagonal causal mask itself where positions restart and no mask is given.
-            args["position_ids"] = microbatch.position_ids_BL
-        return self._lm.hidden_BTH(microbatch.input_ids_BL, **args)
 
     def check_packing(self) -> None:
         """Raise `SetupError` unless the model keeps packed documents apart."""
@@ -73,7 +93,7 @@ class Policy:
         none_T = torch.empty(0, dtype=torch.int64)
 
         def hidden(ids_L: Tensor, positions_L: Tensor) -> Tensor:
-            return self.hidden(Microbatch(ids_L[None], positions_L[None], none_T, none_T, none_T))[0].float()
+            return _hidden(self._lm, Microbatch(ids_L[None], positions_L[None], none_T, none_T, none_T))[0].float()
 
         with torch.no_grad():
             packed_LH = hidden(ids_L, ids_L % 4)
@@ -84,6 +104,15 @@ class Policy:
                 f"training.batching: {type(self.model).__name__} lets packed documents see each other (relative "
                 f"difference {gap:.2g}); use padded"
             )
+
+
+def _hidden(lm: CausalLM, microbatch: Microbatch) -> Tensor:
+    """The body's output, `[B, L, H]`."""
+    args: dict[str, Any] = {"use_cache": False}
+    if microbatch.position_ids_BL is not None:
+        # transformers makes the block-diagonal causal mask itself where positions restart and no mask is given.
+        args["position_ids"] = microbatch.position_ids_BL
+    return lm.hidden_BTH(microbatch.input_ids_BL, **args)
 
 
 def _enable_checkpointing(model: Any) -> None:

@@ -10,29 +10,37 @@ import torch
 from torch import Tensor, nn
 
 from penstock.errors import SetupError
+from penstock.weights.logits import LogitTransform
+from penstock.weights.lora import LoraAdapter
 
 if TYPE_CHECKING:
     from penstock.config.model import ModelConfig
 
 _DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
-_LOGIT_TRANSFORMS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
-"""Config entries by which some families change logits after the head; the chunked log-probs do not know them."""
+_PROBE_TOKENS = 4
+_PROBE_LIMITS = {torch.float64: 1e-4, torch.float32: 1e-4}
+"""How far logits may be apart, relative to the largest one; `_COARSE_LIMIT` for number formats not named."""
+_COARSE_LIMIT = 0.1
 
 
 class CausalLM:
-    """A decoder-only model split into body and head, so that logits need never exist for all tokens at once."""
+    """A decoder-only model split into body and head, so that logits need never exist for all tokens at once.
+
+    The head is a linear layer, with or without a bias, and what `LogitTransform` knows. That this is all the model does
+    between its last hidden state and its logits is tried out once.
+    """
 
     def __init__(self, model: Any) -> None:
         head = model.get_output_embeddings()
-        if head is None or getattr(head, "bias", None) is not None:
+        if not isinstance(head, nn.Linear):
             raise SetupError(f"{type(model).__name__} has no plain linear output head; it cannot be trained here")
-        for name in _LOGIT_TRANSFORMS:
-            if getattr(model.config, name, None) not in (None, 1, 1.0):
-                raise SetupError(
-                    f"{type(model).__name__} sets {name}, which changes logits after the head: unsupported"
-                )
         self.model = model
         self.body: nn.Module = model.base_model
+        self.transform = LogitTransform.of(model.config.get_text_config())
+        if head.weight.dtype == torch.float64 and hasattr(model, "set_experts_implementation"):
+            # The grouped matrix product that transformers prefers for experts has no float64 form.
+            model.set_experts_implementation("eager")
+        self._try_head()
 
     @property
     def head_weight_VH(self) -> Tensor:
@@ -41,6 +49,13 @@ class CausalLM:
         assert isinstance(weight, Tensor)
         return weight
 
+    @property
+    def head_bias_V(self) -> Tensor | None:
+        """The output projection's bias, where the family has one."""
+        bias = self.model.get_output_embeddings().bias
+        assert bias is None or isinstance(bias, Tensor)
+        return bias
+
     def hidden_BTH(self, input_ids_BT: Tensor, **forward_args: Any) -> Tensor:
         """The body's last hidden state."""
         output = self.body(input_ids=input_ids_BT, **forward_args)
@@ -48,9 +63,31 @@ class CausalLM:
         assert isinstance(hidden_BTH, Tensor)
         return hidden_BTH
 
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits of hidden states (`[..., H]` to `[..., V]`) in float32, without a gradient."""
+        with torch.no_grad():
+            raw = nn.functional.linear(hidden, self.head_weight_VH, self.head_bias_V)
+            return self.transform.apply_(raw.float())
+
+    @torch.no_grad()
+    def _try_head(self) -> None:
+        """A family that does more to its logits than is known here must not be trained on other ones."""
+        ids_1T = torch.arange(_PROBE_TOKENS, device=self.head_weight_VH.device)[None] % self.head_weight_VH.shape[0]
+        expected_1TV = self.model(input_ids=ids_1T, use_cache=False).logits.float()
+        found_1TV = self.logits(self.hidden_BTH(ids_1T, use_cache=False))
+        gap = float((found_1TV - expected_1TV).abs().max() / expected_1TV.abs().max())
+        if not gap <= _PROBE_LIMITS.get(self.head_weight_VH.dtype, _COARSE_LIMIT):
+            raise SetupError(
+                f"{type(self.model).__name__} changes logits after its head in a way that is not known here (relative "
+                f"difference {gap:.2g}); it cannot be trained or served"
+            )
+
 
 def named_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """All weights under their Hugging Face names, tied ones once."""
+    """All weights under their Hugging Face names, tied ones once; those of an adapted model merged."""
+    if (adapter := LoraAdapter.of(model)) is not None:
+        yield from adapter.merged_weights()
+        return
     for name, parameter in model.named_parameters():
         yield name, parameter.detach()
 

@@ -115,7 +115,8 @@ class TestChoices:
             f"sampler.kind: unknown 'windowd'; did you mean windowed? (one of {self.KINDS})"
         ]
         assert problems(algorithm__correction__kind="tiz") == [
-            "algorithm.correction.kind: unknown 'tiz'; did you mean tis? (one of none, tis)"
+            "algorithm.correction.kind: unknown 'tiz'; did you mean tis? (one of none, tis, icepop, "
+            "sequence_masked, decoupled)"
         ]
 
     def test_missing_kind(self) -> None:
@@ -136,7 +137,8 @@ class TestChoices:
             "(lookahead belongs to in_order, weight_fifo, ready_first)"
         ]
         assert problems(algorithm__correction={"kind": "none", "cap": 2}) == [
-            "algorithm.correction.cap: is not a setting of the none correction; it has no settings (cap belongs to tis)"
+            "algorithm.correction.cap: is not a setting of the none correction; it has no settings (cap belongs to "
+            "tis, decoupled)"
         ]
 
     def test_wrong_value_inside_has_no_union_tag_in_its_key(self) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import yaml
 
-from penstock.config.loading import parse_config
+from penstock.config.loading import dump_config, parse_config
 from tests.config.settings import problems, settings
 
 TIS = {"kind": "tis"}
@@ -60,3 +61,57 @@ def test_function_environment_needs_a_callable_and_a_file(function: str | None) 
 )
 def test_settings_that_go_together_are_accepted(given: dict[str, Any]) -> None:
     parse_config(settings(**given))
+
+
+WHOLE = {"training__min_groups_per_chunk": 8}
+KL_REWARD = {"coefficient": 0.1, "estimator": "k1", "place": "reward"}
+
+
+@pytest.mark.parametrize(
+    ("given", "key"),
+    [
+        ({"algorithm__advantage": {"kind": "batch_whitened"}}, "algorithm.advantage.kind"),
+        ({"algorithm__advantage": {"kind": "reinforce_pp"}}, "algorithm.advantage.kind"),
+        ({"algorithm__advantage": {"kind": "leave_one_out"}, "rollout__group_size": 2}, "rollout.group_size"),
+        ({"algorithm__reward": {"clip_low": 1.0, "clip_high": 1.0}}, "algorithm.reward.clip_low"),
+        ({"algorithm__reward": {"overlong": "soft"}}, "algorithm.reward.overlong_buffer"),
+        ({"algorithm__reward": {"overlong": "soft", "overlong_buffer": 65}}, "algorithm.reward.overlong_buffer"),
+        ({"algorithm__reward": {"overlong": "mask", "overlong_penalty": 2.0}}, "algorithm.reward.overlong_penalty"),
+        ({"algorithm__loss": {"level": "constant"}}, "algorithm.loss.constant_length"),
+        ({"algorithm__loss": {"constant_length": 64}}, "algorithm.loss.constant_length"),
+        ({"algorithm__loss": {"kind": "reinforce"}, "algorithm__old_policy": "engine"}, "algorithm.old_policy"),
+        ({"algorithm__loss": {"kind": "gspo"}, "algorithm__correction": TIS}, "algorithm.correction.kind"),
+        ({"algorithm__loss": {"kind": "gspo"}, "algorithm__kl": KL_REWARD}, "algorithm.kl.place"),
+        ({"algorithm__kl": {"estimator": "k3"}}, "algorithm.kl.estimator"),
+        ({"algorithm__kl": {"coefficient": 0.1, "estimator": "k1"}}, "algorithm.kl.estimator"),
+        ({"algorithm__kl": {**KL_REWARD, "estimator": "k3"}}, "algorithm.kl.estimator"),
+        (
+            {"algorithm__advantage": {"kind": "reinforce_pp_baseline"}, "algorithm__kl": KL_REWARD, **WHOLE},
+            "algorithm.kl.place",
+        ),
+        ({"algorithm__dynamic_sampling": {"on_limit": "stop"}}, "algorithm.dynamic_sampling.on_limit"),
+        (
+            {"algorithm__dynamic_sampling": {"enabled": True}, "algorithm__advantage": {"kind": "reward"}},
+            "algorithm.dynamic_sampling.enabled",
+        ),
+    ],
+)
+def test_algorithms_that_make_no_sense_are_rejected(given: dict[str, Any], key: str) -> None:
+    (line,) = problems(**given)
+    assert line.startswith(f"{key}: ")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"algorithm__advantage": {"kind": "reinforce_pp"}, "algorithm__kl": KL_REWARD, **WHOLE},
+        {"algorithm__advantage": {"kind": "reward"}, "rollout__group_size": 1},
+        {"algorithm__advantage": {"normalize_std": False}, "algorithm__loss": {"clip_high": 0.28}},
+        {"algorithm__loss": {"kind": "gspo"}, "algorithm__correction": {"kind": "sequence_masked"}},
+        {"algorithm__reward": {"overlong": "soft", "overlong_buffer": 16, "overlong_penalty": 0.5}},
+        {"algorithm__dynamic_sampling": {"enabled": True, "max_filtered_per_step": 10}},
+    ],
+)
+def test_algorithms_that_make_sense_are_taken(given: dict[str, Any]) -> None:
+    config = parse_config(settings(**given))
+    assert parse_config(yaml.safe_load(dump_config(config))) == config

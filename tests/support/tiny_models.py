@@ -29,12 +29,54 @@ def char_tokenizer(alphabet: str = ALPHABET) -> Any:
     )
 
 
+FAMILIES = {
+    "qwen3": ("Qwen3", {"head_dim": 8}),
+    "llama": ("Llama", {}),
+    "qwen3_moe": (
+        "Qwen3Moe",
+        {"head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+    ),
+    "mistral": ("Mistral", {"sliding_window": None}),
+    "mistral_window": ("Mistral", {"sliding_window": 8}),
+    "gemma2": (
+        "Gemma2",
+        {
+            "head_dim": 8,
+            "query_pre_attn_scalar": 24,
+            "sliding_window": 8,
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 4.0,
+        },
+    ),
+    "gemma3": ("Gemma3", {"head_dim": 8, "query_pre_attn_scalar": 24, "sliding_window": 8}),
+    "phi": ("Phi", {"partial_rotary_factor": 0.5}),
+    "granite": ("Granite", {"logits_scaling": 3.0, "embedding_multiplier": 2.0, "residual_multiplier": 0.5}),
+    "cohere": ("Cohere", {"logit_scale": 0.25, "use_qk_norm": True}),
+}
+"""Class prefix in transformers, and what makes the family what it is beside the sizes. Head dimensions are those of 32
+hidden numbers in 4 heads; Gemma alternates windowed and full layers, Phi's head has a bias."""
+
+
 def tiny_model(
-    family: str = "qwen3", *, vocabulary: int = 101, hidden: int = 32, layers: int = 2, seed: int = 0, tied: bool = True
+    family: str = "qwen3",
+    *,
+    vocabulary: int = 101,
+    hidden: int = 32,
+    layers: int = 2,
+    seed: int = 0,
+    tied: bool = True,
+    **settings: Any,
 ) -> Any:
-    """A randomly initialised model in fp32, evaluation mode. Families: qwen3, llama, qwen3_moe."""
+    """A randomly initialised model in fp32, evaluation mode, of one of the `FAMILIES`; `settings` go to its config."""
     import transformers as hf
 
+    prefix, own = FAMILIES[family]
+    if "head_dim" in own:
+        own = own | {"head_dim": hidden // 4}
+    if family == "qwen3_moe":
+        own = own | {"moe_intermediate_size": hidden}
+    if family in ("gemma2", "gemma3"):
+        own = own | {"layer_types": [("sliding_attention", "full_attention")[i % 2] for i in range(layers)]}
     common: dict[str, Any] = {
         "vocab_size": vocabulary,
         "hidden_size": hidden,
@@ -43,21 +85,16 @@ def tiny_model(
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "max_position_embeddings": 512,
-        "tie_word_embeddings": tied,
+        "tie_word_embeddings": tied and family != "phi",
         "pad_token_id": 0,
         "eos_token_id": 1,
         "bos_token_id": None,
     }
     torch.manual_seed(seed)
-    if family == "qwen3":
-        model = hf.Qwen3ForCausalLM(hf.Qwen3Config(head_dim=hidden // 4, **common))
-    elif family == "llama":
-        model = hf.LlamaForCausalLM(hf.LlamaConfig(**common))
-    elif family == "qwen3_moe":
-        extra = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": hidden, "head_dim": hidden // 4}
-        model = hf.Qwen3MoeForCausalLM(hf.Qwen3MoeConfig(**extra, **common))
-    else:
-        raise ValueError(f"no tiny model for {family}")
+    config = getattr(hf, f"{prefix}TextConfig" if family == "gemma3" else f"{prefix}Config")
+    model = getattr(hf, f"{prefix}ForCausalLM")(config(**common | own | settings))
+    if family == "gemma2":
+        model.set_attn_implementation("eager")  # the only one on a CPU that caps attention scores
     # The default initialisation is so narrow that all tokens are equally likely; wider weights make tests sharper.
     with torch.no_grad():
         for parameter in model.parameters():

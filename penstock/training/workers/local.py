@@ -80,6 +80,10 @@ class LocalTrainer(Trainer):
         """Write the current policy's per-token log-probs into a column."""
         await self._call(self._worker.compute_logprobs, meta, field_name)
 
+    async def prepare(self, meta: KVBatchMeta) -> KVBatchMeta:
+        """Write the columns that advantages and loss need besides those of the rollout."""
+        return await self._call(self._worker.prepare, meta)
+
     async def publish_weights(self) -> WeightSource:
         """The current weights, valid until the next `finish_train_step`."""
         return await self._call(self._worker.weights)

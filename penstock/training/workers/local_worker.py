@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,19 +16,21 @@ from penstock.algorithms.reduction import MetricAccumulator, Normaliser
 from penstock.config.algorithm import AlgorithmConfig
 from penstock.config.training import TrainingConfig
 from penstock.data_plane.client import DataPlaneClient
-from penstock.data_plane.columns import JaggedColumn
-from penstock.data_plane.fields import INPUT_IDS, TRAIN_FIELDS, group_of
+from penstock.data_plane.columns import Column, JaggedColumn
+from penstock.data_plane.fields import INPUT_IDS, REFERENCE_LOGPROBS, group_of
 from penstock.data_plane.meta import KVBatchMeta
 from penstock.errors import NonFiniteError, StepStateError
-from penstock.training.batching import Rows, TrainColumns, build_microbatch
+from penstock.training.batching import Microbatch, Rows, TrainColumns, build_microbatch
 from penstock.training.checkpointing import load_trainer, save_trainer
 from penstock.training.flops import FlopCounter, peak_tflops
 from penstock.training.interface import ChunkResult, StepResult
-from penstock.training.objective import loss_normaliser, policy_objective, target_columns
+from penstock.training.objective import policy_objective
 from penstock.training.optimizer import PolicyOptimizer
 from penstock.training.packing import Batching, Plan, plan_microbatches
 from penstock.training.policy import Policy
+from penstock.training.reference import KL_INPUTS, kl_sums
 from penstock.training.step import StepMachine, StepState
+from penstock.training.targets import loss_normaliser, needs_kl_sums, target_columns, train_fields, uses_reference
 from penstock.weights.hf import named_weights
 from penstock.weights.source import WeightSource
 
@@ -77,6 +79,8 @@ class LocalWorker:
             temperature=temperature,
             chunk_tokens=training.logprob_chunk_tokens,
             gradient_checkpointing=training.gradient_checkpointing,
+            entropy_gradient=algorithm.entropy_coefficient > 0,
+            keep_reference=uses_reference(algorithm),
         )
         if self._batching is Batching.PACKED:
             self._policy.check_packing()
@@ -100,7 +104,7 @@ class LocalWorker:
         """Forward and backward over a chunk, in as many passes as its tokens need."""
         with self._machine.microbatch(step_id):
             started = time.perf_counter()
-            batch = self._data_plane.get_samples(meta, TRAIN_FIELDS)
+            batch = self._data_plane.get_samples(meta, train_fields(self._algorithm))
             rows = Rows.of(batch)
             columns = TrainColumns.of(batch, rows)
             plan = self._plan(rows, columns.trained_rows)
@@ -161,14 +165,30 @@ class LocalWorker:
     def compute_logprobs(self, meta: KVBatchMeta, field_name: str) -> None:
         """Write the current policy's log-prob of every token into a column; 0 for each row's first token."""
         rows = Rows.of(self._data_plane.get_samples(meta, (INPUT_IDS,)))
+        column = JaggedColumn(self._logprobs_of(self._policy.logprobs, rows), rows.offsets_R1)
+        self._data_plane.put_samples(meta.sample_ids, {field_name: column}, meta.partition_id)
+
+    def prepare(self, meta: KVBatchMeta) -> KVBatchMeta:
+        """Write the columns that advantages and loss need besides those of the rollout: log-probs of the reference."""
+        if not uses_reference(self._algorithm):
+            return meta
+        batch = self._data_plane.get_samples(meta, KL_INPUTS)
+        rows = Rows.of(batch)
+        reference_S = self._logprobs_of(self._policy.reference_logprobs, rows)
+        columns: dict[str, Column] = {REFERENCE_LOGPROBS: JaggedColumn(reference_S, rows.offsets_R1)}
+        if needs_kl_sums(self._algorithm):
+            columns |= kl_sums(batch, self._logprobs_of(self._policy.logprobs, rows), reference_S)
+        self._data_plane.put_samples(meta.sample_ids, columns, meta.partition_id)
+        return meta.with_fields(*columns)
+
+    def _logprobs_of(self, logprobs: Callable[[Microbatch], tuple[Tensor, Tensor]], rows: Rows) -> Tensor:
+        """Log-probs of all tokens of all rows; 0 for each row's first token."""
         logprobs_S = torch.zeros(rows.ids_S.shape[0], dtype=self._policy.exact_dtype)
         with torch.no_grad():
-            for indices in self._plan(rows, range(len(meta))):
+            for indices in self._plan(rows, range(len(rows.lengths_R))):
                 microbatch = build_microbatch(rows, indices, self._batching).to(self._policy.device)
-                logprobs_T, _ = self._policy.logprobs(microbatch)
-                logprobs_S[microbatch.sources_T] = logprobs_T.cpu()
-        column = JaggedColumn(logprobs_S, rows.offsets_R1)
-        self._data_plane.put_samples(meta.sample_ids, {field_name: column}, meta.partition_id)
+                logprobs_S[microbatch.sources_T] = logprobs(microbatch)[0].cpu()
+        return logprobs_S
 
     def weights(self) -> WeightSource:
         """The current weights."""

@@ -81,6 +81,10 @@ class ScriptedTrainer:
     async def compute_logprobs(self, meta: KVBatchMeta, field_name: str) -> None:
         """There is no model: nothing is written."""
 
+    async def prepare(self, meta: KVBatchMeta) -> KVBatchMeta:
+        """There is no model: nothing is written."""
+        return meta
+
     async def publish_weights(self) -> WeightSource:
         def no_tensors() -> Iterator[tuple[str, Tensor]]:
             return iter(())

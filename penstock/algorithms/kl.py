@@ -1,0 +1,70 @@
+"""How far the policy is from a reference policy, token by token: estimators, a loss term, sums for the reward."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import torch
+from torch import Tensor
+
+from penstock.algorithms.losses import LOG_RATIO_LIMIT, LossSum, weighted_sum
+from penstock.algorithms.reduction import Metric, Normaliser
+from penstock.algorithms.rows import suffix_sums
+
+
+class KlEstimator(Enum):
+    """Estimators of KL(policy || reference) from tokens that the policy sampled (Schulman, "Approximating KL
+    divergence", 2020), with l = log p_policy - log p_reference.
+
+    Their means are one thing, their gradients as a loss term another. On tokens of the policy itself:
+
+    - the gradient of k1 has the mean zero (it is the score function), so k1 belongs in the reward, not in the loss;
+    - the gradient of k2 has the mean of the gradient of KL(policy || reference), exactly;
+    - the gradient of k3 has the mean of the gradient of KL(reference || policy), the other direction, which is close to
+      the former only near the reference.
+    """
+
+    K1 = "k1"
+    """l: its mean is the KL; of either sign, so the noisiest of the three."""
+    K2 = "k2"
+    """l^2 / 2: its mean is the KL only to leading order."""
+    K3 = "k3"
+    """exp(-l) - 1 + l: its mean is the KL, and it is never negative."""
+
+
+def kl_estimate(logprobs_T: Tensor, reference_logprobs_T: Tensor, estimator: KlEstimator) -> Tensor:
+    """The estimate for each token in float64, differentiable in `logprobs_T`; see `KlEstimator` for the gradients."""
+    log_ratio_T = logprobs_T.to(torch.float64) - reference_logprobs_T.detach().to(torch.float64)
+    if estimator is KlEstimator.K1:
+        return log_ratio_T
+    if estimator is KlEstimator.K2:
+        return log_ratio_T.square() / 2
+    held_T = log_ratio_T.clamp(min=-LOG_RATIO_LIMIT)
+    return torch.expm1(-held_T) + held_T
+
+
+def kl_loss(
+    logprobs_T: Tensor, reference_logprobs_T: Tensor, weights_T: Tensor, mask_T: Tensor, *, estimator: KlEstimator
+) -> LossSum:
+    """The KL penalty as a loss term, before its coefficient; `weights_T` and `mask_T` as for the policy losses.
+
+    The metric `kl_reference` is k3 whatever the estimator, so that runs can be compared. With K1 the gradient is noise
+    around zero: `algorithm.kl` accepts it in the reward only.
+    """
+    inside_T = mask_T > 0
+    logprobs_T = logprobs_T.masked_fill(~inside_T, 0.0)
+    reference_logprobs_T = reference_logprobs_T.detach().masked_fill(~inside_T, 0.0)
+    values_T = kl_estimate(logprobs_T, reference_logprobs_T, estimator)
+    with torch.no_grad():
+        shown_T = kl_estimate(logprobs_T, reference_logprobs_T, KlEstimator.K3)
+        metrics = {"kl_reference": Metric(weighted_sum(shown_T, mask_T, inside_T), Normaliser.TOKENS)}
+    return LossSum(weighted_sum(values_T, weights_T, inside_T), metrics)
+
+
+def kl_to_go(kl_T: Tensor, rows_T: Tensor) -> Tensor:
+    """For each token the sum of `kl_T` over itself and the later tokens of its row, in float64, without gradient.
+
+    It is what a token's return loses to the KL penalty when the penalty is part of the reward: a token answers for what
+    comes after it. The tokens of a row are contiguous and in order; those outside the mask hold zero.
+    """
+    return suffix_sums(kl_T.detach(), rows_T)

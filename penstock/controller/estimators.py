@@ -1,0 +1,105 @@
+"""From a chunk's rewards to its advantages, as `algorithm` says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from penstock.algorithms.advantages import (
+    grpo_advantages,
+    leave_one_out_advantages,
+    max_normalized_advantages,
+    reinforce_pp_advantages,
+    reinforce_pp_baseline_advantages,
+    rloo_advantages,
+    whitened_advantages,
+)
+from penstock.algorithms.rewards import shape_rewards
+from penstock.config.algorithm import (
+    AlgorithmConfig,
+    BatchWhitenedAdvantage,
+    GrpoAdvantage,
+    LeaveOneOutAdvantage,
+    MaxNormalizedAdvantage,
+    ReinforcePpAdvantage,
+    ReinforcePpBaselineAdvantage,
+    RlooAdvantage,
+)
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The small columns of a chunk's samples; `groups` lists the rows of each group."""
+
+    rewards_S: Tensor
+    """As shaped by `algorithm.reward`, in float64."""
+    lengths_S: Tensor
+    groups: Sequence[Sequence[int]]
+    kl_to_go_sum_S: Tensor | None = None
+    kl_to_go_square_sum_S: Tensor | None = None
+
+
+def shaped_rewards(algorithm: AlgorithmConfig, rewards_S: Tensor, lengths_S: Tensor, longest: int) -> Tensor:
+    """Rewards after `algorithm.reward`; `longest` is the longest response that is allowed."""
+    reward = algorithm.reward
+    soft = reward.overlong == "soft"
+    return shape_rewards(
+        rewards_S.to(torch.float64),
+        lengths_S,
+        scale=reward.scale,
+        clip_low=reward.clip_low,
+        clip_high=reward.clip_high,
+        overlong_limit=longest if soft else None,
+        overlong_buffer=reward.overlong_buffer or 0,
+        overlong_penalty=reward.overlong_penalty,
+    )
+
+
+def estimate_advantages(algorithm: AlgorithmConfig, scores: Scores) -> tuple[Tensor, float]:
+    """`(advantages_S, kl_weight)`: what trainer ranks multiply the KL to go by, where it is in the reward."""
+    config, rewards_S = algorithm.advantage, scores.rewards_S
+    if isinstance(config, ReinforcePpAdvantage):
+        return _reinforce_pp(algorithm, config, scores)
+    if isinstance(config, ReinforcePpBaselineAdvantage):
+        group_S = torch.empty(len(rewards_S), dtype=torch.int64)
+        for group, rows in enumerate(scores.groups):
+            group_S[list(rows)] = group
+        advantages_S = reinforce_pp_baseline_advantages(rewards_S, group_S, scores.lengths_S, epsilon=config.epsilon)
+    elif isinstance(config, BatchWhitenedAdvantage):
+        advantages_S = whitened_advantages(rewards_S, torch.ones_like(rewards_S), epsilon=config.epsilon)
+    else:
+        advantages_S = torch.empty_like(rewards_S)
+        for rows in scores.groups:
+            advantages_S[list(rows)] = _within_group(algorithm, rewards_S[list(rows)])
+    return advantages_S, algorithm.kl.coefficient
+
+
+def _within_group(algorithm: AlgorithmConfig, rewards_G: Tensor) -> Tensor:
+    """The advantages of one group; these estimators stream."""
+    config = algorithm.advantage
+    if isinstance(config, GrpoAdvantage):
+        return grpo_advantages(rewards_G, normalize_std=config.normalize_std, epsilon=config.epsilon)
+    if isinstance(config, RlooAdvantage):
+        return rloo_advantages(rewards_G)
+    if isinstance(config, LeaveOneOutAdvantage):
+        return leave_one_out_advantages(rewards_G, epsilon=config.epsilon)
+    if isinstance(config, MaxNormalizedAdvantage):
+        return max_normalized_advantages(rewards_G, epsilon=config.epsilon)
+    return rewards_G
+
+
+def _reinforce_pp(algorithm: AlgorithmConfig, config: ReinforcePpAdvantage, scores: Scores) -> tuple[Tensor, float]:
+    none_S = torch.zeros_like(scores.rewards_S)
+    in_reward = scores.kl_to_go_sum_S is not None
+    advantages_S, kl_weight = reinforce_pp_advantages(
+        scores.rewards_S,
+        scores.lengths_S,
+        none_S if scores.kl_to_go_sum_S is None else scores.kl_to_go_sum_S,
+        none_S if scores.kl_to_go_square_sum_S is None else scores.kl_to_go_square_sum_S,
+        kl_coefficient=algorithm.kl.coefficient if in_reward else 0.0,
+        epsilon=config.epsilon,
+    )
+    return advantages_S, float(kl_weight)

@@ -1,0 +1,89 @@
+"""Counters on the timeline: the buffer's fill, weight versions, and what the engines are doing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from penstock.buffer.replay_buffer import ReplayBuffer
+from penstock.observe.timeline import Lane, Timeline
+from penstock.rollout.engines.base import EngineStats, GenerationEngine
+
+LEAST_SECONDS = 0.005
+"""Readings closer together than this are skipped."""
+_BUSY_SHARE = 0.5
+"""An engine counts as busy between two readings in which it worked at least this share of the time."""
+
+
+class Gauges:
+    """Read whenever something happened; costs next to nothing where the last reading is fresh."""
+
+    def __init__(self, timeline: Timeline, buffer: ReplayBuffer, engines: Sequence[GenerationEngine]) -> None:
+        self._timeline = timeline
+        self._buffer = buffer
+        self._engines = [_EngineGauge(engine, timeline) for engine in engines]
+        self._last = -LEAST_SECONDS
+
+    def read(self) -> None:
+        """Write what has changed."""
+        if self._timeline.now() - self._last >= LEAST_SECONDS:
+            self._read(step_ended=False)
+
+    def step_ended(self) -> None:
+        """Write what has changed, and all that was busy in the step."""
+        self._read(step_ended=True)
+
+    def paused(self, version: int, seconds: float) -> None:
+        """The engines stood still for new weights, until now."""
+        now = self._timeline.now()
+        for engine in self._engines:
+            engine.pauses.record("paused for new weights", now - seconds, now, version=version)
+        self._read(step_ended=False)
+
+    def _read(self, *, step_ended: bool) -> None:
+        self._last = self._timeline.now()
+        buffer, clock = self._buffer, self._buffer.clock
+        self._timeline.count("controller", "buffer", generating=buffer.reserved, ready=buffer.ready)
+        self._timeline.count("controller", "weight version", trainer=clock.trainer_version, served=clock.served_version)
+        for engine in self._engines:
+            engine.read(self._last, flush=step_ended)
+
+
+class _EngineGauge:
+    """One engine: requests, the share of slots at work, and spans in which it was busy, from its own counters."""
+
+    def __init__(self, engine: GenerationEngine, timeline: Timeline) -> None:
+        self._engine = engine
+        self._timeline = timeline
+        self._busy: Lane = timeline.lane("engines", engine.name)
+        self.pauses: Lane = timeline.lane("engines", f"{engine.name}: weight updates")
+        self._last: tuple[float, EngineStats] = (timeline.now(), engine.stats())
+        self._since: tuple[float, EngineStats] | None = None
+        """Where the busy span began that the last reading was in."""
+
+    def read(self, now: float, *, flush: bool) -> None:
+        stats = self._engine.stats()
+        before, last = self._last
+        name, seconds = self._engine.name, now - before
+        self._timeline.count("engines", f"{name} requests", running=stats.running, waiting=stats.waiting)
+        if seconds > 0:
+            slots = min((stats.slot_seconds - last.slot_seconds) / seconds, 1.0)
+            self._timeline.count_from(before, "engines", f"{name} slots at work", percent=round(100 * slots, 1))
+            busy = stats.busy_seconds - last.busy_seconds >= _BUSY_SHARE * seconds
+            if busy and self._since is None:
+                self._since = self._last
+            if self._since is not None and (flush or not busy):
+                self._record(*((now, stats) if busy else (before, last)))
+        self._last = (now, stats)
+
+    def _record(self, ended: float, stats: EngineStats) -> None:
+        assert self._since is not None
+        began, first = self._since
+        self._since = None
+        self._busy.record(
+            "busy",
+            began,
+            ended,
+            tokens=stats.tokens_generated - first.tokens_generated,
+            busy_seconds=round(stats.busy_seconds - first.busy_seconds, 6),
+            version=stats.version,
+        )

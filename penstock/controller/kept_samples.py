@@ -1,0 +1,62 @@
+"""Keeps a few responses of a step for people to read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from penstock.controller.advantage_pump import ScoredChunk
+from penstock.controller.failure import describe
+from penstock.data_plane import fields
+from penstock.data_plane.client import DataPlaneClient
+from penstock.data_plane.meta import KVBatchMeta
+from penstock.errors import PenstockError
+from penstock.observe.events import EventLog
+from penstock.observe.samples import SampleLog, SampleRecord
+from penstock.rollout.prompts import PromptVisit
+
+AboutGroup = Callable[[str], tuple[PromptVisit, int]]
+"""The visit of a group, and the lag it was trained with."""
+
+
+class SampleKeeper:
+    """Fetches the text of chosen responses while their rows are still there, and writes them down.
+
+    What goes wrong here is an event, and nothing more: a run does not end because of what it keeps for reading.
+    """
+
+    def __init__(self, log: SampleLog, data_plane: DataPlaneClient, events: EventLog) -> None:
+        self._log = log
+        self._data_plane = data_plane
+        self._events = events
+
+    async def keep(self, step: int, chunks: Sequence[ScoredChunk], about: AboutGroup) -> None:
+        """Write some responses of the chunks of a step."""
+        places = [(chunk, row) for chunk in chunks for row in range(len(chunk.meta))]
+        chosen = [places[place] for place in self._log.choose(step, len(places))]
+        if not chosen:
+            return
+        meta = KVBatchMeta.concat([chunk.meta.subset([row]) for chunk, row in chosen])
+        try:
+            batch = await self._data_plane.get_samples_async(meta, (fields.RESPONSE_TEXT,))
+            for (chunk, row), text in zip(chosen, batch.objects(fields.RESPONSE_TEXT).items, strict=True):
+                self._log.write(_record(step, chunk, row, str(text), about))
+        except (PenstockError, OSError) as error:
+            self._events.emit("samples_not_kept", step=step, cause=describe(error))
+
+
+def _record(step: int, chunk: ScoredChunk, row: int, response: str, about: AboutGroup) -> SampleRecord:
+    group_id = fields.group_of(chunk.meta.sample_ids[row])
+    visit, lag = about(group_id)
+    return SampleRecord(
+        step=step,
+        group_id=group_id,
+        prompt_id=visit.prompt.prompt_id,
+        environment=str(chunk.meta.tags[row].get("environment", "")),
+        prompt=visit.prompt.text,
+        response=response,
+        reward=float(chunk.rewards_S[row]),
+        advantage=float(chunk.advantages_S[row]),
+        lag=lag,
+        length=int(chunk.lengths_S[row]),
+        truncated=bool(chunk.truncated_S[row]),
+    )

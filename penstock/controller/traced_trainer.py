@@ -1,0 +1,74 @@
+"""A trainer whose calls show on the timeline."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from penstock.data_plane.meta import KVBatchMeta
+from penstock.observe.timeline import Timeline
+from penstock.training.interface import ChunkResult, StepResult, Trainer
+from penstock.weights.source import WeightSource
+
+R = TypeVar("R")
+
+
+class TracedTrainer(Trainer):
+    """Passes every call on, and records when the trainer worked on it.
+
+    A trainer carries out calls one at a time, in order, so a call's work begins when it was made or when the one before
+    it ended, whichever is later. Where the trainer says itself how long it took, that counts.
+    """
+
+    def __init__(self, trainer: Trainer, timeline: Timeline) -> None:
+        self._trainer = trainer
+        self._timeline = timeline
+        self._lane = timeline.lane("trainer", "trainer")
+
+    async def begin_train_step(self, step_id: int) -> None:
+        await self._trainer.begin_train_step(step_id)
+
+    async def train_microbatch(self, step_id: int, meta: KVBatchMeta) -> ChunkResult:
+        made = self._timeline.now()
+        result = await self._trainer.train_microbatch(step_id, meta)
+        now = self._timeline.now()
+        self._lane.record(
+            "train_microbatch",
+            max(made, now - result.seconds),
+            now,
+            step=step_id,
+            groups=len(meta.group_ids),
+            samples=len(meta),
+            tokens=meta.total_tokens,
+            microbatches=result.microbatches,
+        )
+        return result
+
+    async def finish_train_step(self, step_id: int) -> StepResult:
+        return await self._worked("finish_train_step", self._trainer.finish_train_step(step_id), step=step_id)
+
+    async def abort_train_step(self, step_id: int) -> None:
+        await self._worked("abort_train_step", self._trainer.abort_train_step(step_id), step=step_id)
+
+    async def compute_logprobs(self, meta: KVBatchMeta, field_name: str) -> None:
+        work = self._trainer.compute_logprobs(meta, field_name)
+        await self._worked("compute_logprobs", work, field=field_name, samples=len(meta), tokens=meta.total_tokens)
+
+    async def publish_weights(self) -> WeightSource:
+        return await self._trainer.publish_weights()
+
+    async def save_checkpoint(self, folder: Path) -> None:
+        await self._worked("save_checkpoint", self._trainer.save_checkpoint(folder))
+
+    async def load_checkpoint(self, folder: Path) -> None:
+        await self._worked("load_checkpoint", self._trainer.load_checkpoint(folder))
+
+    async def close(self) -> None:
+        await self._trainer.close()
+
+    async def _worked(self, name: str, work: Awaitable[R], **args: Any) -> R:
+        made = self._timeline.now()
+        result = await work
+        self._lane.record(name, made, self._timeline.now(), **args)
+        return result

@@ -1,0 +1,103 @@
+"""What the loss knows of the tokens it is computed for: which columns it needs, and a microbatch's share of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from penstock.algorithms.reduction import Normaliser
+from penstock.config.algorithm import AlgorithmConfig, GspoLoss
+from penstock.data_plane import fields
+from penstock.training.batching import TrainColumns
+
+
+@dataclass(frozen=True)
+class TargetColumns:
+    """What the loss needs to know of a microbatch's targets, one entry per token."""
+
+    mask_T: Tensor
+    weights_T: Tensor
+    """What a token's loss is multiplied by: the mask, over what `algorithm.loss.level` says."""
+    rows_T: Tensor
+    """The row of each token: tokens of a row are neighbours and in order, and a row is never split."""
+    advantages_T: Tensor
+    engine_logprobs_T: Tensor
+    lag_T: Tensor
+    """Trainer's weight version minus the one that sampled the token."""
+    reference_logprobs_T: Tensor | None = None
+    """Where the algorithm has a KL penalty."""
+    kl_weights_T: Tensor | None = None
+    """Where the KL penalty is in the reward: how much of a token's KL to go is taken from its advantage."""
+
+
+def uses_reference(algorithm: AlgorithmConfig) -> bool:
+    """Whether a reference policy is needed."""
+    return algorithm.kl.coefficient > 0
+
+
+def kl_in_reward(algorithm: AlgorithmConfig) -> bool:
+    """Whether tokens have advantages of their own, less the KL to go."""
+    return uses_reference(algorithm) and algorithm.kl.place == "reward"
+
+
+def needs_kl_sums(algorithm: AlgorithmConfig) -> bool:
+    """Whether advantages depend on the samples' KL to the reference, which the trainer must work out before."""
+    return kl_in_reward(algorithm) and algorithm.advantage.kind == "reinforce_pp"
+
+
+def train_fields(algorithm: AlgorithmConfig) -> tuple[str, ...]:
+    """The columns that the trainer fetches to train a row."""
+    names: tuple[str, ...] = fields.TRAIN_FIELDS
+    if uses_reference(algorithm):
+        names += (fields.REFERENCE_LOGPROBS,)
+    if kl_in_reward(algorithm):
+        names += (fields.KL_WEIGHT,)
+    return names
+
+
+def loss_normaliser(algorithm: AlgorithmConfig) -> Normaliser:
+    """What the loss is divided by when the step ends."""
+    loss = algorithm.loss
+    per_token = not isinstance(loss, GspoLoss) and loss.level == "token"
+    return Normaliser.TOKENS if per_token else Normaliser.SEQUENCES
+
+
+def target_columns(
+    columns: TrainColumns,
+    sources_T: Tensor,
+    algorithm: AlgorithmConfig,
+    *,
+    version: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> TargetColumns:
+    """The targets' share of a chunk's columns, in the loss's number format and place."""
+
+    def pick(values_S: Tensor) -> Tensor:
+        return values_S[sources_T].to(device=device, dtype=dtype)
+
+    def pick_if(values_S: Tensor | None) -> Tensor | None:
+        return None if values_S is None else pick(values_S)
+
+    return TargetColumns(
+        mask_T=pick(columns.mask_S),
+        weights_T=pick(_weights(columns, algorithm)),
+        rows_T=columns.row_S[sources_T].to(device),
+        advantages_T=pick(columns.advantages_S),
+        engine_logprobs_T=pick(columns.engine_logprobs_S),
+        lag_T=pick(version - columns.versions_S),
+        reference_logprobs_T=pick_if(columns.reference_logprobs_S),
+        kl_weights_T=pick_if(columns.kl_weights_S),
+    )
+
+
+def _weights(columns: TrainColumns, algorithm: AlgorithmConfig) -> Tensor:
+    loss = algorithm.loss
+    if isinstance(loss, GspoLoss) or loss.level == "sequence":
+        return columns.sequence_weights_S
+    if loss.level == "token":
+        return columns.mask_S
+    assert loss.constant_length is not None
+    return columns.mask_S / loss.constant_length
