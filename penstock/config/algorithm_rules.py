@@ -45,6 +45,17 @@ def idle_algorithm_settings(config: RunConfig) -> dict[str, str]:
 def _advantage_rules(config: RunConfig) -> Iterator[str]:
     kind = config.algorithm.advantage.kind
     n, chunk = config.training.prompt_groups_per_step, config.training.min_groups_per_chunk
+    parts = config.training.minibatches_per_step
+    if parts > n:
+        yield (
+            f"training.minibatches_per_step: {parts} minibatches cannot share training.prompt_groups_per_step = {n} "
+            f"groups; use at most {n}"
+        )
+    if parts > 1 and chunk < n:
+        yield (
+            "training.minibatches_per_step: more than one update a step needs the old policy's log-probs of the whole "
+            f"step first, so the step cannot be trained group by group; set training.min_groups_per_chunk to {n}"
+        )
     if kind in WHOLE_BATCH and chunk < n:
         yield (
             f"algorithm.advantage.kind: {kind} compares each sample with the whole step, so the step cannot be trained "

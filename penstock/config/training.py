@@ -41,6 +41,8 @@ class TrainingConfig(Section):
     """N: groups one optimizer step consumes."""
     min_groups_per_chunk: PositiveInt = 1
     """How many groups must be ready before the trainer starts on them; N means batch at once."""
+    minibatches_per_step: PositiveInt = 1
+    """Updates a step makes, each with a share of its groups; above 1 the step is trained when all of it is there."""
     batching: Literal["padded", "packed"] = "padded"
     """`padded`: rows of similar length side by side. `packed`: several rows in one, with document masks."""
     max_tokens_per_microbatch: PositiveInt = 8192

@@ -12,13 +12,14 @@ from penstock.controller.advantage_pump import AdvantagePump
 from penstock.controller.drops import DropBook
 from penstock.controller.dynamic_sampling import DynamicSampling
 from penstock.controller.parts import Parts
+from penstock.controller.recording import Recording
 from penstock.controller.rollout_pump import RolloutPump
 from penstock.controller.throughput import Throughput
 from penstock.controller.train_pump import FinishedStep, TrainPump, TrainPumpSettings
 from penstock.controller.watchdog import Watchdog
 from penstock.controller.weight_sync import WeightSync
 from penstock.controller.work_queue import WorkQueue
-from penstock.training.targets import uses_reference
+from penstock.training.targets import needs_preparation
 
 AfterStep = Callable[[int, dict[str, float]], Awaitable[None]]
 """Called with the number of finished steps and the step's flat metrics, before the next step begins."""
@@ -39,18 +40,22 @@ class SingleController:
         self._stopping = asyncio.Event()
         self._throughput = Throughput(parts.engines)
         self.drops = DropBook(config.rollout.failure, config.training.prompt_groups_per_step, parts.events)
-        self.rollouts = RolloutPump(parts, WorkQueue(parts.stream, parts.buffer), self.drops, config.rollout)
-        self.advantages = AdvantagePump(parts.data_plane, config.algorithm, config.rollout.sampling.max_new_tokens)
-        self.sync = WeightSync(parts, self.rollouts, config.weights.update)
+        recording = Recording(parts.timeline, parts.buffer, parts.engines)
+        work = WorkQueue(parts.stream, parts.buffer)
+        self.rollouts = RolloutPump(parts, work, self.drops, config.rollout, recording)
+        self.advantages = AdvantagePump(
+            parts.data_plane, config.algorithm, config.rollout.sampling.max_new_tokens, parts.timeline
+        )
+        self.sync = WeightSync(parts, self.rollouts, config.weights.update, recording)
         settings = TrainPumpSettings(
             config.training,
             config.data.partial_step,
             fixed_chunks=config.deterministic,
-            prepares=uses_reference(config.algorithm),
+            prepares=needs_preparation(config.algorithm, config.training),
             filter=DynamicSampling(config.algorithm.dynamic_sampling),
         )
         self.training = TrainPump(
-            parts, self.advantages, self.rollouts, self.sync, self.drops, settings, self._step_finished
+            parts, self.advantages, self.rollouts, self.sync, self.drops, settings, self._step_finished, recording
         )
         self.watchdog = Watchdog(
             self._progress,

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from penstock.buffer.slots import Slot
 from penstock.controller.advantage_pump import ScoredChunk
 from penstock.controller.failure import describe
+from penstock.controller.minibatches import merge_results, split_groups
 from penstock.controller.step_stats import StepStats
 from penstock.data_plane.meta import KVBatchMeta
 from penstock.errors import NonFiniteError, StepStateError
@@ -29,17 +30,21 @@ class OpenStep:
     ended, so that a pass that failed before the optimizer ran can be repeated from them.
     """
 
-    def __init__(self, step_id: int, trainer: Trainer, events: EventLog, attempts: int) -> None:
+    def __init__(self, step_id: int, trainer: Trainer, events: EventLog, attempts: int, minibatches: int = 1) -> None:
         self.step_id = step_id
         self.slots: list[Slot] = []
         self.stats = StepStats()
         self.filtered = 0
         """Groups that were replaced because they teach nothing."""
         self.chunks_trained = 0
+        self._minibatches = minibatches
         self._trainer = trainer
         self._events = events
         self._attempts_left = attempts - 1
         self._trainable: list[KVBatchMeta] = []
+        """What the trainer has been given, and is given again after an error."""
+        self._held_back: list[KVBatchMeta] = []
+        """With several updates a step: all chunks so far, as all must be there before the first update."""
         self._queued: deque[asyncio.Task[ChunkResult]] = deque()
         self._begun = False
 
@@ -75,6 +80,9 @@ class OpenStep:
         self.stats.add_chunk(chunk, slots, trainer_version)
         if chunk.valid_tokens == 0:
             return
+        if self._minibatches > 1:
+            self._held_back.append(chunk.meta)
+            return
         self._trainable.append(chunk.meta)
         try:
             await self._queue(chunk.meta)
@@ -84,21 +92,37 @@ class OpenStep:
 
     async def finish(self, version: int) -> StepResult:
         """Wait for the queued chunks and close the step; one that never had valid tokens changes nothing."""
+        if self._held_back:
+            return await self._train_minibatches()
+        await self._reap(0)
+        if not self._begun:
+            return StepResult(self.step_id, updated=False, version=version, metrics={"empty_steps": 1.0})
+        return await self._finish_one(last=True)
+
+    async def _finish_one(self, *, last: bool) -> StepResult:
         while True:
             await self._reap(0)
-            if not self._begun:
-                return StepResult(self.step_id, updated=False, version=version, metrics={"empty_steps": 1.0})
             before = time.monotonic()
             try:
-                result = await self._trainer.finish_train_step(self.step_id)
+                result = await self._trainer.finish_train_step(self.step_id, last=last)
             except (NonFiniteError, OptimizerStepError):
                 raise
             except Exception as error:  # noqa: BLE001 - the optimizer has not run: replayed like a failed pass
                 await self._replay(error)
                 continue
-            self.stats.times.finish = time.monotonic() - before
+            self.stats.times.finish += time.monotonic() - before
             self._begun = False
             return result
+
+    async def _train_minibatches(self) -> StepResult:
+        """One update after the other; one that fails before its optimizer ran is replayed by itself."""
+        results: list[StepResult] = []
+        parts = split_groups(self._held_back, self._minibatches)
+        for place, part in enumerate(parts):
+            self._trainable = [part]
+            await self._queue(part)
+            results.append(await self._finish_one(last=place == len(parts) - 1))
+        return merge_results(results)
 
     async def abandon(self) -> None:
         """Drop everything the trainer accumulated."""

@@ -13,11 +13,14 @@ from penstock.config.training import TrainingConfig
 from penstock.controller.advantage_pump import AdvantagePump, ScoredChunk
 from penstock.controller.drops import DropBook
 from penstock.controller.dynamic_sampling import DynamicSampling
+from penstock.controller.kept_samples import SampleKeeper
 from penstock.controller.open_step import OpenStep
 from penstock.controller.parts import Parts
+from penstock.controller.recording import Recording
 from penstock.controller.rollout_pump import RolloutPump
 from penstock.controller.weight_sync import WeightSync
 from penstock.data_plane.meta import KVBatchMeta
+from penstock.observe.group_lives import GroupEnd
 from penstock.runtime.cancellation import to_the_end
 from penstock.training.interface import StepResult
 
@@ -73,11 +76,15 @@ class TrainPump:
         drops: DropBook,
         settings: TrainPumpSettings,
         on_step: StepHook,
+        recording: Recording,
     ) -> None:
         self._trainer = parts.trainer
         self._buffer = parts.buffer
         self._data_plane = parts.data_plane
         self._events = parts.events
+        self._samples = SampleKeeper(parts.samples, parts.data_plane, parts.events)
+        self._recording = recording
+        self._lane = recording.lane("train pump")
         self._advantages = advantages
         self._rollouts = rollouts
         self._sync = sync
@@ -93,14 +100,23 @@ class TrainPump:
         """Train until there is nothing left; says why it ended."""
         max_steps = self._settings.training.max_steps
         while max_steps is None or self._buffer.clock.step < max_steps:
-            if not await self._step():
+            with self._lane.span(f"step {self._buffer.clock.step}", step=self._buffer.clock.step):
+                trained = await self._step()
+            if not trained:
                 return "data_exhausted"
         return "max_steps"
 
     async def _step(self) -> bool:
         """One step from its first group to the published weights; False when no data is left."""
         started = time.monotonic()
-        step = OpenStep(self._buffer.clock.step, self._trainer, self._events, self._settings.training.train_attempts)
+        training = self._settings.training
+        step = OpenStep(
+            self._buffer.clock.step,
+            self._trainer,
+            self._events,
+            training.train_attempts,
+            training.minibatches_per_step,
+        )
         try:
             filled = await self._fill(step)
             if filled is Filled.DATA_ENDED and (step.groups == 0 or self._settings.partial_step == "drop"):
@@ -141,18 +157,20 @@ class TrainPump:
 
     async def _feed(self, step: OpenStep, slots: Sequence[Slot]) -> None:
         step.take(slots)
+        self._recording.selected(slots, step.step_id)
         meta = _joined_meta(slots)
         if self._settings.prepares:
-            self.waiting_for = "log-probs of the reference policy"
+            self._wait_for("log-probs of the reference policy")
             meta = await step.prepare(meta)
         before = time.monotonic()
-        self.waiting_for = "advantages"
+        self._wait_for("advantages")
         chunk = await self._advantages.submit(meta)
         step.stats.times.advantages += time.monotonic() - before
+        self._recording.scored(chunk)
         slots, chunk = await self._without_filtered(step, slots, chunk)
         if not slots:
             return
-        self.waiting_for = "the trainer to take the next chunk"
+        self._wait_for("the trainer to take the next chunk")
         trained = step.chunks_trained
         await step.feed(slots, chunk, self._buffer.clock.trainer_version)
         self.chunks_trained += step.chunks_trained - trained
@@ -170,7 +188,7 @@ class TrainPump:
         step.give_up(gone)
         for slot in gone:
             self._buffer.refund(slot)
-            visit = self._rollouts.forget(slot.group_id)
+            visit = self._rollouts.forget(slot.group_id, GroupEnd.FILTERED)
             self._events.emit(
                 "group_filtered",
                 step=step.step_id,
@@ -180,9 +198,14 @@ class TrainPump:
             )
         return [slot for slot in slots if slot.group_id not in flat], chunk.without(flat)
 
+    def _wait_for(self, what: str, *, shown: str | None = None, **facts: int) -> None:
+        """Say what the pump waits for now; `shown` is what the timeline calls it."""
+        self.waiting_for = what
+        self._lane.switch(f"waiting for {shown or what}", **facts)
+
     async def _await_groups(self, wanted: int, step: OpenStep) -> int:
         """Wait until `wanted` groups are selectable, none can come any more, or the step has shrunk."""
-        self.waiting_for = f"{wanted} selectable groups for step {step.step_id}"
+        self._wait_for(f"{wanted} selectable groups for step {step.step_id}", shown="groups", wanted=wanted)
         before = time.monotonic()
         enough = asyncio.create_task(self._buffer.wait_selectable(wanted, or_evictable=True))
         shrunk = asyncio.create_task(self._drops.changed.wait())
@@ -200,12 +223,12 @@ class TrainPump:
         step.stats.add_evicted(evicted)
         for slot in evicted:
             await self._clear([slot])
-            self._rollouts.redispatch(self._rollouts.forget(slot.group_id), "evicted")
+            self._rollouts.redispatch(self._rollouts.forget(slot.group_id, GroupEnd.EVICTED), "evicted")
         return len(evicted)
 
     async def _close(self, step: OpenStep, started: float) -> None:
         """Finish the step and everything after it: rows, version, weights, metrics."""
-        self.waiting_for = "the trainer to finish the step"
+        self._wait_for("the trainer to finish the step")
         try:
             result = await step.finish(self._buffer.clock.trainer_version)
         except BaseException:
@@ -213,21 +236,30 @@ class TrainPump:
             raise
         if result.nonfinite_groups:
             self._events.emit("nonfinite_step_skipped", step=step.step_id, groups=list(result.nonfinite_groups))
+        await self._keep_samples(step)
         await self._clear(step.slots)
         for slot in step.slots:
-            self._rollouts.forget(slot.group_id)
+            self._rollouts.forget(slot.group_id, GroupEnd.TRAINED)
         self._drops.settle()
         self._buffer.advance(trainer_version=result.version, step=step.step_id + 1)
         if result.updated:
-            self.waiting_for = "the engines to take the new weights"
+            self._wait_for("the engines to take the new weights")
             before = time.monotonic()
             report = await self._sync.publish()
             step.stats.times.sync_pause = report.pause_seconds if report is not None else 0.0
             step.stats.times.sync = time.monotonic() - before
         seconds = time.monotonic() - started
         metrics = {f"train/{name}": value for name, value in result.metrics.items()} | step.stats.metrics()
-        self.waiting_for = "the end-of-step work (checkpoint, logs)"
+        self._wait_for("the end-of-step work (checkpoint, logs)")
+        self._recording.step_ended()
         await self._on_step(FinishedStep(step.step_id, result, metrics, seconds))
+
+    async def _keep_samples(self, step: OpenStep) -> None:
+        version = self._buffer.clock.trainer_version
+        lags = {slot.group_id: version - slot.start_version for slot in step.slots}
+        await self._samples.keep(
+            step.step_id + 1, step.stats.chunks, lambda group: (self._rollouts.visit(group), lags[group])
+        )
 
     def _skip_to_later_groups(self, step_id: int) -> bool:
         """Where the data ended but groups stamped for later steps are ready, go on to those; False when none are."""
@@ -240,12 +272,14 @@ class TrainPump:
 
     async def _drop_partial(self, step: OpenStep) -> None:
         if step.groups:
-            prompts = [self._rollouts.forget(slot.group_id).key for slot in step.slots]
+            prompts = [self._rollouts.forget(slot.group_id, GroupEnd.ABANDONED).key for slot in step.slots]
             self._events.emit("partial_step_dropped", step=step.step_id, prompts=prompts)
         await self._abandon(step)
 
     async def _abandon(self, step: OpenStep) -> None:
         await step.abandon()
+        for slot in step.slots:
+            self._recording.ended(slot.group_id, GroupEnd.ABANDONED)
         await self._clear(step.slots)
 
     async def _clear(self, slots: Sequence[Slot]) -> None:

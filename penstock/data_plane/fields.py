@@ -26,6 +26,8 @@ RESPONSE_TEXT: Final = "response_text"
 """Per sample, object: the decoded response."""
 REFERENCE_LOGPROBS: Final = "reference_logprobs"
 """Per token: log-prob under the reference policy; written by the trainer where the algorithm has a KL penalty."""
+OLD_LOGPROBS: Final = "old_logprobs"
+"""Per token: log-prob under the weights at the start of the step; written where a step has several updates."""
 KL_TO_GO_SUM: Final = "kl_to_go_sum"
 """Per sample, float64: sum over its trained tokens of the KL to go; written by the trainer for REINFORCE++."""
 KL_TO_GO_SQUARE_SUM: Final = "kl_to_go_square_sum"
@@ -44,7 +46,7 @@ ROLLOUT_FIELDS: Final = (
     TRUNCATED,
     RESPONSE_TEXT,
 )
-LATER_FIELDS: Final = (ADVANTAGE, REFERENCE_LOGPROBS, KL_TO_GO_SUM, KL_TO_GO_SQUARE_SUM, KL_WEIGHT)
+LATER_FIELDS: Final = (ADVANTAGE, REFERENCE_LOGPROBS, OLD_LOGPROBS, KL_TO_GO_SUM, KL_TO_GO_SQUARE_SUM, KL_WEIGHT)
 """What is added to a row after its rollout."""
 TRAIN_FIELDS: Final = (INPUT_IDS, TOKEN_MASK, GENERATION_LOGPROBS, TOKEN_VERSIONS, SAMPLE_MASK, ADVANTAGE)
 

@@ -19,6 +19,7 @@ from penstock.data_plane.fields import (
     GENERATION_LOGPROBS,
     INPUT_IDS,
     KL_WEIGHT,
+    OLD_LOGPROBS,
     REFERENCE_LOGPROBS,
     SAMPLE_MASK,
     TOKEN_MASK,
@@ -73,6 +74,8 @@ class TrainColumns:
     versions_S: Tensor
     reference_logprobs_S: Tensor | None = None
     """Where the rows have the column."""
+    old_logprobs_S: Tensor | None = None
+    """Where the rows have the column."""
     kl_weights_S: Tensor | None = None
     """Where the rows have the column."""
 
@@ -94,9 +97,8 @@ class TrainColumns:
             advantages_S=_per_row(batch, ADVANTAGE)[row_S],
             engine_logprobs_S=_aligned(batch, GENERATION_LOGPROBS, rows),
             versions_S=_aligned(batch, TOKEN_VERSIONS, rows),
-            reference_logprobs_S=(
-                _aligned(batch, REFERENCE_LOGPROBS, rows) if REFERENCE_LOGPROBS in batch.columns else None
-            ),
+            reference_logprobs_S=_aligned_if(batch, REFERENCE_LOGPROBS, rows),
+            old_logprobs_S=_aligned_if(batch, OLD_LOGPROBS, rows),
             kl_weights_S=_per_row(batch, KL_WEIGHT)[row_S] if KL_WEIGHT in batch.columns else None,
         )
 
@@ -186,6 +188,10 @@ def _aligned(batch: SampleBatch, name: str, rows: Rows) -> Tensor:
             f"{int(rows.lengths_R[row])}; per-token fields of a row must be equally long"
         )
     return column.values.cpu()
+
+
+def _aligned_if(batch: SampleBatch, name: str, rows: Rows) -> Tensor | None:
+    return _aligned(batch, name, rows) if name in batch.columns else None
 
 
 def _per_row(batch: SampleBatch, name: str) -> Tensor:

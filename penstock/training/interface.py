@@ -50,8 +50,12 @@ class Trainer(Protocol):
     async def train_microbatch(self, step_id: int, meta: KVBatchMeta) -> ChunkResult:
         """Forward and backward over a chunk; gradients accumulate, un-normalised."""
 
-    async def finish_train_step(self, step_id: int) -> StepResult:
-        """Divide by the step's counts, clip, step the optimizer and the schedule; version + 1 if weights changed."""
+    async def finish_train_step(self, step_id: int, *, last: bool = True) -> StepResult:
+        """Divide by the step's counts, clip, step the optimizer and the schedule; version + 1 if weights changed.
+
+        A batch that is trained in several minibatches has a step for each, all with the same id. `last` is False for
+        all but the last of them: version and schedule count batches.
+        """
 
     async def abort_train_step(self, step_id: int) -> None:
         """Drop what was accumulated; weights and version untouched. No-op when no step is open."""
@@ -62,7 +66,7 @@ class Trainer(Protocol):
     async def prepare(self, meta: KVBatchMeta) -> KVBatchMeta:
         """Write the columns that advantages and loss need besides those of the rollout; the meta that knows them.
 
-        Legal while a step is open. Called only where `training.targets.uses_reference` says that there are any.
+        Legal while a step is open. Called only where `training.targets.needs_preparation` says so.
         """
 
     async def publish_weights(self) -> WeightSource:

@@ -41,11 +41,13 @@ def policy_objective(
 ) -> LossSum:
     """The un-normalised loss of a microbatch and the parts of its metrics.
 
-    The old policy is the trainer's current one (`logprobs_T.detach()`: weights do not change while a step is open, so
-    no extra pass is needed) or the engine's. A correction weighs the policy's loss only; the KL penalty and the entropy
+    The old policy is the trainer's at the start of the step, or the engine's. With one update a step the first is the
+    current one (`logprobs_T.detach()`: weights do not change while a step is open, so no extra pass is needed); with
+    several it is a column that was written before the first. A correction weighs the policy's loss only; the KL penalty and the entropy
     bonus are about the current policy, whoever sampled.
     """
-    trainer_T, engine_T = logprobs_T.detach(), targets.engine_logprobs_T
+    trainer_T = logprobs_T.detach() if targets.old_logprobs_T is None else targets.old_logprobs_T
+    engine_T = targets.engine_logprobs_T
     metrics = mismatch_metrics(trainer_T, engine_T, targets.mask_T) | _plain_metrics(entropy_T, targets)
     correction_T = _correction(algorithm, trainer_T, targets)
     weights_T = targets.weights_T

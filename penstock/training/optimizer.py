@@ -20,7 +20,8 @@ class PolicyOptimizer:
     Parameters of less than 32 bits have a float32 master copy, which gradients accumulate into and which the optimizer
     changes: neither sums over microbatches nor small updates are lost to rounding. The others are their own master.
 
-    Invariants: outside a step there are no gradients; `updates` counts optimizer steps and alone sets the schedule.
+    Invariants: outside a step there are no gradients; `updates` alone sets the schedule. It counts optimizer steps, or
+    batches where a batch has several.
     """
 
     def __init__(self, model: nn.Module, config: OptimizerConfig, max_steps: int | None) -> None:
@@ -60,7 +61,7 @@ class PolicyOptimizer:
         """Global norm of all gradients."""
         return float(torch.nn.utils.get_total_norm(list(self._gradients())))
 
-    def step(self, gradient_norm: float) -> float:
+    def step(self, gradient_norm: float, *, advance: bool = True) -> float:
         """Clip by the global norm, change the weights, advance the schedule; the learning rate that was used."""
         rate = self.next_learning_rate
         limit = self._config.max_grad_norm
@@ -73,7 +74,7 @@ class PolicyOptimizer:
             for name, parameter in self._parameters.items():
                 if self._masters[name] is not parameter:
                     parameter.copy_(self._masters[name])
-        self.updates += 1
+        self.updates += advance
         return rate
 
     def state_tensors(self) -> dict[str, Tensor]:

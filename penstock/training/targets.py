@@ -9,6 +9,7 @@ from torch import Tensor
 
 from penstock.algorithms.reduction import Normaliser
 from penstock.config.algorithm import AlgorithmConfig, GspoLoss
+from penstock.config.training import TrainingConfig
 from penstock.data_plane import fields
 from penstock.training.batching import TrainColumns
 
@@ -26,6 +27,8 @@ class TargetColumns:
     engine_logprobs_T: Tensor
     lag_T: Tensor
     """Trainer's weight version minus the one that sampled the token."""
+    old_logprobs_T: Tensor | None = None
+    """Where a step has several updates: log-probs under the weights at its start."""
     reference_logprobs_T: Tensor | None = None
     """Where the algorithm has a KL penalty."""
     kl_weights_T: Tensor | None = None
@@ -47,13 +50,20 @@ def needs_kl_sums(algorithm: AlgorithmConfig) -> bool:
     return kl_in_reward(algorithm) and algorithm.advantage.kind == "reinforce_pp"
 
 
-def train_fields(algorithm: AlgorithmConfig) -> tuple[str, ...]:
+def needs_preparation(algorithm: AlgorithmConfig, training: TrainingConfig) -> bool:
+    """Whether the trainer adds columns to rows before they are scored and trained."""
+    return uses_reference(algorithm) or training.minibatches_per_step > 1
+
+
+def train_fields(algorithm: AlgorithmConfig, training: TrainingConfig) -> tuple[str, ...]:
     """The columns that the trainer fetches to train a row."""
     names: tuple[str, ...] = fields.TRAIN_FIELDS
     if uses_reference(algorithm):
         names += (fields.REFERENCE_LOGPROBS,)
     if kl_in_reward(algorithm):
         names += (fields.KL_WEIGHT,)
+    if training.minibatches_per_step > 1:
+        names += (fields.OLD_LOGPROBS,)
     return names
 
 
@@ -88,6 +98,7 @@ def target_columns(
         advantages_T=pick(columns.advantages_S),
         engine_logprobs_T=pick(columns.engine_logprobs_S),
         lag_T=pick(version - columns.versions_S),
+        old_logprobs_T=pick_if(columns.old_logprobs_S),
         reference_logprobs_T=pick_if(columns.reference_logprobs_S),
         kl_weights_T=pick_if(columns.kl_weights_S),
     )

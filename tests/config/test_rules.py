@@ -89,6 +89,8 @@ KL_REWARD = {"coefficient": 0.1, "estimator": "k1", "place": "reward"}
             {"algorithm__advantage": {"kind": "reinforce_pp_baseline"}, "algorithm__kl": KL_REWARD, **WHOLE},
             "algorithm.kl.place",
         ),
+        ({"training__minibatches_per_step": 2}, "training.minibatches_per_step"),
+        ({"training__minibatches_per_step": 9, **WHOLE}, "training.minibatches_per_step"),
         ({"algorithm__dynamic_sampling": {"on_limit": "stop"}}, "algorithm.dynamic_sampling.on_limit"),
         (
             {"algorithm__dynamic_sampling": {"enabled": True}, "algorithm__advantage": {"kind": "reward"}},

@@ -212,12 +212,12 @@ async def test_an_error_in_finish_before_the_optimizer_replays_the_step() -> Non
     class Flaky(ScriptedTrainer):
         failures = 1
 
-        async def finish_train_step(self, step_id: int) -> StepResult:
+        async def finish_train_step(self, step_id: int, *, last: bool = True) -> StepResult:
             if self.failures:
                 self.failures -= 1
                 with self.machine.finishing(step_id):
                     raise RuntimeError("reduction failed")
-            return await super().finish_train_step(step_id)
+            return await super().finish_train_step(step_id, last=last)
 
     run = ScriptedRun(scripted_config(), trainer=Flaky(), prompts=8)
     assert await run.run() == "data_exhausted"
@@ -227,7 +227,7 @@ async def test_an_error_in_finish_before_the_optimizer_replays_the_step() -> Non
 
 async def test_an_error_of_the_optimizer_itself_is_never_replayed() -> None:
     class Broken(ScriptedTrainer):
-        async def finish_train_step(self, step_id: int) -> StepResult:
+        async def finish_train_step(self, step_id: int, *, last: bool = True) -> StepResult:
             with self.machine.finishing(step_id) as commit, commit():
                 raise RuntimeError("bad memory")
             raise AssertionError

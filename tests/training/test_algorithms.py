@@ -163,3 +163,21 @@ async def test_kl_sums_give_the_mean_and_spread_of_token_advantages() -> None:
         to_go = [float(kept[t:].sum()) for t in range(len(kept)) if mask[1 + t] > 0]
         assert float(batch[fields.KL_TO_GO_SUM][i]) == pytest.approx(sum(to_go), rel=1e-12)
         assert float(batch[fields.KL_TO_GO_SQUARE_SUM][i]) == pytest.approx(sum(x * x for x in to_go), rel=1e-12)
+
+
+async def test_several_updates_a_batch_are_one_version_and_clip_against_its_start() -> None:
+    """The second update's ratios are those to the policy that the batch began with, not to the one after the first."""
+    model, plane = spread_model(), plane_for_all()
+    metas = put_groups(plane, 2)
+    local = trainer(model, plane, minibatches_per_step=2, min_groups_per_chunk=8, optimizer={"lr": 1e-2})
+    prepared = [await local.prepare(meta) for meta in metas]
+    results = []
+    for place, meta in enumerate(prepared):
+        await local.begin_train_step(0)
+        await local.train_microbatch(0, meta)
+        results.append(await local.finish_train_step(0, last=place == 1))
+    await local.close()
+    assert [result.version for result in results] == [0, 1]
+    assert results[0].metrics["ratio_max"] == results[0].metrics["ratio_min"] == 1.0
+    assert results[1].metrics["approx_kl"] > 1e-4
+    assert results[0].metrics["lr"] == results[1].metrics["lr"] == 1e-2

@@ -64,9 +64,9 @@ class LocalTrainer(Trainer):
         """Forward and backward over a chunk."""
         return await self._call(self._worker.microbatch, step_id, meta)
 
-    async def finish_train_step(self, step_id: int) -> StepResult:
-        """Divide, clip, step; version + 1 if weights changed."""
-        return await self._call(self._worker.finish, step_id)
+    async def finish_train_step(self, step_id: int, *, last: bool = True) -> StepResult:
+        """Divide, clip, step; version + 1 if weights changed and it is the batch's last step."""
+        return await self._call(self._worker.finish, step_id, last=last)
 
     async def abort_train_step(self, step_id: int) -> None:
         """Drop what was accumulated."""

@@ -17,7 +17,7 @@ from penstock.config.algorithm import AlgorithmConfig
 from penstock.config.training import TrainingConfig
 from penstock.data_plane.client import DataPlaneClient
 from penstock.data_plane.columns import Column, JaggedColumn
-from penstock.data_plane.fields import INPUT_IDS, REFERENCE_LOGPROBS, group_of
+from penstock.data_plane.fields import INPUT_IDS, OLD_LOGPROBS, REFERENCE_LOGPROBS, group_of
 from penstock.data_plane.meta import KVBatchMeta
 from penstock.errors import NonFiniteError, StepStateError
 from penstock.training.batching import Microbatch, Rows, TrainColumns, build_microbatch
@@ -30,7 +30,14 @@ from penstock.training.packing import Batching, Plan, plan_microbatches
 from penstock.training.policy import Policy
 from penstock.training.reference import KL_INPUTS, kl_sums
 from penstock.training.step import StepMachine, StepState
-from penstock.training.targets import loss_normaliser, needs_kl_sums, target_columns, train_fields, uses_reference
+from penstock.training.targets import (
+    loss_normaliser,
+    needs_kl_sums,
+    needs_preparation,
+    target_columns,
+    train_fields,
+    uses_reference,
+)
 from penstock.weights.hf import named_weights
 from penstock.weights.source import WeightSource
 
@@ -88,6 +95,8 @@ class LocalWorker:
         self._flops = FlopCounter.of(model)
         self._machine = StepMachine()
         self._gathered = _Accumulated()
+        self._moved = False
+        """Whether the weights are newer than the version says: between two steps of one batch."""
         self.version = version
 
     @property
@@ -104,7 +113,7 @@ class LocalWorker:
         """Forward and backward over a chunk, in as many passes as its tokens need."""
         with self._machine.microbatch(step_id):
             started = time.perf_counter()
-            batch = self._data_plane.get_samples(meta, train_fields(self._algorithm))
+            batch = self._data_plane.get_samples(meta, train_fields(self._algorithm, self._training))
             rows = Rows.of(batch)
             columns = TrainColumns.of(batch, rows)
             plan = self._plan(rows, columns.trained_rows)
@@ -118,33 +127,43 @@ class LocalWorker:
             gathered.seconds += seconds
             return ChunkResult(columns.valid_tokens, columns.valid_sequences, len(plan), seconds)
 
-    def finish(self, step_id: int) -> StepResult:
-        """Divide by N, clip, step. Raises `NonFiniteError`, the step aborted, where `training.nonfinite` is `stop`."""
+    def finish(self, step_id: int, *, last: bool = True) -> StepResult:
+        """Divide by N, clip, step; the version ticks with the `last` step of a batch.
+
+        Raises `NonFiniteError`, the step aborted, where `training.nonfinite` is `stop`.
+        """
         started = time.perf_counter()
         gathered = self._gathered
         with self._machine.finishing(step_id) as commit:
             metrics = gathered.metrics.reduce(tokens=gathered.tokens, sequences=gathered.sequences)
             by_tokens = loss_normaliser(self._algorithm) is Normaliser.TOKENS
             count = gathered.tokens if by_tokens else gathered.sequences
-            updated = nonfinite = False
+            stepped = nonfinite = False
             if count > 0:
                 self._optimizer.scale_gradients(1 / count)
                 metrics["grad_norm"] = self._optimizer.gradient_norm()
                 nonfinite = not (math.isfinite(metrics["loss"]) and math.isfinite(metrics["grad_norm"]))
                 if not nonfinite:
                     with commit():
-                        metrics["lr"] = self._optimizer.step(metrics["grad_norm"])
+                        metrics["lr"] = self._optimizer.step(metrics["grad_norm"], advance=False)
                         self._wait_for_device()
-                    self.version += 1
-                    updated = True
+                    stepped = self._moved = True
             self._drop()
+        updated = self._tick() if last else stepped
         if nonfinite and self._training.nonfinite == "stop":
             raise _nonfinite_error(step_id, metrics, gathered)
-        metrics = {name: value for name, value in metrics.items() if updated or math.isfinite(value)}
+        metrics = {name: value for name, value in metrics.items() if stepped or math.isfinite(value)}
         metrics |= {"empty_steps": float(count == 0), "nonfinite_steps": float(nonfinite)}
         metrics |= self._amounts(gathered, gathered.seconds + time.perf_counter() - started)
         groups = _guilty_groups(gathered) if nonfinite else ()
         return StepResult(step_id, updated, self.version, groups, metrics)
+
+    def _tick(self) -> bool:
+        """The batch is over: a new version, and the next learning rate, if its updates changed the weights."""
+        moved, self._moved = self._moved, False
+        self.version += moved
+        self._optimizer.updates += moved
+        return moved
 
     def abort(self, step_id: int) -> None:
         """Drop what was accumulated."""
@@ -170,14 +189,21 @@ class LocalWorker:
 
     def prepare(self, meta: KVBatchMeta) -> KVBatchMeta:
         """Write the columns that advantages and loss need besides those of the rollout: log-probs of the reference."""
-        if not uses_reference(self._algorithm):
+        if not needs_preparation(self._algorithm, self._training):
             return meta
         batch = self._data_plane.get_samples(meta, KL_INPUTS)
         rows = Rows.of(batch)
-        reference_S = self._logprobs_of(self._policy.reference_logprobs, rows)
-        columns: dict[str, Column] = {REFERENCE_LOGPROBS: JaggedColumn(reference_S, rows.offsets_R1)}
-        if needs_kl_sums(self._algorithm):
-            columns |= kl_sums(batch, self._logprobs_of(self._policy.logprobs, rows), reference_S)
+        columns: dict[str, Column] = {}
+        several = self._training.minibatches_per_step > 1
+        sums = needs_kl_sums(self._algorithm)
+        current_S = self._logprobs_of(self._policy.logprobs, rows) if several or sums else None
+        if several and current_S is not None:
+            columns[OLD_LOGPROBS] = JaggedColumn(current_S, rows.offsets_R1)
+        if uses_reference(self._algorithm):
+            reference_S = self._logprobs_of(self._policy.reference_logprobs, rows)
+            columns[REFERENCE_LOGPROBS] = JaggedColumn(reference_S, rows.offsets_R1)
+            if sums and current_S is not None:
+                columns |= kl_sums(batch, current_S, reference_S)
         self._data_plane.put_samples(meta.sample_ids, columns, meta.partition_id)
         return meta.with_fields(*columns)
 
@@ -207,6 +233,7 @@ class LocalWorker:
             self._machine.require_closed("load_checkpoint")
         self.version = load_trainer(folder, self._model, self._optimizer).version
         self._drop()
+        self._moved = False
         self._machine.reset()
 
     def _plan(self, rows: Rows, indices: Sequence[int]) -> Plan:

@@ -61,13 +61,13 @@ class ScriptedTrainer:
             self.trained.append(TrainedChunk(step_id, self.version, meta.group_ids, began, ended))
             return ChunkResult(float(meta.total_tokens), float(len(meta)), 1, ended - began)
 
-    async def finish_train_step(self, step_id: int) -> StepResult:
+    async def finish_train_step(self, step_id: int, *, last: bool = True) -> StepResult:
         async with self._turn:
             with self.machine.finishing(step_id) as commit:
                 await asyncio.sleep(self.finish_seconds)
                 updated = self._chunks > 0
                 with commit():
-                    self.version += int(updated)
+                    self.version += int(updated and last)
             metrics = {"empty_steps": float(not updated)}
             result = StepResult(step_id, updated=updated, version=self.version, metrics=metrics)
             self.finished.append(result)

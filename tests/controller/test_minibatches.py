@@ -1,0 +1,78 @@
+"""Several updates a step: shares of groups, one version a batch, results merged, failures replayed by themselves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.controller.minibatches import merge_results, split_groups
+from penstock.data_plane.fields import sample_id
+from penstock.data_plane.meta import KVBatchMeta
+from penstock.training.interface import StepResult
+from penstock.training.workers.scripted import ScriptedTrainer
+from tests.support.scripted_run import ScriptedRun, scripted_config
+
+
+def meta(*groups: str, samples: int = 2) -> KVBatchMeta:
+    ids = tuple(sample_id(group, i) for group in groups for i in range(samples))
+    return KVBatchMeta("p", ids, frozenset(), (5,) * len(ids))
+
+
+@given(st.integers(1, 20), st.integers(1, 8))
+def test_shares_hold_every_group_once_and_differ_by_one_at_most(groups: int, parts: int) -> None:
+    names = [f"g{i}" for i in range(groups)]
+    shares = split_groups([meta(*names[:3]), meta(*names[3:])] if groups > 3 else [meta(*names)], parts)
+    assert [group for share in shares for group in share.group_ids] == names
+    assert len(shares) == min(parts, groups)
+    sizes = [len(share.group_ids) for share in shares]
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_results_are_merged_as_those_of_one_step() -> None:
+    one = StepResult(3, True, 4, metrics={"tokens": 10.0, "loss": 1.0, "ratio_max": 1.0, "lr": 0.1, "approx_kl": 0.0})
+    two = StepResult(3, True, 5, metrics={"tokens": 30.0, "loss": 3.0, "ratio_max": 1.5, "lr": 0.1, "approx_kl": 0.4})
+    merged = merge_results([one, two])
+    assert merged.version == 5
+    assert merged.metrics["tokens"] == 40
+    assert merged.metrics["loss"] == pytest.approx(2.5)
+    assert merged.metrics["ratio_max"] == 1.5
+    assert merged.metrics["approx_kl"] == pytest.approx(0.3)
+    assert merged.metrics["approx_kl_last"] == 0.4
+    assert merged.metrics["minibatches"] == 2
+
+
+def two_updates(**settings: Any) -> ScriptedRun:
+    training = {"prompt_groups_per_step": 4, "min_groups_per_chunk": 4, "minibatches_per_step": 2}
+    return ScriptedRun(scripted_config(training=training), prompts=8, **settings)
+
+
+async def test_a_batch_of_several_updates_is_one_version() -> None:
+    run = two_updates()
+    assert await run.run() == "data_exhausted"
+    assert [result.version for result in run.trainer.finished] == [0, 1, 1, 2]
+    assert [len(chunk.group_ids) for chunk in run.trainer.trained] == [2, 2, 2, 2]
+    assert len(set(run.trained_groups)) == 8
+    assert [step["train/version"] for step in run.steps] == [1, 2]
+    assert [step["staleness/lag_max"] for step in run.steps] == [0, 0]
+    assert run.engine.stats().version == 2
+
+
+async def test_an_update_that_fails_is_replayed_without_those_before_it() -> None:
+    calls = 0
+
+    def fail_third(step_id: int, chunk: KVBatchMeta) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise RuntimeError("out of memory")
+
+    run = two_updates(trainer=ScriptedTrainer(before_chunk=fail_third))
+    await run.run()
+    first, second = (chunk.group_ids for chunk in run.trainer.trained[:2])
+    assert not set(first) & set(second)
+    assert len(run.trained_groups) == 8
+    (event,) = run.names("step_replayed")
+    assert event["chunks"] == 1

@@ -1,0 +1,169 @@
+"""Real model folders: every family is loaded, trained, served and saved; its numbers are those of transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from penstock.config.model import ModelConfig
+from penstock.data_plane.adapters.memory import MemoryDataPlane
+from penstock.data_plane.columns import JaggedColumn
+from penstock.data_plane.fields import (
+    ADVANTAGE,
+    GENERATION_LOGPROBS,
+    INPUT_IDS,
+    SAMPLE_MASK,
+    TOKEN_MASK,
+    TOKEN_VERSIONS,
+    TRAIN_FIELDS,
+    sample_id,
+)
+from penstock.data_plane.meta import KVBatchMeta
+from penstock.rollout.engines.base import GenerationResult
+from penstock.rollout.engines.embedded import EmbeddedEngine
+from penstock.rollout.handle import HFTokenizer
+from penstock.weights.hf import load_model, load_tokenizer
+from penstock.weights.lora import plain_copy
+from tests.engines.helpers import generate_all, request
+from tests.support.tiny_models import FAMILIES, bpe_tokenizer, save_tiny_model, tiny_model
+from tests.training.reference import row_logprobs, whole_batch_loss
+from tests.training.support import (
+    LOGPROBS,
+    PARTITION,
+    algorithm,
+    bit_equal,
+    data_plane,
+    gradients,
+    put_groups,
+    relative_difference,
+    trainer,
+    weights,
+    worst_difference,
+)
+
+ATTENTION = {"gemma2": "eager"}
+"""Gemma2 caps attention scores, which only eager attention does on a CPU."""
+
+
+def model_config(folder: Path, family: str = "", **settings: Any) -> ModelConfig:
+    return ModelConfig.model_validate({"path": str(folder), "attention": ATTENTION.get(family, "sdpa"), **settings})
+
+
+def put_responses(
+    plane: MemoryDataPlane, prompt: Sequence[int], results: Sequence[GenerationResult], name: str
+) -> KVBatchMeta:
+    """The engine's responses as rows of one group."""
+    rows: dict[str, list[Tensor]] = {key: [] for key in (INPUT_IDS, TOKEN_MASK, GENERATION_LOGPROBS, TOKEN_VERSIONS)}
+    for result in results:
+        new = len(result.token_ids)
+        zeros, ones = torch.zeros(len(prompt)), torch.ones(new)
+        rows[INPUT_IDS].append(torch.tensor([*prompt, *result.token_ids]))
+        rows[TOKEN_MASK].append(torch.cat([zeros, ones]))
+        rows[GENERATION_LOGPROBS].append(torch.cat([zeros, torch.tensor(result.logprobs)]))
+        rows[TOKEN_VERSIONS].append(torch.cat([zeros - 1, torch.tensor(result.token_versions)]).int())
+    columns: dict[str, Any] = {key: JaggedColumn.from_rows(values) for key, values in rows.items()}
+    columns[ADVANTAGE] = torch.tensor([1.0, -1.0] * (len(results) // 2))
+    columns[SAMPLE_MASK] = torch.ones(len(results))
+    ids = tuple(sample_id(name, index) for index in range(len(results)))
+    plane.put_samples(ids, columns, PARTITION)
+    return KVBatchMeta(PARTITION, ids, frozenset(TRAIN_FIELDS), tuple(row.shape[0] for row in rows[INPUT_IDS]))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_a_folder_is_loaded_trained_served_and_saved(family: str, tmp_path: Path) -> None:
+    folder = save_tiny_model(tmp_path / "model", family=family, tokenizer=bpe_tokenizer())
+    config = model_config(folder, family)
+    tokenizer = HFTokenizer(load_tokenizer(config), chat_template=True)
+    prompt = tokenizer.encode_prompt("what is the sum of one and two?")
+    assert tokenizer.encode("<|user|>what is the sum of one and two?<eos><|assistant|>") == prompt
+    assert tokenizer.decode(prompt) == "what is the sum of one and two?"
+
+    model, plane = load_model(config), data_plane()
+    engine = EmbeddedEngine(plain_copy(model), slots=4, max_context=64)
+    local = trainer(model, plane, temperature=0.9, optimizer={"lr": 1e-2})
+    for step in range(2):
+        asked = [request(f"{step}-{i}", prompt, new=24, seed=i, temperature=0.9) for i in range(4)]
+        results = await generate_all(engine, asked)
+        assert {version for result in results for version in result.token_versions} == {step}
+        done = await local.train(step, [put_responses(plane, prompt, results, f"s{step}")])
+        assert done.updated
+        assert done.metrics["mismatch_logprob_max_abs"] < 1e-4
+        await engine.pause()
+        await engine.update_weights(await local.publish_weights())
+        await engine.resume()
+    await engine.close()
+
+    await local.save_checkpoint(tmp_path)
+    await local.close()
+    saved = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert bit_equal(weights(saved), weights(model))
+    original = AutoModelForCausalLM.from_pretrained(folder)
+    assert relative_difference(weights(original), weights(model)) > 1e-3
+
+
+@pytest.mark.parametrize("batching", ["padded", "packed"])
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_log_probs_and_gradients_are_those_of_the_models_own_forward(family: str, batching: str) -> None:
+    """Rows reach beyond the windows of 8 tokens."""
+    model, plane, rules = tiny_model(family), data_plane(), algorithm()
+    metas = put_groups(plane, 2)
+    assert max(metas[0].sequence_lengths) > 8
+    local = trainer(model, plane, batching=batching, temperature=0.7, max_tokens_per_microbatch=64)
+    await local.compute_logprobs(metas[0], LOGPROBS)
+    batch = plane.get_samples(metas[0], (INPUT_IDS, LOGPROBS))
+    for row in range(len(metas[0])):
+        with torch.no_grad():
+            expected_L = row_logprobs(model, batch.jagged(INPUT_IDS).row(row), 0.7)
+        torch.testing.assert_close(batch.jagged(LOGPROBS).row(row)[1:], expected_L, rtol=0, atol=2e-5)
+
+    whole_batch_loss(model, plane, metas, rules, 0.7).backward()
+    textbook = gradients(model)
+    await local.begin_train_step(0)
+    for meta in metas:
+        await local.train_microbatch(0, meta)
+    raw = gradients(model)
+    tokens = (await local.finish_train_step(0)).metrics["tokens"]
+    await local.close()
+    assert relative_difference(textbook, {name: value / tokens for name, value in raw.items()}) < 1e-5
+    biases = {name for name in raw if name.endswith("k_proj.bias")}  # a key bias moves no softmax: rounding alone
+    found = {name: value / tokens for name, value in raw.items() if name not in biases}
+    assert worst_difference({name: textbook[name] for name in found}, found) < 1e-3
+
+
+def test_weights_in_several_files_are_loaded(tmp_path: Path) -> None:
+    model = tiny_model()
+    model.save_pretrained(tmp_path, max_shard_size="20KB")
+    assert len(list(tmp_path.glob("model-*.safetensors"))) > 2
+    assert bit_equal(weights(load_model(model_config(tmp_path))), weights(model))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_the_dtype_is_that_of_the_setting_whatever_the_folder_holds(dtype: str, tmp_path: Path) -> None:
+    model = tiny_model().to(torch.bfloat16)
+    model.save_pretrained(tmp_path)
+    loaded = load_model(model_config(tmp_path, dtype=dtype))
+    assert {parameter.dtype for parameter in loaded.parameters()} == {getattr(torch, dtype)}
+    assert bit_equal(weights(loaded), weights(model.to(getattr(torch, dtype))))
+
+
+@pytest.mark.parametrize(("attention", "uses_torchs"), [("sdpa", True), ("eager", False)])
+def test_the_attention_implementation_is_that_of_the_setting(
+    attention: str, uses_torchs: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = load_model(model_config(save_tiny_model(tmp_path), attention=attention))
+    calls = []
+    attend = torch.nn.functional.scaled_dot_product_attention
+
+    def spy(*args: Any, **kwargs: Any) -> Tensor:
+        calls.append(args)
+        return attend(*args, **kwargs)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", spy)
+    loaded(torch.arange(5)[None])
+    assert bool(calls) == uses_torchs
