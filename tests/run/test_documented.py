@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 import penstock
 from tests.run.conftest import ConfigMaker
@@ -17,14 +20,42 @@ def documented() -> set[str]:
     return {re.sub(r"<.*>", "*", name) for name in re.findall(r"`([^`]+)`", DOCS.read_text(encoding="utf-8"))}
 
 
-def test_every_metric_and_event_is_explained(make_config: ConfigMaker) -> None:
-    config = make_config(
-        **{
-            "sampler": {"kind": "windowed", "max_staleness": 1},
-            "algorithm.correction": {"kind": "tis"},
-            "checkpoint.every_steps": 1,
-        }
-    )
+RECIPES: dict[str, dict[str, Any]] = {
+    "windowed_tis": {
+        "sampler": {"kind": "windowed", "max_staleness": 1},
+        "algorithm.correction": {"kind": "tis"},
+        "checkpoint.every_steps": 1,
+    },
+    "dapo": {
+        "algorithm.loss": {"clip_high": 0.28, "dual_clip": 3.0},
+        "algorithm.reward": {"overlong": "soft", "overlong_buffer": 2},
+        "algorithm.dynamic_sampling": {"enabled": True, "max_filtered_per_step": 4},
+    },
+    "gspo": {"algorithm.loss": {"kind": "gspo"}, "algorithm.correction": {"kind": "sequence_masked"}},
+    "reinforce_pp": {
+        "algorithm.advantage": {"kind": "reinforce_pp"},
+        "algorithm.kl": {"coefficient": 0.01, "estimator": "k1", "place": "reward"},
+        "training.min_groups_per_chunk": 4,
+    },
+    "ppo_updates": {
+        "training.minibatches_per_step": 2,
+        "training.min_groups_per_chunk": 4,
+        "algorithm.kl": {"coefficient": 0.01},
+        "algorithm.entropy_coefficient": 0.01,
+        "algorithm.correction": {"kind": "decoupled", "cap": 5.0},
+    },
+    "cispo_icepop": {
+        "algorithm.loss": {"kind": "cispo"},
+        "algorithm.advantage": {"kind": "leave_one_out"},
+        "algorithm.correction": {"kind": "icepop"},
+        "algorithm.reward": {"overlong": "mask"},
+    },
+}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_metric_and_event_is_explained(make_config: ConfigMaker, recipe: str) -> None:
+    config = make_config(**RECIPES[recipe], **{"data.train_size": 16})
     run_dir = penstock.train(config).run_dir
     known = documented()
     for line in lines(run_dir / "metrics.jsonl"):
