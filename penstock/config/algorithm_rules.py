@@ -115,6 +115,11 @@ def _loss_rules(config: RunConfig) -> Iterator[str]:
             "algorithm.kl.place: reward gives every token an advantage of its own, and gspo has one ratio and one "
             "advantage for a whole response; set place to loss"
         )
+    if loss.kind == "reinforce" and config.training.minibatches_per_step > 1:
+        yield (
+            "training.minibatches_per_step: reinforce has no ratio, so nothing would make up for how far the policy "
+            "moves between the updates of a step; use ppo_clip or cispo, or one update"
+        )
     if loss.kind == "reinforce" and algorithm.old_policy == "engine":
         yield (
             "algorithm.old_policy: reinforce has no ratio, so no old policy; remove it, and set "

@@ -37,6 +37,7 @@ class Scores:
     rewards_S: Tensor
     """As shaped by `algorithm.reward`, in float64."""
     lengths_S: Tensor
+    """Trained tokens: 0 for samples that are masked out."""
     groups: Sequence[Sequence[int]]
     kl_to_go_sum_S: Tensor | None = None
     kl_to_go_square_sum_S: Tensor | None = None
@@ -69,7 +70,7 @@ def estimate_advantages(algorithm: AlgorithmConfig, scores: Scores) -> tuple[Ten
             group_S[list(rows)] = group
         advantages_S = reinforce_pp_baseline_advantages(rewards_S, group_S, scores.lengths_S, epsilon=config.epsilon)
     elif isinstance(config, BatchWhitenedAdvantage):
-        advantages_S = whitened_advantages(rewards_S, torch.ones_like(rewards_S), epsilon=config.epsilon)
+        advantages_S = whitened_advantages(rewards_S, (scores.lengths_S > 0).double(), epsilon=config.epsilon)
     else:
         advantages_S = torch.empty_like(rewards_S)
         for rows in scores.groups:

@@ -1,101 +1,146 @@
+"""What every loss keeps to: gradients, masks, order, partition, number formats, extremes."""
+
 from __future__ import annotations
 
-import math
+from dataclasses import fields, replace
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
-from penstock.algorithms.losses import ppo_clip_loss
+from penstock.algorithms.losses import LossSum
+from penstock.algorithms.reduction import Metric, MetricAccumulator
+from tests.algorithms.tokens import LOSSES, Loss, Tokens, gradient, random_tokens
 
-LOW, HIGH = 0.2, 0.3
-
-
-def loss(logprobs_T: Tensor, old_T: Tensor, advantages_T: Tensor, weights_T: Tensor, mask_T: Tensor) -> Tensor:
-    return ppo_clip_loss(logprobs_T, old_T, advantages_T, weights_T, mask_T, clip_low=LOW, clip_high=HIGH).total
-
-
-def random_tokens(count: int = 200, seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    rng = torch.Generator().manual_seed(seed)
-    old_T = -3 * torch.rand(count, generator=rng, dtype=torch.float64) - 0.1
-    logprobs_T = old_T + 0.4 * torch.randn(count, generator=rng, dtype=torch.float64)
-    advantages_T = torch.randn(count, generator=rng, dtype=torch.float64)
-    mask_T = (torch.rand(count, generator=rng) > 0.3).to(torch.float64)
-    return logprobs_T, old_T, advantages_T, mask_T * torch.rand(count, generator=rng), mask_T
+every_loss = pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES.keys())
+NAN, INF = float("nan"), float("inf")
 
 
-def by_hand(logprob: float, old: float, advantage: float) -> tuple[float, float]:
-    """Value and derivative of one token's loss, case by case as in the paper's figure 1."""
-    ratio = math.exp(logprob - old)
-    if advantage >= 0:
-        bound = 1 + HIGH
-        return (-ratio * advantage, -ratio * advantage) if ratio < bound else (-bound * advantage, 0.0)
-    bound = 1 - LOW
-    return (-ratio * advantage, -ratio * advantage) if ratio > bound else (-bound * advantage, 0.0)
+def values(metrics: dict[str, Metric]) -> dict[str, float]:
+    return {name: part.value.item() for name, part in metrics.items()}
 
 
-def test_value_and_gradient_match_a_token_by_token_derivation() -> None:
-    logprobs_T, old_T, advantages_T, weights_T, mask_T = random_tokens()
-    logprobs_T.requires_grad_()
-    total = loss(logprobs_T, old_T, advantages_T, weights_T, mask_T)
-    total.backward()
-    cases = [by_hand(*case) for case in zip(logprobs_T.tolist(), old_T.tolist(), advantages_T.tolist(), strict=True)]
-    expected = sum(value * weight for (value, _), weight in zip(cases, weights_T.tolist(), strict=True))
-    slopes = [slope * weight for (_, slope), weight in zip(cases, weights_T.tolist(), strict=True)]
-    assert total.item() == pytest.approx(expected, rel=1e-12)
-    assert logprobs_T.grad is not None
-    assert logprobs_T.grad.tolist() == pytest.approx(slopes, rel=1e-12, abs=1e-15)
+def with_frozen_ratio(name: str, tokens: Tokens, logprobs_T: Tensor) -> Tokens:
+    """CISPO holds its ratio constant: finite differences have to hold it too, by moving the old policy along."""
+    moved_T = logprobs_T.detach() - tokens.logprobs_T
+    return replace(tokens.at(logprobs_T), old_T=tokens.old_T + moved_T) if "cispo" in name else tokens.at(logprobs_T)
 
 
-def test_gradient_matches_finite_differences() -> None:
-    logprobs_T, *rest = random_tokens(40)
-    assert torch.autograd.gradcheck(lambda x_T: loss(x_T, *rest), (logprobs_T.requires_grad_(),))
+@pytest.mark.parametrize("name", LOSSES)
+def test_gradient_matches_finite_differences(name: str) -> None:
+    tokens = random_tokens(7)
+
+    def total(logprobs_T: Tensor) -> Tensor:
+        return LOSSES[name](with_frozen_ratio(name, tokens, logprobs_T)).total
+
+    assert gradient(LOSSES[name], tokens).abs().sum() > 0
+    assert torch.autograd.gradcheck(total, (tokens.logprobs_T.clone().requires_grad_(),))
 
 
-def test_with_the_current_policy_as_old_one_it_is_plain_policy_gradient() -> None:
-    logprobs_T, _, advantages_T, weights_T, mask_T = random_tokens()
-    logprobs_T.requires_grad_()
-    loss(logprobs_T, logprobs_T, advantages_T, weights_T, mask_T).backward()
-    assert logprobs_T.grad is not None
-    torch.testing.assert_close(logprobs_T.grad, -advantages_T * weights_T, rtol=1e-14, atol=0)
-
-
-def test_tokens_outside_the_mask_do_not_matter_whatever_they_hold() -> None:
-    logprobs_T, old_T, advantages_T, weights_T, mask_T = random_tokens()
-    clean = ppo_clip_loss(logprobs_T, old_T, advantages_T, weights_T, mask_T, clip_low=LOW, clip_high=HIGH)
-    outside_T = mask_T == 0
-    dirty_T = logprobs_T.masked_fill(outside_T, float("nan")).requires_grad_()
-    dirty = ppo_clip_loss(
-        dirty_T,
-        old_T.masked_fill(outside_T, float("inf")),
-        advantages_T.masked_fill(outside_T, float("nan")),
-        weights_T,
-        mask_T,
-        clip_low=LOW,
-        clip_high=HIGH,
-    )
-    dirty.total.backward()
-    assert dirty.total.item() == clean.total.item()
-    assert {k: m.value.item() for k, m in dirty.metrics.items()} == {
-        k: m.value.item() for k, m in clean.metrics.items()
+@every_loss
+def test_gradients_flow_through_nothing_but_the_log_probs(loss: Loss) -> None:
+    tokens = random_tokens()
+    leaves = {
+        field.name: getattr(tokens, field.name).clone().requires_grad_()
+        for field in fields(tokens)
+        if field.name != "rows_T"
     }
-    assert dirty_T.grad is not None
-    assert torch.isfinite(dirty_T.grad).all()
+    loss(replace(tokens, **leaves)).total.backward()
+    assert [name for name, leaf in leaves.items() if leaf.grad is not None] == ["logprobs_T"]
 
 
-def test_metrics_count_what_they_say() -> None:
-    ratios_T = torch.tensor([0.5, 0.5, 1.5, 1.5, 1.0, 9.0], dtype=torch.float64)
-    advantages_T = torch.tensor([1.0, -1.0, 1.0, -1.0, 1.0, 1.0], dtype=torch.float64)
-    mask_T = torch.tensor([1.0, 1, 1, 1, 1, 0], dtype=torch.float64)
-    parts = ppo_clip_loss(
-        ratios_T.log(), torch.zeros(6), advantages_T, mask_T, mask_T, clip_low=LOW, clip_high=HIGH
-    ).metrics
-    values = {name: part.value.item() for name, part in parts.items()}
-    assert values["clip_fraction"] == 2
-    assert values["clip_low_fraction"] == 1
-    assert values["clip_high_fraction"] == 1
-    assert values["ratio_mean"] == pytest.approx(5.0)
-    assert values["ratio_max"] == pytest.approx(1.5)
-    assert values["ratio_min"] == pytest.approx(0.5)
-    expected_kl = sum(r - 1 - math.log(r) for r in (0.5, 0.5, 1.5, 1.5, 1.0))
-    assert values["approx_kl"] == pytest.approx(expected_kl)
+@every_loss
+@pytest.mark.parametrize("junk", [NAN, INF, -INF])
+def test_tokens_outside_the_mask_do_not_matter_whatever_they_hold(loss: Loss, junk: float) -> None:
+    tokens = random_tokens()
+    outside_T = tokens.mask_T == 0
+    dirty = Tokens(
+        *(getattr(tokens, name).masked_fill(outside_T, junk) for name in ("logprobs_T", "old_T", "advantages_T")),
+        weights_T=tokens.weights_T.masked_fill(outside_T, junk),
+        mask_T=tokens.mask_T,
+        rows_T=tokens.rows_T,
+    )
+    assert loss(dirty).total.item() == loss(tokens).total.item()
+    assert values(loss(dirty).metrics) == values(loss(tokens).metrics)
+    assert torch.equal(gradient(loss, dirty), gradient(loss, tokens))
+    assert not gradient(loss, dirty)[outside_T].any()
+
+
+@every_loss
+def test_nothing_inside_the_mask_gives_exactly_zero(loss: Loss) -> None:
+    tokens = replace(random_tokens(), mask_T=torch.zeros_like(random_tokens().mask_T))
+    assert loss(tokens).total.item() == 0
+    assert not gradient(loss, tokens).any()
+
+
+@every_loss
+def test_the_order_of_tokens_does_not_matter(loss: Loss) -> None:
+    tokens = random_tokens()
+    order_T = torch.randperm(len(tokens.mask_T), generator=torch.Generator().manual_seed(1))
+    assert loss(tokens.pick(order_T)).total.item() == pytest.approx(loss(tokens).total.item(), rel=1e-12)
+    shuffled_T = gradient(loss, tokens.pick(order_T))
+    assert shuffled_T.tolist() == pytest.approx(gradient(loss, tokens)[order_T].tolist(), rel=1e-12, abs=1e-15)
+    assert values(loss(tokens.pick(order_T)).metrics) == pytest.approx(values(loss(tokens).metrics), rel=1e-12)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.integers(0, 3), min_size=12, max_size=12))
+def test_parts_of_whole_rows_add_up_to_the_whole(name: str, part_of_row: list[int]) -> None:
+    tokens, loss = random_tokens(12), LOSSES[name]
+    part_T = torch.tensor(part_of_row)[(tokens.rows_T + 20) // 7]
+    parts = [(part_T == part).nonzero().squeeze(1) for part in sorted(set(part_of_row))]
+    results = [loss(tokens.pick(index_T)) for index_T in parts]
+    assert sum(result.total.item() for result in results) == pytest.approx(loss(tokens).total.item(), rel=1e-12)
+    slopes_T = torch.zeros_like(tokens.logprobs_T)
+    for index_T in parts:
+        slopes_T[index_T] = gradient(loss, tokens.pick(index_T))
+    assert slopes_T.tolist() == pytest.approx(gradient(loss, tokens).tolist(), rel=1e-12, abs=1e-15)
+    assert joined(results) == pytest.approx(joined([loss(tokens)]), rel=1e-12)
+
+
+def joined(results: list[LossSum]) -> dict[str, float]:
+    accumulator = MetricAccumulator()
+    for result in results:
+        accumulator.add(result.metrics)
+    return accumulator.reduce(tokens=40.0, sequences=11.0)
+
+
+@every_loss
+def test_sums_are_worked_out_in_float64_from_float32_log_probs(loss: Loss) -> None:
+    tokens = random_tokens(dtype=torch.float32)
+    exact = Tokens(*(getattr(tokens, f.name).double() for f in fields(tokens) if f.name != "rows_T"), tokens.rows_T)
+    assert loss(tokens).total.dtype == torch.float64
+    assert loss(tokens).total.item() == loss(exact).total.item()
+    assert gradient(loss, tokens).dtype == torch.float32
+    assert torch.equal(gradient(loss, tokens), gradient(loss, exact).float())
+
+
+@every_loss
+@pytest.mark.parametrize("distance", [200.0, 1e4, -200.0, -1e4])
+def test_policies_far_apart_give_no_nan_and_no_infinity(loss: Loss, distance: float) -> None:
+    tokens = random_tokens(dtype=torch.float32)
+    far = tokens.at(tokens.old_T + distance)
+    assert torch.isfinite(loss(far).total)
+    assert torch.isfinite(gradient(loss, far)).all()
+    assert not any(number != number for number in values(loss(far).metrics).values())
+
+
+@every_loss
+def test_a_nan_inside_the_mask_is_not_hidden(loss: Loss) -> None:
+    tokens = random_tokens()
+    logprobs_T = tokens.logprobs_T.clone()
+    logprobs_T[int(tokens.mask_T.nonzero()[0])] = NAN
+    assert torch.isnan(loss(tokens.at(logprobs_T)).total)
+
+
+@every_loss
+def test_nothing_waits_for_the_device(loss: Loss) -> None:
+    """On the meta device there are shapes but no numbers, so that asking for one raises."""
+    tokens = Tokens(*(getattr(random_tokens(), field.name).to("meta") for field in fields(Tokens)))
+    result = loss(tokens.at(tokens.logprobs_T.requires_grad_()))
+    result.total.backward()
+    assert result.total.shape == ()
+    assert {part.value.shape for part in result.metrics.values()} <= {torch.Size([])}

@@ -91,6 +91,10 @@ KL_REWARD = {"coefficient": 0.1, "estimator": "k1", "place": "reward"}
         ),
         ({"training__minibatches_per_step": 2}, "training.minibatches_per_step"),
         ({"training__minibatches_per_step": 9, **WHOLE}, "training.minibatches_per_step"),
+        (
+            {"training__minibatches_per_step": 2, "algorithm__loss": {"kind": "reinforce"}, **WHOLE},
+            "training.minibatches_per_step",
+        ),
         ({"algorithm__dynamic_sampling": {"on_limit": "stop"}}, "algorithm.dynamic_sampling.on_limit"),
         (
             {"algorithm__dynamic_sampling": {"enabled": True}, "algorithm__advantage": {"kind": "reward"}},

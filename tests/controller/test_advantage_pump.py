@@ -98,6 +98,15 @@ async def test_overlong_filtering_takes_truncated_samples_out_of_the_loss() -> N
     assert chunk.valid_tokens == 24
 
 
+async def test_masked_samples_do_not_count_in_the_mean_of_the_step() -> None:
+    """Without the last sample the step has four tokens of reward 1, eight of 0 and twelve of 4."""
+    settings = {"advantage": {"kind": "reinforce_pp"}, "reward": {"overlong": "mask"}}
+    found = await advantages(settings)
+    mean = (4 * 1 + 12 * 4) / 24
+    std = math.sqrt((4 * 1 + 12 * 16) / 24 - mean**2)
+    assert found == pytest.approx([(r - mean) / std for r in REWARDS[:5]] + [0.0], abs=1e-4)
+
+
 async def test_kl_in_the_reward_hands_its_weight_to_the_trainer() -> None:
     kl = {"coefficient": 0.25, "estimator": "k1", "place": "reward"}
     chunk, plane = await score({"kl": kl})
