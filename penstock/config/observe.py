@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
-from pydantic import Field, NonNegativeInt
+from pydantic import Field, NonNegativeInt, field_validator
 
 from penstock.config.base import Section
+
+Name = Annotated[str, Field(min_length=1)]
 
 
 class TensorboardConfig(Section):
     """Event files for TensorBoard."""
 
-    folder: str | None = None
-    """Where the event files go; by default `tensorboard/` in the run directory."""
+    folder: Name | None = None
+    """Where the event files go; by default `tensorboard/` in the run directory. Give each run a folder of its own."""
 
 
 class WandbConfig(Section):
     """A run of Weights & Biases."""
 
-    project: str = "penstock"
+    project: Name = "penstock"
     """The project the run belongs to."""
-    name: str | None = None
+    entity: Name | None = None
+    """The user or team whose project it is; by default yours."""
+    name: Name | None = None
     """Name of the run; by default that of the run directory."""
     mode: Literal["offline", "online"] = "offline"
     """`offline`: files in the run directory, to be sent with `wandb sync` when you like. `online`: sent as it runs."""
@@ -30,10 +35,23 @@ class WandbConfig(Section):
 class MlflowConfig(Section):
     """A run of MLflow."""
 
-    tracking_uri: str | None = None
+    tracking_uri: Name | None = None
     """Where runs are kept; by default files under `mlflow/` in the run directory. A server's address sends to it."""
-    experiment: str = "penstock"
+    experiment: Name = "penstock"
     """The experiment the run belongs to."""
+    name: Name | None = None
+    """Name of the run; by default that of the run directory."""
+
+    @field_validator("tracking_uri")
+    @classmethod
+    def _has_no_password(cls, uri: str | None) -> str | None:
+        """The settings are written to files that people share."""
+        if uri is not None and urlsplit(uri).password:
+            raise ValueError(
+                "holds a password, which would be written to config.yaml; leave it out and set "
+                "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or what the database's driver reads"
+            )
+        return uri
 
 
 class PrometheusConfig(Section):
@@ -41,7 +59,7 @@ class PrometheusConfig(Section):
 
     port: Annotated[int, Field(ge=0, le=65535)] = 9464
     """Port of the page; 0 takes a free one and says which."""
-    host: str = "127.0.0.1"
+    host: Name = "127.0.0.1"
     """Address the page listens on; other machines can read it only if you open it to them."""
 
 

@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Iterator
 from types import NoneType
-from typing import Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
@@ -47,7 +47,8 @@ def _sections(title: str, path: str, section: type[Section]) -> Iterator[tuple[s
 
 def _type(annotation: Any) -> str:
     names = []
-    for choice in members_of(annotation):
+    for member in members_of(annotation):
+        choice = get_args(member)[0] if get_origin(member) is Annotated else member
         if get_origin(choice) is Literal:
             names += [f"`{value}`" for value in get_args(choice)]
         elif get_origin(choice) is dict:

@@ -107,9 +107,13 @@ PARTS: tuple[Part, ...] = (
     ),
     Part("vllm", "generation engine", "vllm", ("vllm",), "vllm>=0.25"),
     Part("megatron-core", "parallel training", "megatron.core", ("megatron-core",), "megatron-core>=0.16"),
-    Part("peft", "adapters", "peft", ("peft",), "peft"),
-    Part("tensorboard", "metrics", "tensorboard", ("tensorboard",), "tensorboard"),
-    Part("wandb", "metrics", "wandb", ("wandb",), "wandb"),
+    Part("peft", "LoRA adapters", "peft", ("peft",), "penstock[lora]", used=True),
+    Part("tensorboard", "metrics", "tensorboard", ("tensorboard",), "penstock[loggers]", used=True),
+    Part("wandb", "metrics", "wandb", ("wandb",), "penstock[loggers]", used=True),
+    Part("mlflow", "metrics", "mlflow", ("mlflow", "mlflow-skinny"), "penstock[loggers]", used=True),
+    Part(
+        "prometheus-client", "metrics", "prometheus_client", ("prometheus-client",), "penstock[prometheus]", used=True
+    ),
 )
 
 

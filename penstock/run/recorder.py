@@ -1,4 +1,4 @@
-"""What a run leaves on disk about itself: `metrics.jsonl` and `summary.json`."""
+"""What a run tells of itself: `metrics.jsonl`, the loggers, and what `summary.json` says."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 from penstock.observe.console import ProgressView
 from penstock.observe.jsonl import JsonlWriter
+from penstock.observe.loggers.fanout import Loggers
 from penstock.run.evaluate import EvalReport
 
 _ENDS = 3
@@ -16,9 +17,10 @@ _ENDS = 3
 class Recorder:
     """Writes each step's metrics and keeps what the summary needs of them."""
 
-    def __init__(self, metrics: Path, view: ProgressView) -> None:
+    def __init__(self, metrics: Path, view: ProgressView, loggers: Loggers) -> None:
         self._writer = JsonlWriter(metrics)
         self._view = view
+        self._loggers = loggers
         self._rewards: list[float] = []
         self._steps = 0
         self._lag_max = 0.0
@@ -32,6 +34,7 @@ class Recorder:
         """A step has ended."""
         self._steps = int(metrics["step"])
         self._writer.write({**metrics, "step": self._steps})
+        self._loggers.log(self._steps, metrics)
         self._lag_max = max(self._lag_max, metrics.get("staleness/lag_max", 0.0))
         if "train/reward_mean" in metrics:
             self._rewards.append(metrics["train/reward_mean"])
@@ -47,6 +50,7 @@ class Recorder:
             "eval/failures": float(len(report.failures)),
         }
         self._writer.write({"step": self._steps} | record)
+        self._loggers.log(self._steps, record)
 
     def summary(self, stopped_by: str) -> dict[str, Any]:
         """How the run ended."""

@@ -117,4 +117,9 @@ class TestCommand:
             "torch",
             "transformers",
             "reasoning-gym",
+            "peft",
+            "tensorboard",
+            "wandb",
+            "mlflow",
+            "prometheus-client",
         }

@@ -1,0 +1,92 @@
+"""All loggers of a run as one: started together, fed together, closed within a time limit."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from penstock.errors import PenstockError, SetupError
+from penstock.observe.events import EventLog
+from penstock.observe.loggers.base import Logger, Outcome, RunInfo
+from penstock.observe.loggers.worker import LoggerThread
+
+QUEUED_RECORDS = 1000
+"""Records that may wait for a logger. A step is one record: hours of a server's absence, at a few megabytes."""
+START_SECONDS = 60.0
+CLOSE_SECONDS = 30.0
+
+
+class Loggers:
+    """Hands every record to every logger, none of which can end or stall the run.
+
+    Each works in a thread of its own, so that one that hangs holds up no other. What goes wrong once the run has begun
+    is an event: `logger_failed`, `logger_behind` when records had to be dropped, `logger_gaps` with their number at the
+    end.
+    """
+
+    def __init__(
+        self,
+        loggers: Sequence[Logger],
+        events: EventLog,
+        *,
+        queued_records: int = QUEUED_RECORDS,
+        start_seconds: float = START_SECONDS,
+        close_seconds: float = CLOSE_SECONDS,
+    ) -> None:
+        self._threads = [LoggerThread(logger, self._report, queued_records) for logger in loggers]
+        self._events = events
+        self._start_seconds = start_seconds
+        self._close_seconds = close_seconds
+        self._lock = threading.Lock()
+        self._closed = False
+
+    async def start(self, run: RunInfo) -> dict[str, str]:
+        """Start them one after the other; where each is to be found, by name. The first that cannot start raises."""
+        places = {}
+        for thread in self._threads:
+            places[thread.name] = await self._start(thread, run)
+            self._report("logger_started", logger=thread.name, place=places[thread.name])
+        return places
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Metrics of a step, or of an evaluation after it; never waits. A key `step` is the x axis, not a metric."""
+        record = {key: value for key, value in metrics.items() if key != "step"}
+        for thread in self._threads:
+            thread.log(step, record)
+
+    def close(self, outcome: Outcome, summary: Mapping[str, Any]) -> None:
+        """Have the summary written and everything closed, within the time limit; further calls do nothing."""
+        if self._closed:
+            return
+        for thread in self._threads:
+            thread.end(outcome, summary)
+        deadline = time.monotonic() + self._close_seconds
+        for thread in self._threads:
+            if not thread.has_ended(max(0.0, deadline - time.monotonic())):
+                cause = f"did not end within {self._close_seconds:g} s; what it had not written by then is missing"
+                self._report("logger_failed", logger=thread.name, cause=cause)
+            if thread.dropped:
+                self._report("logger_gaps", logger=thread.name, dropped=thread.dropped)
+        with self._lock:
+            self._closed = True
+
+    async def _start(self, thread: LoggerThread, run: RunInfo) -> str:
+        started = thread.start(run)
+        try:
+            return await asyncio.wait_for(asyncio.wrap_future(started), self._start_seconds)
+        except PenstockError:
+            raise
+        except Exception as error:
+            if not started.done():
+                raise SetupError(f"observe.{thread.name}: did not start within {self._start_seconds:g} s") from None
+            cause = f"{type(error).__name__}: {error}"
+            raise SetupError(f"observe.{thread.name}: could not be started: {cause}") from error
+
+    def _report(self, event: str, /, **fields: Any) -> None:
+        """Record an event; after `close` the event log may be gone, and what a straggler has to say is not recorded."""
+        with self._lock:
+            if not self._closed:
+                self._events.emit(event, **fields)
