@@ -2,9 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
+
+from pydantic import PositiveFloat, PositiveInt, field_validator
 
 from penstock.config.base import Section
+
+
+class LoraConfig(Section):
+    """Low-rank adapters: the model's own weights stay as they are, and only the adapters are trained."""
+
+    rank: PositiveInt = 16
+    """Rank of the update of a matrix."""
+    alpha: PositiveFloat = 32.0
+    """The update is scaled by `alpha / rank`."""
+    target_modules: Literal["all-linear"] | list[str] = "all-linear"
+    """Names (or ends of names) of the layers that get an adapter; `all-linear`: every linear layer but the head."""
+    path: str | None = None
+    """Folder of an adapter to start from, as peft saves them; it brings its own rank, alpha and layers."""
+
+    @field_validator("target_modules", mode="before")
+    @classmethod
+    def _names(cls, value: Any) -> Any:
+        names = isinstance(value, list) and bool(value) and all(isinstance(name, str) and name for name in value)
+        if value == "all-linear" or names:
+            return value
+        raise ValueError(f"use all-linear, or a list of names such as [q_proj, v_proj]; not {value!r}")
 
 
 class ModelConfig(Section):
@@ -20,3 +43,5 @@ class ModelConfig(Section):
     """Fetch a hub id from the network; off, only folders and what is already in the local cache are used."""
     trust_remote_code: bool = False
     """Run Python code that comes with the model. Off unless you trust its author."""
+    lora: LoraConfig | None = None
+    """Train low-rank adapters instead of all weights; needs `pip install 'penstock[lora]'`."""

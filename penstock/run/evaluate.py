@@ -98,7 +98,9 @@ def evaluate(config: RunConfig, run_dir: Path | None = None) -> dict[str, Any]:
     """Evaluate `config.model`, or the newest checkpoint of `run_dir`, on the held-out prompts."""
     if run_dir is not None:
         checkpoint = newest_checkpoint(run_dir / "checkpoints")
-        config = config.model_copy(update={"model": config.model.model_copy(update={"path": str(checkpoint)})})
+        # A checkpoint's weights are whole, whether adapters were trained or not.
+        model = config.model.model_copy(update={"path": str(checkpoint), "lora": None})
+        config = config.model_copy(update={"model": model})
     return asyncio.run(_evaluate(config))
 
 

@@ -63,9 +63,9 @@ def load_trainer(folder: Path, model: Any, optimizer: PolicyOptimizer) -> Traine
     state = _read_state(folder)
     tensors, rng = _read_tensors(folder / OPTIMIZER_FILE), _read_tensors(folder / RNG_FILE)
     loaded, found = _read_weights(folder, model)
-    problems = optimizer.problems(tensors, state.step_counts) + found
+    problems = sorted(found) + sorted(optimizer.problems(tensors, state.step_counts))
     if problems:
-        raise SetupError(f"checkpoint {folder} is not of this model: " + "; ".join(sorted(problems)[:5]))
+        raise SetupError(f"checkpoint {folder} is not of this model: " + "; ".join(problems[:5]))
     if (adapter := LoraAdapter.of(model)) is not None:
         adapter.load(loaded)
     else:

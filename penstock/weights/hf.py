@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from penstock.errors import SetupError
@@ -17,6 +18,11 @@ if TYPE_CHECKING:
     from penstock.config.model import ModelConfig
 
 _DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
+_LOADING_ERRORS = (OSError, ValueError, KeyError, TypeError, RuntimeError, ImportError, SafetensorError)
+_ERROR_LENGTH = 300
+_HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken", "*.py"]
+_HUB_COPIES = ["*/*", "consolidated*"]
+"""Other formats of the same weights."""
 _PROBE_TOKENS = 4
 _PROBE_LIMITS = {torch.float64: 1e-4, torch.float32: 1e-4}
 """How far logits may be apart, relative to the largest one; `_COARSE_LIMIT` for number formats not named."""
@@ -93,20 +99,28 @@ def named_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def load_model(config: ModelConfig, device: torch.device | str = "cpu") -> Any:
-    """The model of a folder or hub id, in evaluation mode."""
+    """The model of a folder or hub id, in evaluation mode; whole, or not at all."""
     from transformers import AutoModelForCausalLM
 
-    check_model_folder(config.path)
+    folder = local_folder(config)
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            config.path,
+        model, info = AutoModelForCausalLM.from_pretrained(
+            folder,
             dtype=_DTYPES[config.dtype],
             attn_implementation=config.attention,
             trust_remote_code=config.trust_remote_code,
-            local_files_only=not config.download,
+            local_files_only=True,
+            output_loading_info=True,
         )
-    except (OSError, ValueError, KeyError) as error:
-        raise SetupError(_not_loadable(config, "a causal language model", error)) from _cause(config, error)
+    except _LOADING_ERRORS as error:
+        raise SetupError(_not_loadable(config, "a causal language model", error)) from error
+    missing = sorted(info["missing_keys"])
+    if missing:
+        raise SetupError(
+            f"model.path: {config.path!r} lacks {len(missing)} weights of {type(model).__name__}, among them "
+            f"{', '.join(missing[:3])}; they would be random numbers"
+        )
+    _check_loaded(model, config)
     return model.to(device).eval()
 
 
@@ -114,27 +128,72 @@ def load_tokenizer(config: ModelConfig) -> Any:
     """The tokenizer that belongs to the model."""
     from transformers import AutoTokenizer
 
-    check_model_folder(config.path)
+    folder = local_folder(config)
     try:
-        return AutoTokenizer.from_pretrained(
-            config.path, trust_remote_code=config.trust_remote_code, local_files_only=not config.download
+        tokenizer = AutoTokenizer.from_pretrained(
+            folder, trust_remote_code=config.trust_remote_code, local_files_only=True
         )
-    except (OSError, ValueError, KeyError) as error:
-        raise SetupError(_not_loadable(config, "a tokenizer", error)) from _cause(config, error)
+    except _LOADING_ERRORS as error:
+        raise SetupError(_not_loadable(config, "a tokenizer", error)) from error
+    if len(tokenizer) <= len(tokenizer.all_special_tokens):
+        # What transformers makes of a folder without any tokenizer file.
+        raise SetupError(f"model.path: {config.path!r} holds no tokenizer; save it beside the model (tokenizer.json)")
+    return tokenizer
+
+
+def local_folder(config: ModelConfig) -> str:
+    """The folder of `model.path`; a hub id's is that in the local cache, fetched first where `model.download` is on.
+
+    Everything is read from this folder afterwards, so that model and tokenizer are of one revision and nothing but
+    `model.download` makes the network be asked.
+    """
+    from huggingface_hub import snapshot_download
+
+    check_model_folder(config.path)
+    if Path(config.path).is_dir():
+        return config.path
+    try:
+        folder = snapshot_download(
+            config.path,
+            local_files_only=not config.download,
+            allow_patterns=_HUB_FILES,
+            ignore_patterns=_HUB_COPIES,
+        )
+    except (OSError, ValueError) as error:
+        if config.download:
+            raise SetupError(
+                f"model.path: {config.path!r} could not be fetched from the hub: {_short(error)}"
+            ) from error
+        raise SetupError(
+            f"model.path: {config.path!r} is neither a folder nor a model in the local cache; give a folder, or set "
+            "model.download=true to fetch it from the hub"
+        ) from None
+    return str(folder)
+
+
+def _check_loaded(model: Any, config: ModelConfig) -> None:
+    """Refuse what loads but would not be what the settings, or the model's own config, say."""
+    text = model.config.get_text_config()
+    if getattr(model, "hf_quantizer", None) is not None:
+        raise SetupError(f"model.path: {config.path!r} holds quantised weights, which cannot be trained")
+    if text._attn_implementation != config.attention:
+        raise SetupError(
+            f"model.attention: {type(model).__name__} runs with {text._attn_implementation}, not {config.attention}"
+        )
+    if config.attention == "sdpa" and getattr(text, "attn_logit_softcapping", None) is not None:
+        raise SetupError(
+            f"model.attention: sdpa leaves out the soft cap of attention scores that {text.model_type} has "
+            "(attn_logit_softcapping); use eager"
+        )
 
 
 def _not_loadable(config: ModelConfig, what: str, error: Exception) -> str:
-    if not Path(config.path).is_dir() and not config.download:
-        return (
-            f"model.path: {config.path!r} is neither a folder nor a model in the local cache; give a folder, or set "
-            "model.download=true to fetch it from the hub"
-        )
-    return f"model.path: {what} could not be loaded from {config.path!r}: {error}"
+    return f"model.path: {what} could not be loaded from {config.path!r}: {_short(error)}"
 
 
-def _cause(config: ModelConfig, error: Exception) -> Exception | None:
-    """The error where it helps: that the hub was not asked is no news to whoever did not want it asked."""
-    return error if config.download or Path(config.path).is_dir() else None
+def _short(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return text if len(text) <= _ERROR_LENGTH else text[:_ERROR_LENGTH] + " …"
 
 
 def silence_progress_bars() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib
 import json
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -100,15 +101,16 @@ class LoraAdapter:
             if saved.get(theirs) != getattr(config, theirs)
         ]
         if not (folder / ADAPTER_FILE).is_file():
-            return {}, [f"{folder / ADAPTER_FILE} is missing"]
+            problems.append(f"{folder / ADAPTER_FILE} is missing")
+        if problems:
+            return {}, problems
         tensors: dict[str, Tensor] = load_file(folder / ADAPTER_FILE)
         own = require_peft().get_peft_model_state_dict(self.peft_model, save_embedding_layers=False)
-        problems += [
+        return tensors, [
             f"adapter tensor {name} differs in name or shape"
             for name in own.keys() | tensors.keys()
             if name not in own or name not in tensors or own[name].shape != tensors[name].shape
         ]
-        return tensors, problems
 
     def load(self, tensors: dict[str, Tensor]) -> None:
         """Take over tensors that `read` found no problem with."""
@@ -121,28 +123,33 @@ def attach_lora(model: Any, config: LoraConfig, *, seed: int = 0) -> Any:
     A fresh adapter changes nothing yet: `A` is drawn from `seed`, `B` is zero.
     """
     peft = require_peft()
+    state = model.state_dict(keep_vars=True)
+    buffers = {name: tensor for name, tensor in state.items() if not isinstance(tensor, nn.Parameter)}
     base = dict(model.named_parameters())
-    buffers = {
-        name: tensor
-        for name, tensor in model.state_dict(keep_vars=True).items()
-        if not isinstance(tensor, nn.Parameter)
-    }
     try:
-        if config.path is not None:
-            _check_start(Path(config.path))
-            peft_model = peft.PeftModel.from_pretrained(model, config.path, is_trainable=True)
-        else:
-            targets = _checked_targets(model, config.target_modules)
-            settings = peft.LoraConfig(
-                r=config.rank, lora_alpha=config.alpha, target_modules=targets, task_type="CAUSAL_LM"
-            )
-            with torch.random.fork_rng(devices=[]):
-                torch.default_generator.manual_seed(seed)
-                peft_model = peft.get_peft_model(model, settings)
+        with warnings.catch_warnings():
+            # For fused experts peft adds settings of its own making, and then warns of them.
+            warnings.filterwarnings("ignore", message=".*_pattern keys did not match", category=RuntimeWarning)
+            peft_model = _adapt(peft, model, config, seed)
     except (ValueError, KeyError, OSError, RuntimeError) as error:
         key = "model.lora" if config.path is None else f"model.lora.path: {config.path!r}"
         raise SetupError(f"{key} does not fit {type(model).__name__}: {error}") from error
     return LoraAdapter(peft_model, base, buffers).peft_model.eval()
+
+
+def _adapt(peft: Any, model: Any, config: LoraConfig, seed: int) -> Any:
+    if config.path is not None:
+        _check_start(Path(config.path))
+        return peft.PeftModel.from_pretrained(model, config.path, is_trainable=True)
+    settings = peft.LoraConfig(
+        r=config.rank,
+        lora_alpha=config.alpha,
+        target_modules=_checked_targets(model, config.target_modules),
+        task_type="CAUSAL_LM",
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        return peft.get_peft_model(model, settings)
 
 
 def require_peft() -> Any:

@@ -103,9 +103,40 @@ def tiny_model(
     return model.eval()
 
 
-def save_tiny_model(folder: Path, **model_args: Any) -> Path:
-    """A model folder as users have them: weights, config and tokenizer."""
-    tokenizer = char_tokenizer()
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<eos>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+def bpe_tokenizer(vocabulary: int = 300, *, pad: bool = True, chat_template: str | None = CHAT_TEMPLATE) -> Any:
+    """A byte-level BPE tokenizer, trained on the spot, as those of today's models are."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    special = ["<pad>", "<eos>", "<|user|>", "<|assistant|>"]
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=special,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(["what is the sum of one and two and three", "the answer is seven"] * 3, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<pad>" if pad else None,
+        eos_token="<eos>",
+        chat_template=chat_template,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def save_tiny_model(folder: Path, *, tokenizer: Any = None, **model_args: Any) -> Path:
+    """A model folder as users have them: weights, config and tokenizer (by default one token per character)."""
+    tokenizer = tokenizer or char_tokenizer()
     model = tiny_model(vocabulary=len(tokenizer), **model_args)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

@@ -167,3 +167,40 @@ def test_the_attention_implementation_is_that_of_the_setting(
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", spy)
     loaded(torch.arange(5)[None])
     assert bool(calls) == uses_torchs
+
+
+def test_plain_text_begins_as_the_tokenizer_begins_it_and_a_template_brings_its_own_beginning() -> None:
+    from tokenizers.processors import TemplateProcessing
+
+    tokenizer = bpe_tokenizer()
+    tokenizer.add_special_tokens({"bos_token": "<|user|>"})
+    bos = tokenizer.bos_token_id
+    plain = HFTokenizer(tokenizer, chat_template=False)
+    assert plain.encode_prompt("one") == plain.encode("one")
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<|user|> $A <eos>", special_tokens=[("<|user|>", bos), ("<eos>", 1)]
+    )
+    assert plain.encode_prompt("one") == (bos, *plain.encode("one"))
+    assert HFTokenizer(tokenizer, chat_template=True).encode_prompt("one").count(bos) == 1
+
+
+async def test_a_model_that_could_also_see_is_trained_and_served_on_text(tmp_path: Path) -> None:
+    """Folders of such models load as their whole self; the tower for images stays as it is."""
+    import transformers as hf
+
+    text = tiny_model("gemma3").config
+    vision = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    whole = hf.Gemma3Config(text_config=text.to_dict(), vision_config=vision | {"image_size": 28, "patch_size": 14})
+    hf.Gemma3ForConditionalGeneration(whole).save_pretrained(tmp_path)
+    model, plane, prompt = load_model(model_config(tmp_path)), data_plane(), tuple(range(3, 15))
+    assert type(model).__name__ == "Gemma3ForConditionalGeneration"
+    before = weights(model)
+    engine = EmbeddedEngine(plain_copy(model), slots=4, max_context=64)
+    results = await generate_all(engine, [request(f"r{i}", prompt, new=16, seed=i) for i in range(4)])
+    await engine.close()
+    local = trainer(model, plane)
+    done = await local.train(0, [put_responses(plane, prompt, results, "s")])
+    await local.close()
+    assert done.metrics["mismatch_logprob_max_abs"] < 1e-4
+    changed = {name.split(".")[1] for name, tensor in weights(model).items() if not torch.equal(tensor, before[name])}
+    assert changed == {"language_model"}
