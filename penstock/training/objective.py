@@ -43,8 +43,8 @@ def policy_objective(
 
     The old policy is the trainer's at the start of the step, or the engine's. With one update a step the first is the
     current one (`logprobs_T.detach()`: weights do not change while a step is open, so no extra pass is needed); with
-    several it is a column that was written before the first. A correction weighs the policy's loss only; the KL penalty and the entropy
-    bonus are about the current policy, whoever sampled.
+    several it is a column that was written before the first. A correction weighs the policy's loss only: the KL penalty
+    and the entropy bonus are about the current policy, whoever sampled.
     """
     trainer_T = logprobs_T.detach() if targets.old_logprobs_T is None else targets.old_logprobs_T
     engine_T = targets.engine_logprobs_T
