@@ -4,7 +4,7 @@ PY := .venv/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check -q
 STAMP := .venv/.installed
 
-.PHONY: install demo test lint bench clean
+.PHONY: install demo demo-tools test lint bench clean
 
 install: $(STAMP)
 
@@ -20,6 +20,9 @@ $(STAMP): pyproject.toml requirements/constraints.txt
 
 demo: install
 	$(PY) examples/demo/demo.py
+
+demo-tools: install
+	$(PY) examples/tools/demo.py
 
 lint: install
 	$(PY) -m ruff check .

@@ -89,14 +89,14 @@ def batch_of(prompts: Sequence[Prompt], tokenizer: Any) -> tuple[Tensor, Tensor]
     return ids_BT, labels_BT
 
 
-def warm_start(model: Any, tokenizer: Any, prompts: Sequence[Prompt]) -> float:
+def warm_start(model: Any, tokenizer: Any, prompts: Sequence[Prompt], skill_batches: int, habit_batches: int) -> float:
     """Teach the skill, then the bad habit; gives the last loss."""
     rng = random.Random(0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 20))
     loss = torch.tensor(0.0)
-    for batch in range(SKILL_BATCHES + HABIT_BATCHES):
-        copied = COPIED if batch >= SKILL_BATCHES else 0.0
+    for batch in range(skill_batches + habit_batches):
+        copied = COPIED if batch >= skill_batches else 0.0
         drawn = [_copied(prompt) if rng.random() < copied else prompt for prompt in rng.sample(prompts, BATCH)]
         ids_BT, labels_BT = batch_of(drawn, tokenizer)
         loss = model(input_ids=ids_BT, labels=labels_BT).loss
@@ -112,14 +112,14 @@ def _copied(prompt: Prompt) -> Prompt:
     return replace(prompt, answer=prompt.answer[::-1])
 
 
-def make_demo_model(config: RunConfig) -> str:
+def make_demo_model(config: RunConfig, skill_batches: int = SKILL_BATCHES, habit_batches: int = HABIT_BATCHES) -> str:
     """Write the model folder that the configuration names; says what was done."""
     started = time.monotonic()
     torch.manual_seed(config.seed)
     environment = make_environment(config.rollout.environment, config.data, seed=config.seed)
     tokenizer = make_tokenizer(environment.prompts(Split.TRAIN))
     model = make_model(len(tokenizer))
-    loss = warm_start(model, tokenizer, environment.prompts(Split.TRAIN))
+    loss = warm_start(model, tokenizer, environment.prompts(Split.TRAIN), skill_batches, habit_batches)
     folder = Path(config.model.path)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -127,5 +127,5 @@ def make_demo_model(config: RunConfig) -> str:
     millions = sum(parameter.numel() for parameter in model.parameters()) / 1e6
     return (
         f"made a Qwen3 of {millions:.1f} million parameters in {time.monotonic() - started:.0f} s: "
-        f"{SKILL_BATCHES + HABIT_BATCHES} supervised batches, loss {loss:.2f}"
+        f"{skill_batches + habit_batches} supervised batches, loss {loss:.2f}"
     )

@@ -5,28 +5,70 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from penstock.config.environment_args import wrong_args
+
 if TYPE_CHECKING:
     from penstock.config.models import RunConfig
+    from penstock.config.rollout import EnvironmentConfig
+
+_NEEDS_DATA = ("function", "math")
+_TAKES_DATA = (*_NEEDS_DATA, "custom")
+_OF_FILES = ("train_path", "eval_path", "prompt_key", "answer_key", "format")
+_OF_DATASETS = ("subset", "download")
 
 
 def environment_rules(config: RunConfig) -> Iterator[str]:
     """Settings that the environment needs and does not have, or that name nothing."""
     environment = config.rollout.environment
-    if environment.kind == "function":
-        if environment.function is None:
-            yield "rollout.environment.function: is needed with kind = function, for example my_rewards:exact_match"
-        elif environment.function.count(":") != 1 or not all(environment.function.split(":")):
-            yield f"rollout.environment.function: {environment.function!r} is not module:callable"
-        if config.data.train_path is None:
-            yield "data.train_path: is needed with rollout.environment.kind = function"
+    kind = environment.kind
+    if kind == "function":
+        yield from _names(environment, "function", "callable", "my_rewards:exact_match")
+    if kind == "custom":
+        yield from _names(environment, "path", "Class", "my_environments:GuessingGame")
+    if kind in _NEEDS_DATA and config.data.train_path is None:
+        yield f"data.train_path: is needed with rollout.environment.kind = {kind}"
+    if kind.startswith("verifiers:") and not config.data.chat_template:
+        yield f"data.chat_template: must be true with rollout.environment.kind = {kind}, whose prompts are chats"
+    yield from wrong_args(kind, environment.args)
+
+
+def _names(environment: EnvironmentConfig, setting: str, what: str, example: str) -> Iterator[str]:
+    value = getattr(environment, setting)
+    if value is None:
+        yield f"rollout.environment.{setting}: is needed with kind = {environment.kind}, for example {example}"
+    elif value.count(":") != 1 or not all(value.split(":")):
+        yield f"rollout.environment.{setting}: {value!r} is not module:{what}"
 
 
 def idle_environment_settings(config: RunConfig) -> dict[str, str]:
     """Settings that the chosen environment does not read, with the reason."""
+    kind = config.rollout.environment.kind
+    idle = {
+        f"rollout.environment.{setting}": f"has no effect with kind = {kind}; it belongs to kind = {owner}"
+        for setting, owner in (("function", "function"), ("path", "custom"))
+        if kind != owner
+    }
+    if kind.partition(":")[0] not in _TAKES_DATA:
+        reason = f"has no effect with {kind}, which makes its own prompts; remove it"
+        return idle | {f"data.{name}": reason for name in (*_OF_FILES, *_OF_DATASETS, "train_split", "eval_split")}
+    return idle | _idle_data_settings(config)
+
+
+def _idle_data_settings(config: RunConfig) -> dict[str, str]:
+    """Of an environment that reads prompts: settings of other forms of data than it is given."""
+    data = config.data
+    formats = {path: data.format_of(path) for path in (data.train_path, data.eval_path) if path is not None}
     idle: dict[str, str] = {}
-    environment = config.rollout.environment.kind
-    if environment != "function":
-        idle["rollout.environment.function"] = f"has no effect with kind = {environment}; remove it"
-        for name in ("train_path", "eval_path", "prompt_key", "answer_key"):
-            idle[f"data.{name}"] = f"has no effect with {environment}, which makes its own prompts; remove it"
+    if not formats:
+        idle |= {f"data.{name}": "has no effect without data.train_path; remove it" for name in _OF_FILES[2:]}
+    if "datasets" not in formats.values():
+        reason = "has no effect: it belongs to data.format = datasets, and no path is read that way; remove it"
+        idle |= {f"data.{name}": reason for name in _OF_DATASETS}
+    for name, path in (("train", data.train_path), ("eval", data.eval_path)):
+        if path is None:
+            idle[f"data.{name}_split"] = f"has no effect without data.{name}_path; remove it"
+        elif formats[path] != "datasets":
+            idle[f"data.{name}_split"] = f"has no effect: data.{name}_path is read as {formats[path]}; remove it"
+    if data.eval_path is None and config.rollout.environment.kind in _NEEDS_DATA:
+        idle["data.eval_size"] = "has no effect without data.eval_path; remove it"
     return idle

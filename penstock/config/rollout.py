@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import difflib
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
 
 from penstock.config.base import Section
+
+_KINDS = ("math", "calculator", "function", "custom")
+_NAMED_KINDS = {"reasoning_gym": "task", "verifiers": "environment"}
+"""Kinds of environment that a name follows, and what it names."""
 
 
 class EngineConfig(Section):
@@ -39,27 +44,28 @@ class EnvironmentConfig(Section):
     """Where prompts get their reward."""
 
     kind: str
-    """`reasoning_gym:<task>` or `function`."""
+    """`reasoning_gym:<task>`, `math`, `calculator`, `function`, `verifiers:<environment>` or `custom`."""
     args: dict[str, Any] = Field(default_factory=dict)
-    """reasoning_gym: the task's settings. function: keyword arguments for the reward function."""
+    """Settings of the environment itself; for `function` and `custom` keyword arguments for the function or class."""
     function: str | None = None
     """For `function`: `module:callable`, called as `callable(prompt, response, answer, **args)`; returns a number."""
+    path: str | None = None
+    """For `custom`: `module:Class`, an environment of your own, constructed with `args`."""
     timeout_seconds: PositiveFloat = 30.0
-    """A reward that takes longer is a DATA failure."""
+    """A reward, or the environment's part of a turn, that takes longer is a DATA failure."""
     workers: PositiveInt = 4
-    """How many rewards are computed at the same time."""
+    """How many rewards, or environments between two turns of the model, are at work at the same time."""
 
     @field_validator("kind")
     @classmethod
     def _known_kind(cls, value: str) -> str:
-        head, _, task = value.partition(":")
-        if head == "reasoning_gym" and task:
+        head, _, name = value.partition(":")
+        if (name and head in _NAMED_KINDS) or value in _KINDS:
             return value
-        if value == "function":
-            return value
-        raise ValueError(
-            f"unknown {value!r}; choose reasoning_gym:<task>, for example reasoning_gym:chain_sum, or function"
-        )
+        choices = [*_KINDS, *(f"{kind}:<{what}>" for kind, what in _NAMED_KINDS.items())]
+        match = difflib.get_close_matches(head, [*_KINDS, *_NAMED_KINDS], n=1)
+        hint = f"; did you mean {match[0]}?" if match else ""
+        raise ValueError(f"unknown {value!r}{hint}; choose one of {', '.join(choices)}")
 
 
 class FailureConfig(Section):

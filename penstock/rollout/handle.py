@@ -4,25 +4,36 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from penstock.errors import GenerationTimeout
+from penstock.errors import ConfigError, EnvironmentFailure, GenerationTimeout
 from penstock.rollout.engines.base import GenerationEngine, GenerationRequest, GenerationResult, SamplingParams
-from penstock.rollout.prompts import derive_seed
+from penstock.rollout.prompts import Message, derive_seed
 
 
 class Tokenizer(Protocol):
     """What Penstock needs of a tokenizer."""
 
-    def encode_prompt(self, text: str) -> tuple[int, ...]:
+    @property
+    def uses_chat(self) -> bool:
+        """Whether prompts and later turns are rendered with a chat template."""
+
+    def encode_prompt(self, content: str | Sequence[Message]) -> tuple[int, ...]:
         """A prompt as token ids."""
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Plain text as token ids."""
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Token ids as text."""
+        """Token ids as text, without special tokens."""
+
+    def decode_raw(self, token_ids: Sequence[int]) -> str:
+        """Token ids as text, special tokens included."""
+
+    def render_chat(self, messages: Sequence[Message], tools: Sequence[Message] = ()) -> str:
+        """A chat as the text that the model continues; only where `uses_chat`."""
 
 
 class HFTokenizer:
@@ -32,18 +43,49 @@ class HFTokenizer:
         self._tokenizer = tokenizer
         self._chat_template = chat_template
 
-    def encode_prompt(self, text: str) -> tuple[int, ...]:
-        if not self._chat_template:
-            return self.encode(text)
-        messages = [{"role": "user", "content": text}]
-        rendered = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-        return self.encode(rendered)
+    @property
+    def uses_chat(self) -> bool:
+        return self._chat_template
+
+    def encode_prompt(self, content: str | Sequence[Message]) -> tuple[int, ...]:
+        if self._chat_template:
+            messages = [{"role": "user", "content": content}] if isinstance(content, str) else content
+            return self.encode(self.render_chat(messages))
+        if not isinstance(content, str):
+            raise ConfigError(["data.chat_template: must be true, as a prompt is a chat and not text"])
+        return self._opening(content) + self.encode(content)
+
+    def _opening(self, text: str) -> tuple[int, ...]:
+        """The beginning-of-sequence token, where the tokenizer puts one before text; chat templates bring their own."""
+        bos = self._tokenizer.bos_token_id
+        opened = self._tokenizer(text)["input_ids"]
+        return (bos,) if bos is not None and opened[:1] == [bos] else ()
 
     def encode(self, text: str) -> tuple[int, ...]:
         return tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))
+
+    def decode_raw(self, token_ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=False))
+
+    def render_chat(self, messages: Sequence[Message], tools: Sequence[Message] = ()) -> str:
+        if not self._chat_template:
+            raise ConfigError(["data.chat_template: must be true for an environment that speaks in chat messages"])
+        try:
+            return str(
+                self._tokenizer.apply_chat_template(
+                    [dict(message) for message in messages],
+                    tools=[dict(tool) for tool in tools] or None,
+                    add_generation_prompt=True,
+                    tokenize=False,
+                )
+            )
+        except Exception as error:  # templates are programs: they refuse roles with errors of their own
+            raise EnvironmentFailure(
+                f"the tokenizer's chat template cannot render this chat: {type(error).__name__}: {error}"
+            ) from error
 
 
 @dataclass
@@ -59,8 +101,12 @@ class SampleHandle:
     timeout_seconds: float
     turn: int = 0
 
-    def encode_prompt(self, text: str) -> tuple[int, ...]:
-        return self.tokenizer.encode_prompt(text)
+    @property
+    def uses_chat(self) -> bool:
+        return self.tokenizer.uses_chat
+
+    def encode_prompt(self, content: str | Sequence[Message]) -> tuple[int, ...]:
+        return self.tokenizer.encode_prompt(content)
 
     def encode(self, text: str) -> tuple[int, ...]:
         return self.tokenizer.encode(text)
@@ -68,11 +114,23 @@ class SampleHandle:
     def decode(self, token_ids: Sequence[int]) -> str:
         return self.tokenizer.decode(token_ids)
 
-    async def generate(self, context_ids: Sequence[int]) -> GenerationResult:
+    def decode_raw(self, token_ids: Sequence[int]) -> str:
+        return self.tokenizer.decode_raw(token_ids)
+
+    def render_chat(self, messages: Sequence[Message], tools: Sequence[Message] = ()) -> str:
+        return self.tokenizer.render_chat(messages, tools)
+
+    async def generate(
+        self,
+        context_ids: Sequence[int],
+        *,
+        stop_token_ids: AbstractSet[int] = frozenset(),
+        max_new_tokens: int | None = None,
+    ) -> GenerationResult:
         request = GenerationRequest(
             request_id=f"{self.sample}_t{self.turn}",
             prompt_ids=tuple(context_ids),
-            sampling=self.sampling,
+            sampling=self._sampling(stop_token_ids, max_new_tokens),
             seed=derive_seed(self.seed, self.turn),
             group_id=self.group_id,
         )
@@ -88,3 +146,13 @@ class SampleHandle:
                 f"request {request.request_id} took longer than {self.timeout_seconds} s "
                 "(rollout.generation_timeout_seconds)"
             ) from error
+
+    def _sampling(self, stop_token_ids: AbstractSet[int], max_new_tokens: int | None) -> SamplingParams:
+        if not stop_token_ids and max_new_tokens is None:
+            return self.sampling
+        longest = self.sampling.max_new_tokens
+        return replace(
+            self.sampling,
+            max_new_tokens=longest if max_new_tokens is None else min(max_new_tokens, longest),
+            stop_token_ids=self.sampling.stop_token_ids | stop_token_ids,
+        )

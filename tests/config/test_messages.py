@@ -96,7 +96,8 @@ def test_missing_settings_are_described() -> None:
     assert caught.value.problems == [
         "model.path: is required. Folder with a Hugging Face causal language model and its tokenizer, or a hub id (see "
         "`download`).",
-        "rollout.environment.kind: is required. `reasoning_gym:<task>` or `function`.",
+        "rollout.environment.kind: is required. `reasoning_gym:<task>`, `math`, `calculator`, `function`, "
+        "`verifiers:<environment>` or `custom`.",
     ]
 
 

@@ -69,6 +69,30 @@ async def test_a_timeout_inside_the_reward_is_its_own_failure_not_our_limit(pool
     assert pool.abandoned == 0
 
 
+async def test_async_rewards_are_awaited_and_limited_too(pool: RewardPool) -> None:
+    import asyncio
+
+    async def good() -> float:
+        await asyncio.sleep(0)
+        return 2.0
+
+    async def raising() -> float:
+        raise KeyError("answer")
+
+    async def hanging() -> float:
+        await asyncio.Event().wait()
+        return 0.0
+
+    assert await pool.score(good) == 2.0
+    with pytest.raises(EnvironmentFailure, match="KeyError") as caught:
+        await pool.score(raising)
+    assert isinstance(caught.value.__cause__, KeyError)
+    for _ in range(3):
+        with pytest.raises(EnvironmentTimeout, match="timeout_seconds"):
+            await pool.score(hanging)
+    assert await pool.score(good) == 2.0
+
+
 async def test_no_more_rewards_run_at_a_time_than_there_are_workers() -> None:
     import asyncio
 

@@ -1,13 +1,11 @@
-"""Datasets and the order of visits."""
+"""The order of visits."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import pytest
 
 from penstock.errors import SetupError
-from penstock.rollout.prompts import Prompt, PromptStream, derive_seed, read_jsonl_prompts
+from penstock.rollout.prompts import Prompt, PromptStream, derive_seed
 
 
 def prompts(count: int) -> list[Prompt]:
@@ -37,41 +35,3 @@ def test_an_empty_dataset_is_refused() -> None:
 def test_seeds_differ_by_every_part_and_never_change() -> None:
     assert derive_seed(0, 1, "p", 2) == 4971889210408506826
     assert len({derive_seed(0, e, p, i) for e in range(3) for p in "ab" for i in range(4)}) == 24
-
-
-def read(path: Path, text: str, **keys: str) -> list[Prompt]:
-    path.write_text(text, encoding="utf-8")
-    settings = {"prompt_key": "prompt", "answer_key": "answer"} | keys
-    return read_jsonl_prompts(str(path), limit=100, **settings)  # type: ignore[arg-type]
-
-
-def test_records_keep_answers_ids_and_everything_else(tmp_path: Path) -> None:
-    text = '{"q": "1+1", "answer": 2, "level": "easy"}\n\n{"q": "2+2", "id": "second"}\n'
-    first, second = read(tmp_path / "d.jsonl", text, prompt_key="q")
-    assert (first.prompt_id, first.text, first.answer, dict(first.facts)) == ("1", "1+1", 2, {"level": "easy"})
-    assert (second.prompt_id, second.answer) == ("second", None)
-
-
-@pytest.mark.parametrize(
-    ("text", "match"),
-    [
-        ("{broken", r"d.jsonl:1: not JSON"),
-        ('{"question": "1+1"}', "data.prompt_key"),
-        ('["a"]', "data.prompt_key"),
-        ('{"prompt": "a", "id": 1}\n{"prompt": "b", "id": 1}', "same id"),
-    ],
-)
-def test_wrong_records_say_where_and_what(tmp_path: Path, text: str, match: str) -> None:
-    with pytest.raises(SetupError, match=match):
-        read(tmp_path / "d.jsonl", text)
-
-
-def test_a_missing_file_is_named() -> None:
-    with pytest.raises(SetupError, match=r"nowhere\.jsonl"):
-        read_jsonl_prompts("nowhere.jsonl", prompt_key="prompt", answer_key="answer", limit=1)
-
-
-def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "d.jsonl").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(SetupError, match="UTF-8"):
-        read_jsonl_prompts(str(tmp_path / "d.jsonl"), prompt_key="prompt", answer_key="answer", limit=1)

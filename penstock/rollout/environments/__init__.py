@@ -1,4 +1,48 @@
 """Environments: where prompts come from and how responses get their reward.
 
 An environment drives a generation handle and returns a trajectory. It never sees engines, tensors or other samples.
+The names below are what environments of your own are written with (docs/environments.md). They are imported when they
+are first used, so that the processes that compute rewards start without all of it.
 """
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from penstock.rollout.environments.base import Environment, GenerationHandle, Segment, Split, Trajectory
+    from penstock.rollout.environments.custom import PromptData
+    from penstock.rollout.environments.multi_turn import Done, MultiTurnEnvironment, Observation, Turn
+    from penstock.rollout.environments.single_turn import SingleTurnEnvironment
+    from penstock.rollout.prompts import Prompt
+
+__all__ = [
+    "Done",
+    "Environment",
+    "GenerationHandle",
+    "MultiTurnEnvironment",
+    "Observation",
+    "Prompt",
+    "PromptData",
+    "Segment",
+    "SingleTurnEnvironment",
+    "Split",
+    "Trajectory",
+    "Turn",
+]
+
+_HERE = "penstock.rollout.environments"
+_HOMES = {
+    **dict.fromkeys(("Environment", "GenerationHandle", "Segment", "Split", "Trajectory"), f"{_HERE}.base"),
+    **dict.fromkeys(("Done", "MultiTurnEnvironment", "Observation", "Turn"), f"{_HERE}.multi_turn"),
+    "Prompt": "penstock.rollout.prompts",
+    "PromptData": f"{_HERE}.custom",
+    "SingleTurnEnvironment": f"{_HERE}.single_turn",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

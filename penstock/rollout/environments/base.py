@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
 from penstock.errors import EnvironmentFailure
 from penstock.rollout.engines.base import FinishReason, GenerationResult
-from penstock.rollout.prompts import Prompt
+from penstock.rollout.prompts import Message, Prompt
 
 
 class Split(Enum):
@@ -36,6 +37,8 @@ class Trajectory:
     segments: tuple[Segment, ...]
     reward: float
     response_text: str
+    out_of_room: bool = False
+    """It ended because the engine's context had no room for a further turn."""
 
     @property
     def length(self) -> int:
@@ -44,16 +47,21 @@ class Trajectory:
 
     @property
     def truncated(self) -> bool:
-        """The last thing the model wrote hit the token limit."""
+        """It ran out of tokens: in the last thing the model wrote, or before a further turn."""
         generations = [s.generation for s in self.segments if s.generation is not None]
-        return bool(generations) and generations[-1].finish_reason is FinishReason.LENGTH
+        cut_off = bool(generations) and generations[-1].finish_reason is FinishReason.LENGTH
+        return cut_off or self.out_of_room
 
 
 class GenerationHandle(Protocol):
     """How an environment talks to the model, for one sample."""
 
-    def encode_prompt(self, text: str) -> tuple[int, ...]:
-        """The prompt as token ids, in the chat template where the run uses one."""
+    @property
+    def uses_chat(self) -> bool:
+        """Whether the run uses the tokenizer's chat template (`data.chat_template`)."""
+
+    def encode_prompt(self, content: str | Sequence[Message]) -> tuple[int, ...]:
+        """The prompt as token ids, in the chat template where the run uses one; `content` is `Prompt.content`."""
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Plain text as token ids."""
@@ -61,8 +69,25 @@ class GenerationHandle(Protocol):
     def decode(self, token_ids: Sequence[int]) -> str:
         """Token ids as text, without special tokens."""
 
-    async def generate(self, context_ids: Sequence[int]) -> GenerationResult:
-        """Let the model go on from these tokens."""
+    def decode_raw(self, token_ids: Sequence[int]) -> str:
+        """Token ids as text, special tokens included."""
+
+    def render_chat(self, messages: Sequence[Message], tools: Sequence[Message] = ()) -> str:
+        """A chat as the text that the model continues; only where the run uses the chat template."""
+
+    async def generate(
+        self,
+        context_ids: Sequence[int],
+        *,
+        stop_token_ids: AbstractSet[int] = frozenset(),
+        max_new_tokens: int | None = None,
+    ) -> GenerationResult:
+        """Let the model go on from these tokens.
+
+        The response also ends at, and includes, one of `stop_token_ids`, and has at most `max_new_tokens` tokens, where
+        `rollout.sampling.max_new_tokens` is the default and the bound. Raises `PromptTooLong` where the context has no
+        room for a single token.
+        """
 
 
 class Environment(Protocol):

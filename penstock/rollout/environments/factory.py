@@ -2,37 +2,71 @@
 
 from __future__ import annotations
 
-from penstock.config.data import DataConfig
+from penstock.config.data import PROCEDURAL_TRAIN_SIZE, DataConfig
+from penstock.config.environment_args import CalculatorArgs, MathArgs
 from penstock.config.rollout import EnvironmentConfig
-from penstock.errors import SetupError
+from penstock.errors import ConfigError
+from penstock.rollout.datasets import read_prompts
 from penstock.rollout.environments.base import Environment
+from penstock.rollout.environments.calculator import CalculatorEnvironment
+from penstock.rollout.environments.custom import PromptData, make_custom
 from penstock.rollout.environments.function import FunctionEnvironment
+from penstock.rollout.environments.limits import LimitedEnvironment, TurnLimits
+from penstock.rollout.environments.math import MathEnvironment
+from penstock.rollout.environments.math_grading import load
+from penstock.rollout.environments.process_pool import ProcessRewardPool
 from penstock.rollout.environments.reasoning_gym import ReasoningGymEnvironment
 from penstock.rollout.environments.reward_pool import RewardPool
-from penstock.rollout.prompts import Prompt, read_jsonl_prompts
 
 
 def make_environment(config: EnvironmentConfig, data: DataConfig, *, seed: int) -> Environment:
-    """The environment that `rollout.environment` describes, with the prompts of `data`."""
+    """The environment that `rollout.environment` describes, with the prompts of `data`.
+
+    Rewards are computed in a bounded pool with a time limit; environments that take turns are bounded and timed as a
+    whole.
+    """
+    kind, _, name = config.kind.partition(":")
+    if kind == "function":
+        return _function(config, data)
+    if kind == "math":
+        processes = ProcessRewardPool(config.workers, config.timeout_seconds, load)
+        args = MathArgs.model_validate(config.args)
+        return MathEnvironment(args, processes, train=read_prompts(data, "train"), held_out=read_prompts(data, "eval"))
+    sizes = {"train_size": data.train_size or PROCEDURAL_TRAIN_SIZE, "eval_size": data.eval_size}
+    if kind == "reasoning_gym":
+        pool = RewardPool(config.workers, config.timeout_seconds)
+        return ReasoningGymEnvironment(name, config.args, pool, seed=seed, **sizes)
+    limits = TurnLimits(config.workers, config.timeout_seconds)
+    if kind == "verifiers":
+        return _verifiers(name, config, data, limits)
+    if kind == "calculator":
+        calculator = CalculatorEnvironment(CalculatorArgs.model_validate(config.args), seed=seed, **sizes)
+        return LimitedEnvironment(calculator, limits)
+    assert config.path is not None
+    given = PromptData(train=read_prompts(data, "train"), held_out=read_prompts(data, "eval"), **sizes)
     pool = RewardPool(config.workers, config.timeout_seconds)
-    if config.kind == "function":
-        assert config.function is not None
-        assert data.train_path is not None
-        train = _read(data, "train_path", data.train_size)
-        held_out = _read(data, "eval_path", data.eval_size) if data.eval_path else []
-        return FunctionEnvironment(config.function, config.args, pool, train=train, held_out=held_out)
-    task = config.kind.partition(":")[2]
-    return ReasoningGymEnvironment(
-        task, config.args, pool, train_size=data.train_size, eval_size=data.eval_size, seed=seed
+    return LimitedEnvironment(make_custom(config.path, config.args, given, pool, seed), limits, pool)
+
+
+def _function(config: EnvironmentConfig, data: DataConfig) -> Environment:
+    assert config.function is not None
+    return FunctionEnvironment(
+        config.function,
+        config.args,
+        RewardPool(config.workers, config.timeout_seconds),
+        train=read_prompts(data, "train"),
+        held_out=read_prompts(data, "eval"),
     )
 
 
-def _read(data: DataConfig, key: str, limit: int) -> list[Prompt]:
-    path = getattr(data, key)
+def _verifiers(name: str, config: EnvironmentConfig, data: DataConfig, limits: TurnLimits) -> Environment:
     try:
-        prompts = read_jsonl_prompts(path, prompt_key=data.prompt_key, answer_key=data.answer_key, limit=limit)
-    except SetupError as error:
-        raise SetupError(f"data.{key}: {error}") from error.__cause__
-    if not prompts:
-        raise SetupError(f"data.{key}: dataset file {path!r} is empty: there is no prompt in it")
-    return prompts
+        from penstock.rollout.environments.verifiers_adapter import VerifiersEnvironment
+    except ImportError as error:
+        raise ConfigError(
+            [
+                f"rollout.environment.kind: verifiers:{name} needs the verifiers package, which cannot be imported "
+                f"({error}): pip install 'penstock[environments]'"
+            ]
+        ) from error
+    return VerifiersEnvironment(name, config.args, limits, train_size=data.train_size, eval_size=data.eval_size)

@@ -1,14 +1,14 @@
-"""`function`: a reward function of the user's over a JSONL dataset."""
+"""`function`: a reward function of the user's over a dataset."""
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from penstock.errors import ConfigError
 from penstock.rollout.environments.base import Split
+from penstock.rollout.environments.imports import import_callable
 from penstock.rollout.environments.reward_pool import RewardPool
 from penstock.rollout.environments.single_turn import SingleTurnEnvironment
 from penstock.rollout.prompts import Prompt
@@ -28,7 +28,7 @@ class FunctionEnvironment(SingleTurnEnvironment):
     ) -> None:
         super().__init__(pool)
         self._path = path
-        self._function = import_callable(path)
+        self._function = import_callable(path, "rollout.environment.function", "function")
         self._args = dict(args)
         _check_signature(path, self._function, self._args)
         self._prompts = {Split.TRAIN: train, Split.EVAL: held_out}
@@ -42,22 +42,6 @@ class FunctionEnvironment(SingleTurnEnvironment):
 
     def score(self, prompt: Prompt, response: str) -> object:
         return self._function(prompt=prompt.text, response=response, answer=prompt.answer, **self._args)
-
-
-def import_callable(path: str) -> Callable[..., object]:
-    """The callable that `module:name` means."""
-    module_name, _, name = path.partition(":")
-    key = "rollout.environment.function"
-    try:
-        module = importlib.import_module(module_name)
-    except Exception as error:  # whatever a user's module raises while it is imported
-        raise ConfigError(
-            [f"{key}: module {module_name!r} cannot be imported: {type(error).__name__}: {error}"]
-        ) from error
-    function = getattr(module, name, None)
-    if not callable(function):
-        raise ConfigError([f"{key}: module {module_name!r} has no function {name!r}"])
-    return function  # type: ignore[no-any-return]
 
 
 def _check_signature(path: str, function: Callable[..., object], args: Mapping[str, Any]) -> None:

@@ -1,9 +1,10 @@
-"""A bounded pool of threads for reward functions, with a time limit on each call."""
+"""A bounded pool for reward functions, with a time limit on each call: plain ones in threads, async ones here."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import inspect
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from penstock.errors import EnvironmentFailure, EnvironmentTimeout
@@ -24,7 +25,10 @@ class RewardPool:
         self.abandoned = 0
 
     async def score(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """`function(*args, **kwargs)` in a thread; its exceptions become `EnvironmentFailure` with the cause kept."""
+        """`function(*args, **kwargs)` in a thread; its exceptions become `EnvironmentFailure` with the cause kept.
+
+        What it returns is awaited if it can be: the body of an async function runs in the event loop, as always.
+        """
         async with self._slots:
             worker = self._idle.pop() if self._idle else WorkerThread("penstock-reward")
             # `wait` tells our own limit from a TimeoutError that the function itself raises.
@@ -41,16 +45,34 @@ class RewardPool:
                     worker.retire()
                     self.abandoned += 1
             if call.cancelled():
-                raise EnvironmentTimeout(
-                    f"the reward took longer than {self._timeout} s (rollout.environment.timeout_seconds)"
-                )
+                raise self._too_long()
             error = call.exception()
             if error is not None:
-                raise EnvironmentFailure(f"the reward function raised {type(error).__name__}: {error}") from error
-            return call.result()
+                raise _raised(error) from error
+            result = call.result()
+            return await self._awaited(result) if inspect.isawaitable(result) else result
 
     async def close(self) -> None:
         """End the idle threads."""
         idle, self._idle = self._idle, []
         for worker in idle:
             await worker.close()
+
+    async def _awaited(self, result: Awaitable[Any]) -> Any:
+        limit = asyncio.timeout(self._timeout)
+        try:
+            async with limit:
+                return await result
+        except Exception as error:  # whatever a user's coroutine raises
+            if limit.expired() and isinstance(error, TimeoutError):
+                raise self._too_long() from error
+            raise _raised(error) from error
+
+    def _too_long(self) -> EnvironmentTimeout:
+        return EnvironmentTimeout(
+            f"the reward took longer than {self._timeout} s (rollout.environment.timeout_seconds)"
+        )
+
+
+def _raised(error: BaseException) -> EnvironmentFailure:
+    return EnvironmentFailure(f"the reward function raised {type(error).__name__}: {error}")

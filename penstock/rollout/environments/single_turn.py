@@ -31,7 +31,7 @@ class SingleTurnEnvironment(ABC):
 
     async def run(self, prompt: Prompt, handle: GenerationHandle) -> Trajectory:
         """Generate once, score once."""
-        prompt_ids = handle.encode_prompt(prompt.text)
+        prompt_ids = handle.encode_prompt(prompt.content)
         generation = await handle.generate(prompt_ids)
         response = handle.decode(generation.token_ids)
         reward = checked_reward(await self._pool.score(self.score, prompt, response), prompt)

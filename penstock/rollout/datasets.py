@@ -1,0 +1,226 @@
+"""Prompts from files: JSONL, Parquet and what the `datasets` package reads.
+
+Whatever the form, a record becomes a prompt in the same way, and what is wrong with one is said with its place in the
+data and the setting to change.
+"""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+import json
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal
+
+from penstock.config.data import DataConfig
+from penstock.errors import SetupError
+from penstock.rollout.prompts import Message, Prompt
+
+_INSTALL = "is not installed: pip install 'penstock[data]'"
+_DEFAULT_SPLITS = {"train": "train", "eval": "test"}
+_MESSAGE_KEYS = frozenset({"role", "content"})
+
+
+@dataclass(frozen=True)
+class Record:
+    """One row of a dataset, and how a person finds it."""
+
+    number: int
+    """Counted from 1."""
+    where: str
+    values: Any
+
+
+def read_prompts(data: DataConfig, part: Literal["train", "eval"]) -> list[Prompt]:
+    """The prompts at `data.train_path` or `data.eval_path`; none where there is no path."""
+    path = data.train_path if part == "train" else data.eval_path
+    if path is None:
+        return []
+    limit = data.train_size if part == "train" else data.eval_size
+    try:
+        # Closed, as the file behind it stays open where only its first rows are read.
+        with closing(_records(data, path, part)) as records:
+            prompts = [_prompt(record, data) for record in itertools.islice(records, limit)]
+        if not prompts:
+            raise SetupError(f"{path!r} is empty: there is no prompt in it")
+        _check_ids(prompts)
+    except SetupError as error:
+        raise SetupError(f"data.{part}_path: {error}") from error.__cause__
+    return prompts
+
+
+def _records(data: DataConfig, path: str, part: Literal["train", "eval"]) -> Generator[Record, None, None]:
+    form = data.format_of(path)
+    if form == "datasets":
+        split = data.train_split if part == "train" else data.eval_split
+        yield from _from_datasets(data, path, split, part)
+        return
+    file = Path(path)
+    if not file.is_file():
+        raise SetupError(f"{path!r} is a folder, not a file" if file.is_dir() else f"file {path!r} does not exist")
+    yield from _from_jsonl(file) if form == "jsonl" else _from_parquet(file)
+
+
+def _from_jsonl(file: Path) -> Iterator[Record]:
+    try:
+        with file.open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines, start=1):
+                if line.strip():
+                    yield Record(number, f"{file}:{number}", _parse(line, f"{file}:{number}"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise SetupError(f"{str(file)!r} cannot be read as UTF-8 text: {error}") from error
+
+
+def _parse(line: str, where: str) -> Any:
+    try:
+        return json.loads(line)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise SetupError(f"{where}: not JSON: {error}") from error
+
+
+def _from_parquet(file: Path) -> Iterator[Record]:
+    try:
+        from pyarrow import ArrowException, parquet
+    except ImportError as error:
+        raise SetupError(f"{str(file)!r} is read with pyarrow, which {_INSTALL}") from error
+    try:
+        with parquet.ParquetFile(file) as table:
+            rows = itertools.chain.from_iterable(batch.to_pylist() for batch in table.iter_batches())
+            yield from _numbered(rows, str(file))
+    except (OSError, ArrowException) as error:
+        raise SetupError(f"{str(file)!r} cannot be read as Parquet: {_first_line(error)}") from error
+
+
+def _from_datasets(data: DataConfig, path: str, split: str | None, part: Literal["train", "eval"]) -> Iterator[Record]:
+    if Path(path).is_file():
+        raise SetupError(f"the ending of file {path!r} does not say what it is; set data.format to jsonl or parquet")
+    try:
+        import datasets
+    except ImportError as error:
+        raise SetupError(f"{path!r} is read with the datasets package, which {_INSTALL}") from error
+    with _quiet(datasets, offline=not data.download):
+        if (Path(path) / "dataset_dict.json").is_file() or (Path(path) / "state.json").is_file():
+            rows = _load_saved(datasets, data, path, split, part)
+        else:
+            rows = _load_named(datasets, data, path, split or _DEFAULT_SPLITS[part], part)
+    yield from _numbered(rows, path)
+
+
+def _load_saved(datasets: Any, data: DataConfig, path: str, split: str | None, part: str) -> Iterable[Any]:
+    if data.subset is not None:
+        raise SetupError(f"{path!r} is a saved dataset, which has no subsets: remove data.subset")
+    try:
+        saved = datasets.load_from_disk(path)
+    except Exception as error:  # the package raises whatever its files make it stumble over
+        raise SetupError(f"{path!r} cannot be read as a saved dataset: {_first_line(error)}") from error
+    if not isinstance(saved, datasets.DatasetDict):
+        if split is not None:
+            raise SetupError(f"{path!r} is a saved dataset without splits: remove data.{part}_split")
+        return saved  # type: ignore[no-any-return]
+    wanted = split or _DEFAULT_SPLITS[part]
+    if wanted not in saved:
+        raise SetupError(f"{path!r} has no split {wanted!r}; set data.{part}_split to {_one_of(wanted, list(saved))}")
+    return saved[wanted]  # type: ignore[no-any-return]
+
+
+def _load_named(datasets: Any, data: DataConfig, path: str, split: str, part: str) -> Iterable[Any]:
+    try:
+        return datasets.load_dataset(path, data.subset, split=split)  # type: ignore[no-any-return]
+    except Exception as error:  # the package and the network below it raise what they like
+        reason = _first_line(error)
+        if Path(path).is_dir():
+            hint = f"it is a folder, but not one that datasets can load: {reason}"
+        elif data.download:
+            hint = reason
+        else:
+            hint = f"it is no local dataset ({reason}); set data.download=true to look for it on the hub"
+        if "split" in reason.lower():
+            hint += f" (data.{part}_split is {split!r})"
+        raise SetupError(f"{path!r} cannot be loaded: {hint}") from error
+
+
+@contextmanager
+def _quiet(datasets: Any, *, offline: bool) -> Iterator[None]:
+    """Without progress bars and, where asked, without network: the packages read these switches at each use."""
+    import huggingface_hub.constants as hub
+
+    bars = datasets.are_progress_bars_disabled()
+    before = hub.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE
+    datasets.disable_progress_bars()
+    if offline:
+        hub.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        hub.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE = before
+        if not bars:
+            datasets.enable_progress_bars()
+
+
+def _numbered(rows: Iterable[Any], source: str) -> Iterator[Record]:
+    return (Record(number, f"{source}, row {number}", values) for number, values in enumerate(rows, start=1))
+
+
+def _prompt(record: Record, data: DataConfig) -> Prompt:
+    values = record.values
+    if not isinstance(values, Mapping):
+        raise SetupError(
+            f"{record.where}: is {_kind(values)}, not an object with the prompt under a key (data.prompt_key)"
+        )
+    if data.prompt_key not in values:
+        raise SetupError(
+            f"{record.where}: has no column {data.prompt_key!r}; set data.prompt_key to "
+            f"{_one_of(data.prompt_key, list(values))}"
+        )
+    messages = _messages(values[data.prompt_key], record.where, data)
+    text = values[data.prompt_key] if messages is None else "\n".join(str(m["content"]) for m in messages)
+    own = (data.prompt_key, data.answer_key, "id")
+    facts = MappingProxyType({key: value for key, value in values.items() if key not in own})
+    name = values.get("id")
+    prompt_id = str(record.number if name is None else name)
+    return Prompt(prompt_id, text, values.get(data.answer_key), facts, messages)
+
+
+def _messages(value: Any, where: str, data: DataConfig) -> tuple[Message, ...] | None:
+    """The chat that a prompt is, None for text."""
+    if isinstance(value, str):
+        return None
+    if not isinstance(value, list) or not value or not all(isinstance(m, Mapping) for m in value):
+        raise SetupError(
+            f"{where}: {data.prompt_key!r} is {_kind(value)}; data.prompt_key must name text or a list of chat messages"
+        )
+    for message in value:
+        if not all(isinstance(message.get(key), str) for key in _MESSAGE_KEYS):
+            raise SetupError(f"{where}: a message of {data.prompt_key!r} has no text under role and content")
+    if not data.chat_template:
+        raise SetupError(f"{where}: {data.prompt_key!r} holds chat messages; set data.chat_template=true for them")
+    # Parquet gives every message all keys that any message has.
+    return tuple({key: item for key, item in message.items() if item is not None} for message in value)
+
+
+def _check_ids(prompts: list[Prompt]) -> None:
+    seen: set[str] = set()
+    for prompt in prompts:
+        if prompt.prompt_id in seen:
+            raise SetupError(f"two records have the same id {prompt.prompt_id!r}")
+        seen.add(prompt.prompt_id)
+
+
+def _one_of(name: str, names: list[str]) -> str:
+    close = difflib.get_close_matches(name, names, n=1)
+    listed = ", ".join(map(str, names)) or "nothing: there are no columns"
+    return f"{close[0]} (there are {listed})" if close else f"one of {listed}"
+
+
+def _kind(value: Any) -> str:
+    names = {dict: "an object", list: "a list", str: "text", type(None): "null", bool: "true or false"}
+    return names.get(type(value), f"a {type(value).__name__}")
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return lines[0].strip() if lines else type(error).__name__

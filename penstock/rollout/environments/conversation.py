@@ -1,0 +1,155 @@
+"""A conversation as the engine sees it: token ids that only ever grow at their end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from penstock.errors import EnvironmentFailure
+from penstock.rollout.engines.base import FinishReason, GenerationResult
+from penstock.rollout.environments.base import GenerationHandle, Segment
+from penstock.rollout.prompts import Message
+
+
+@dataclass(frozen=True)
+class _OwnTurn:
+    """One turn of the model: what it wrote, and what stands for it where the chat is rendered."""
+
+    generation: GenerationResult
+    message: Message
+    """The turn as the environment was told of it."""
+    stand_in: str
+
+
+class Conversation:
+    """Turns of the model and of the environment, one after the other.
+
+    The model's token ids are kept as it generated them; its text is never encoded again. What the environment says is
+    encoded on its own. With a chat template the words between two turns of the model are those that the template puts
+    there: the chat is rendered with a stand-in for each of the model's turns, the text must begin with everything that
+    was rendered before, and what is new at its end is encoded. A template that changes earlier turns is refused.
+
+    Invariant: `ids` at the time of a generation is a prefix of `ids` at any later time.
+
+    Worked example, with a template that writes `<u>text</s><a>`:
+
+        open([user "2*3?"])              ids: <u>2*3?</s><a>
+        add(generation "calc</s>")       ids: … calc</s>
+        reply([user "6"])                rendered: <u>2*3?</s><a>STAND-IN</s><u>6</s><a>
+                                         new text </s><u>6</s><a>; the model wrote </s> itself: <u>6</s><a> is added
+    """
+
+    def __init__(self, handle: GenerationHandle) -> None:
+        self._handle = handle
+        self.segments: list[Segment] = []
+        self.messages: list[Message] = []
+        self._turns: list[_OwnTurn] = []
+        self._between: list[str] = []
+        """Rendered text before each of the model's turns; it includes an end of turn that the model wrote itself."""
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """Everything so far, as the engine sees it."""
+        return tuple(token for segment in self.segments for token in segment.token_ids)
+
+    @property
+    def generations(self) -> int:
+        """How many turns the model has had."""
+        return len(self._turns)
+
+    def open(self, messages: Sequence[Message], tools: Sequence[Message] = ()) -> None:
+        """Begin, or begin again, with a chat that the model is to continue."""
+        self.segments = []
+        self.messages = list(messages)
+        text = self._handle.render_chat(self.messages, tools)
+        self._between = [text]
+        self._say(text)
+
+    def open_text(self, text: str) -> None:
+        """Begin with plain text, without a chat template."""
+        self._say(text)
+
+    def add(self, generation: GenerationResult, message: Message | None = None) -> None:
+        """The model's turn; `message` is how a chat's later requests will quote it."""
+        text = self._handle.decode(generation.token_ids)
+        quoted = message or {"role": "assistant", "content": text}
+        self._turns.append(_OwnTurn(generation, quoted, _stand_in(len(self._turns), text)))
+        self.messages.append(quoted)
+        self.segments.append(Segment(generation.token_ids, generation))
+
+    def reply(self, messages: Sequence[Message], tools: Sequence[Message] = ()) -> None:
+        """What the environment says after a turn of the model; the model is to continue."""
+        self.messages += messages
+        text = self._rendered_tail(self._handle.render_chat(self._with_stand_ins(), tools))
+        self._between.append(text)
+        last = self._turns[-1].generation
+        if last.token_ids and last.finish_reason is FinishReason.STOP:
+            # The template's end of turn is already there where the model wrote it.
+            text = text.removeprefix(self._handle.decode_raw(last.token_ids[-1:]))
+        self._say(text)
+
+    def reply_text(self, text: str) -> None:
+        """What the environment says, as plain text without a chat template."""
+        self._say(text)
+
+    def drop_reply(self) -> None:
+        """Forget what was said after the model's last turn, as no turn follows."""
+        while self.segments and self.segments[-1].generation is None and self._turns:
+            self.segments.pop()
+
+    def tail_of(self, messages: Sequence[Message]) -> list[Message]:
+        """The messages that are new; an error where the earlier ones are not those of this conversation."""
+        earlier = messages[: len(self.messages)]
+        if len(earlier) < len(self.messages) or not all(map(_same, earlier, self.messages)):
+            raise EnvironmentFailure(
+                "the environment rewrites earlier turns of its conversation (it compacts or branches it); only "
+                "conversations that grow at their end can be trained on, as other tokens than the model saw would be"
+            )
+        return list(messages[len(self.messages) :])
+
+    def _say(self, text: str) -> None:
+        self.segments.append(Segment(self._handle.encode(text)))
+
+    def _with_stand_ins(self) -> list[Message]:
+        stand_ins = iter(self._turns)
+        upcoming = next(stand_ins, None)
+        chat: list[Message] = []
+        for message in self.messages:
+            if upcoming is not None and message is upcoming.message:
+                chat.append({"role": "assistant", "content": upcoming.stand_in})
+                upcoming = next(stand_ins, None)
+            else:
+                chat.append(message)
+        return chat
+
+    def _rendered_tail(self, rendered: str) -> str:
+        """What follows the model's last turn; an error where the text before it has changed."""
+        position = 0
+        for between, turn in zip(self._between, self._turns, strict=True):
+            for part in (between, turn.stand_in):
+                if not rendered.startswith(part, position):
+                    raise EnvironmentFailure(
+                        "the tokenizer's chat template changes what it wrote of earlier turns when a further one "
+                        "follows (some drop reasoning), so tokens that the model saw would differ from those trained; "
+                        f"use a template that keeps them. Expected {_shown(part)}, got "
+                        f"{_shown(rendered[position : position + len(part)])}"
+                    )
+                position += len(part)
+        return rendered[position:]
+
+
+def _stand_in(number: int, text: str) -> str:
+    """Text in the shape of what the model wrote, so that a template treats it alike, but none that it would trim."""
+    turn = f"[[turn {number}]]"
+    if "</think>" not in text:
+        return turn
+    opening = "<think>\n" if "<think>" in text else ""
+    return f"{opening}[[thought {number}]]\n</think>\n\n{turn}"
+
+
+def _same(quoted: Message, own: Message) -> bool:
+    return quoted.get("role") == own.get("role") and (quoted.get("content") or "") == (own.get("content") or "")
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= 120 else f"…{text[-119:]}")

@@ -1,0 +1,81 @@
+"""`custom`: an environment class of the user's, made and checked at setup."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.errors import ConfigError
+from penstock.rollout.environments.base import Environment, Split
+from penstock.rollout.environments.imports import import_callable
+from penstock.rollout.environments.reward_pool import RewardPool
+from penstock.rollout.prompts import Prompt
+
+_KEY = "rollout.environment.path"
+_OFFERED = ("data", "seed", "pool")
+"""What a constructor gets if it has a parameter of that name."""
+
+
+@dataclass(frozen=True)
+class PromptData:
+    """What the configuration's `data` section gives an environment."""
+
+    train: Sequence[Prompt]
+    """Prompts of `data.train_path`; empty without one."""
+    held_out: Sequence[Prompt]
+    """Prompts of `data.eval_path`; empty without one."""
+    train_size: int
+    """How many training prompts to make, for an environment that makes its own."""
+    eval_size: int
+    """How many held-out prompts to make, for an environment that makes its own."""
+
+
+def make_custom(path: str, args: Mapping[str, Any], data: PromptData, pool: RewardPool, seed: int) -> Environment:
+    """Construct `module:Class` with `args` and with those of `data`, `seed` and `pool` that it asks for."""
+    made = import_callable(path, _KEY, "class")
+    offered = {"data": data, "seed": seed, "pool": pool}
+    try:
+        parameters = inspect.signature(made).parameters
+        wanted = {name: offered[name] for name in _OFFERED if name in parameters and name not in args}
+        inspect.signature(made).bind(**args, **wanted)
+    except (TypeError, ValueError) as error:
+        given = ", ".join(args) or "nothing"
+        raise ConfigError(
+            [f"{_KEY}: {path} cannot be constructed with rollout.environment.args ({given}): {error}"]
+        ) from error
+    if "data" not in wanted and (data.train or data.held_out):
+        raise ConfigError([f"data.train_path: has no effect, as {path} takes no parameter named data; remove it"])
+    try:
+        environment = made(**args, **wanted)
+    except ConfigError:
+        raise
+    except Exception as error:  # whatever a user's constructor raises
+        raise ConfigError([f"{_KEY}: {path} cannot be constructed: {type(error).__name__}: {error}"]) from error
+    _check(environment, path)
+    return environment  # type: ignore[no-any-return]
+
+
+def _check(environment: Any, path: str) -> None:
+    """Refuse what is not an `Environment`, with what it lacks."""
+    wrong = [f"has no method {name}" for name in ("prompts", "run", "close") if not callable(_get(environment, name))]
+    if not isinstance(_get(environment, "name"), str):
+        wrong.append("has no name that is text")
+    for name in ("run", "close"):
+        method = _get(environment, name)
+        if callable(method) and not inspect.iscoroutinefunction(method):
+            wrong.append(f"has a {name} that is not async")
+    if wrong:
+        raise ConfigError([f"{_KEY}: {path} is not an environment: it {'; it '.join(wrong)}"])
+    for split in Split:
+        prompts = environment.prompts(split)
+        if not isinstance(prompts, Sequence) or not all(isinstance(prompt, Prompt) for prompt in prompts):
+            raise ConfigError([f"{_KEY}: {path}.prompts({split}) must give a list of Prompt objects"])
+        ids = [prompt.prompt_id for prompt in prompts]
+        if len(set(ids)) != len(ids):
+            raise ConfigError([f"{_KEY}: {path}.prompts({split}) gives two prompts with the same prompt_id"])
+
+
+def _get(environment: Any, name: str) -> Any:
+    return getattr(environment, name, None)

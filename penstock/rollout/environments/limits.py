@@ -1,0 +1,200 @@
+"""Bounds on what environments do between two turns of the model: how many at a time, and for how long."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import asynccontextmanager
+from types import TracebackType
+
+from penstock.errors import EnvironmentFailure, EnvironmentTimeout, PenstockError
+from penstock.rollout.engines.base import GenerationResult
+from penstock.rollout.environments.base import Environment, GenerationHandle, Split, Trajectory, checked_reward
+from penstock.rollout.environments.reward_pool import RewardPool
+from penstock.rollout.prompts import Message, Prompt
+
+Play = Callable[[Prompt, GenerationHandle], Awaitable[Trajectory]]
+
+
+class TurnLimits:
+    """At most `workers` environments at work at a time, each for at most `timeout_seconds` between two generations.
+
+    While the model generates, the environment waits: its place is free for another, and its clock stands still.
+    """
+
+    def __init__(self, workers: int, timeout_seconds: float) -> None:
+        self.timeout_seconds = timeout_seconds
+        self.places = asyncio.Semaphore(workers)
+
+    async def play(self, play: Play, prompt: Prompt, handle: GenerationHandle, name: str) -> Trajectory:
+        """One sample, bounded and checked; whatever the environment raises is an `EnvironmentFailure`."""
+        work = _Work(self)
+        watched = _WatchedHandle(handle, work)
+        try:
+            async with work:
+                trajectory = await play(prompt, watched)
+        except PenstockError:
+            raise
+        except TimeoutError as error:
+            if not work.expired:
+                raise EnvironmentFailure(f"{name} raised TimeoutError: {error}") from error
+            raise EnvironmentTimeout(
+                f"{name} took longer than {self.timeout_seconds} s between two turns of the model "
+                "(rollout.environment.timeout_seconds)"
+            ) from error
+        except Exception as error:  # whatever an environment of the user's raises
+            raise EnvironmentFailure(f"{name} raised {type(error).__name__}: {error}") from error
+        watched.check(trajectory, prompt, name)
+        return trajectory
+
+
+class _Work:
+    """The environment's own time in one sample: a place and a running clock, given up while the model generates."""
+
+    def __init__(self, limits: TurnLimits) -> None:
+        self._limits = limits
+        self._clock = asyncio.timeout(None)
+        self._holds_place = False
+        self._generating = 0
+        self._over = False
+
+    @property
+    def expired(self) -> bool:
+        return self._clock.expired()
+
+    async def __aenter__(self) -> None:
+        await self._take_place()
+        try:
+            await self._clock.__aenter__()
+            self._start_clock()
+        except BaseException:
+            self._leave_place()
+            raise
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._over = True
+        self._leave_place()
+        await self._clock.__aexit__(kind, error, traceback)
+
+    @asynccontextmanager
+    async def model_turn(self) -> AsyncIterator[None]:
+        """The model is at work, not the environment; several may be, where an environment asks for several."""
+        self._generating += 1
+        self._clock.reschedule(None)
+        self._leave_place()
+        try:
+            yield
+        except asyncio.CancelledError:
+            self._generating -= 1
+            raise
+        except BaseException:
+            await self._go_on()
+            raise
+        await self._go_on()
+
+    async def _go_on(self) -> None:
+        self._generating -= 1
+        if not self._generating:
+            await self._take_place()
+            if self._over:  # a generation that nobody waited for
+                self._leave_place()
+            else:
+                self._start_clock()
+
+    def _start_clock(self) -> None:
+        self._clock.reschedule(asyncio.get_running_loop().time() + self._limits.timeout_seconds)
+
+    async def _take_place(self) -> None:
+        if not self._holds_place and not self._over:
+            await self._limits.places.acquire()
+            self._holds_place = True
+
+    def _leave_place(self) -> None:
+        if self._holds_place:
+            self._holds_place = False
+            self._limits.places.release()
+
+
+class _WatchedHandle:
+    """The sample's handle; it stops the environment's clock while the model generates and remembers what it saw."""
+
+    def __init__(self, handle: GenerationHandle, work: _Work) -> None:
+        self._handle = handle
+        self._work = work
+        self._seen: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {}
+        """By request: its context, and the tokens generated."""
+
+    @property
+    def uses_chat(self) -> bool:
+        return self._handle.uses_chat
+
+    def encode_prompt(self, content: str | Sequence[Message]) -> tuple[int, ...]:
+        return self._handle.encode_prompt(content)
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        return self._handle.encode(text)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return self._handle.decode(token_ids)
+
+    def decode_raw(self, token_ids: Sequence[int]) -> str:
+        return self._handle.decode_raw(token_ids)
+
+    def render_chat(self, messages: Sequence[Message], tools: Sequence[Message] = ()) -> str:
+        return self._handle.render_chat(messages, tools)
+
+    async def generate(
+        self,
+        context_ids: Sequence[int],
+        *,
+        stop_token_ids: AbstractSet[int] = frozenset(),
+        max_new_tokens: int | None = None,
+    ) -> GenerationResult:
+        context = tuple(context_ids)
+        async with self._work.model_turn():
+            result = await self._handle.generate(context, stop_token_ids=stop_token_ids, max_new_tokens=max_new_tokens)
+        self._seen[result.request_id] = (context, result.token_ids)
+        return result
+
+    def check(self, trajectory: object, prompt: Prompt, name: str) -> None:
+        """Refuse a result that is no trajectory, or whose tokens are not those that the model saw and wrote."""
+        if not isinstance(trajectory, Trajectory):
+            raise EnvironmentFailure(f"{name} returned {type(trajectory).__name__}, not a Trajectory")
+        checked_reward(trajectory.reward, prompt)
+        before: tuple[int, ...] = ()
+        for number, segment in enumerate(trajectory.segments):
+            if segment.generation is not None:
+                context, written = self._seen.get(segment.generation.request_id, (None, ()))
+                if context != before or written[: len(segment.token_ids)] != tuple(segment.token_ids):
+                    raise EnvironmentFailure(
+                        f"{name}: segment {number} of the trajectory was generated from, or has, other tokens than the "
+                        "trajectory says; segments must be what the engine saw, in order"
+                    )
+            before += tuple(segment.token_ids)
+
+
+class LimitedEnvironment:
+    """An environment whose `run` is bounded and checked; all else is its own. Ends `pool` with it."""
+
+    def __init__(self, environment: Environment, limits: TurnLimits, pool: RewardPool | None = None) -> None:
+        self.environment = environment
+        self._limits = limits
+        self._pool = pool
+
+    @property
+    def name(self) -> str:
+        return self.environment.name
+
+    def prompts(self, split: Split) -> Sequence[Prompt]:
+        return self.environment.prompts(split)
+
+    async def run(self, prompt: Prompt, handle: GenerationHandle) -> Trajectory:
+        return await self._limits.play(self.environment.run, prompt, handle, self.name)
+
+    async def close(self) -> None:
+        await self.environment.close()
+        if self._pool is not None:
+            await self._pool.close()

@@ -1,0 +1,125 @@
+"""Multi-turn environments: the model and the environment take turns until there is a reward."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from penstock.errors import PromptTooLong
+from penstock.rollout.engines.base import FinishReason
+from penstock.rollout.environments.base import GenerationHandle, Split, Trajectory, checked_reward
+from penstock.rollout.environments.conversation import Conversation
+from penstock.rollout.prompts import Prompt
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One turn of the model and, once it is given, the environment's reply."""
+
+    response: str
+    reply: str | None = None
+
+
+@dataclass(frozen=True)
+class Observation:
+    """The environment's reply: text that the model sees and is never trained on."""
+
+    text: str
+    role: str = "user"
+    """Who says it, where the run uses a chat template."""
+
+
+@dataclass(frozen=True)
+class Done:
+    """The end of the trajectory."""
+
+    reward: float
+
+
+class MultiTurnEnvironment(ABC):
+    """Subclasses give prompts and a `step`; this class keeps the tokens.
+
+    A turn of the model ends at the end-of-sequence token, at one of `turn_ends`, or after
+    `rollout.sampling.max_new_tokens` tokens. After each, `step` sees all turns so far and either replies or ends the
+    trajectory. It also ends, with the reward of `unfinished`, when the model has had `max_turns` turns, when a turn was
+    cut off by a token limit, or when the engine's context has no room for a further one; the last two count as
+    truncated.
+    """
+
+    max_turns: int = 8
+    turn_ends: tuple[str, ...] = ()
+    """Texts that end a turn, where the tokenizer has each as a single token; others are left to the model."""
+
+    @property
+    def name(self) -> str:
+        """For metrics and messages."""
+        return type(self).__name__
+
+    @abstractmethod
+    def prompts(self, split: Split) -> Sequence[Prompt]:
+        """The dataset."""
+
+    @abstractmethod
+    async def step(self, prompt: Prompt, turns: Sequence[Turn]) -> Observation | Done:
+        """What the environment does after the model's turn, which is the last of `turns`."""
+
+    def unfinished(self, prompt: Prompt, turns: Sequence[Turn]) -> float:
+        """The reward of a trajectory that ended before `step` ended it."""
+        return 0.0
+
+    async def run(self, prompt: Prompt, handle: GenerationHandle) -> Trajectory:
+        """Take turns with the model until the end."""
+        talk = Conversation(handle)
+        _open(talk, prompt, handle)
+        stops = self._stop_token_ids(handle)
+        turns: list[Turn] = []
+        while True:
+            try:
+                generation = await handle.generate(talk.ids, stop_token_ids=stops)
+            except PromptTooLong:
+                if not turns:
+                    raise
+                talk.drop_reply()
+                return self._trajectory(talk, prompt, turns, None, out_of_room=True)
+            talk.add(generation)
+            turns.append(Turn(handle.decode(generation.token_ids)))
+            outcome = await self.step(prompt, tuple(turns))
+            if isinstance(outcome, Done):
+                return self._trajectory(talk, prompt, turns, outcome.reward)
+            if not isinstance(outcome, Observation):
+                raise TypeError(f"step returned {type(outcome).__name__}, not an Observation or Done")
+            if generation.finish_reason is FinishReason.LENGTH or len(turns) >= self.max_turns:
+                return self._trajectory(talk, prompt, turns, None)
+            _reply(talk, outcome, handle)
+            turns[-1] = replace(turns[-1], reply=outcome.text)
+
+    async def close(self) -> None:  # noqa: B027 - most environments have nothing to end
+        """End threads and processes; a second call is a no-op."""
+
+    def _trajectory(
+        self, talk: Conversation, prompt: Prompt, turns: Sequence[Turn], reward: float | None, out_of_room: bool = False
+    ) -> Trajectory:
+        value = self.unfinished(prompt, tuple(turns)) if reward is None else reward
+        text = "".join(turn.response + (turn.reply or "") for turn in turns)
+        return Trajectory(tuple(talk.segments), checked_reward(value, prompt), text, out_of_room)
+
+    def _stop_token_ids(self, handle: GenerationHandle) -> frozenset[int]:
+        encoded = [(text, handle.encode(text)) for text in self.turn_ends]
+        return frozenset(ids[0] for text, ids in encoded if len(ids) == 1 and handle.decode_raw(ids) == text)
+
+
+def _open(talk: Conversation, prompt: Prompt, handle: GenerationHandle) -> None:
+    if not handle.uses_chat:
+        talk.open_text(prompt.text)
+    elif prompt.messages is None:
+        talk.open([{"role": "user", "content": prompt.text}])
+    else:
+        talk.open(prompt.messages)
+
+
+def _reply(talk: Conversation, outcome: Observation, handle: GenerationHandle) -> None:
+    if handle.uses_chat:
+        talk.reply([{"role": outcome.role, "content": outcome.text}])
+    else:
+        talk.reply_text(outcome.text)

@@ -1,0 +1,98 @@
+"""Settings of environments and data: needed ones, wrong ones, and ones that would have no effect."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from penstock.config.loading import dump_config, parse_config
+from penstock.config.yaml_dialect import parse_yaml
+from tests.config.settings import problems, settings
+
+
+def with_kind(kind: str, data: dict[str, Any] | None = None, **environment: Any) -> dict[str, Any]:
+    return {"rollout__environment": {"kind": kind, **environment}, "data": data or {}}
+
+
+FUNCTION = {"function": "m:f"}
+FILE = {"train_path": "d.jsonl"}
+HUB = {"train_path": "gsm8k", "eval_path": "gsm8k"}
+
+
+@pytest.mark.parametrize(
+    ("given", "lines"),
+    [
+        (with_kind("math"), ["data.train_path: is needed with rollout.environment.kind = math"]),
+        (with_kind("custom"), ["rollout.environment.path: is needed with kind = custom"]),
+        (with_kind("custom", path="m"), ["rollout.environment.path: 'm' is not module:Class"]),
+        (with_kind("function", FILE, function="m"), ["rollout.environment.function: 'm' is not module:callable"]),
+        (with_kind("verifiers:gsm8k"), ["data.chat_template: must be true"]),
+        (with_kind("verifiers:"), ["rollout.environment.kind: unknown 'verifiers:'"]),
+        (with_kind("calculater"), ["rollout.environment.kind: unknown 'calculater'; did you mean calculator?"]),
+        (with_kind("calculator:sum"), ["rollout.environment.kind: unknown 'calculator:sum'"]),
+        (with_kind("poetry"), ["rollout.environment.kind: unknown 'poetry'; choose one of math, calculator"]),
+    ],
+)
+def test_what_an_environment_needs_is_named(given: dict[str, Any], lines: list[str]) -> None:
+    found = problems(**given)
+    assert len(found) == len(lines)
+    assert all(line.startswith(start) for line, start in zip(found, lines, strict=True)), found
+
+
+@pytest.mark.parametrize(
+    ("given", "keys"),
+    [
+        (with_kind("calculator", function="m:f"), ["rollout.environment.function"]),
+        (with_kind("math", FILE, path="m:C"), ["rollout.environment.path"]),
+        (with_kind("reasoning_gym:chain_sum", path="m:C"), ["rollout.environment.path"]),
+        (with_kind("calculator", {"train_path": "d.jsonl"}), ["data.train_path"]),
+        (with_kind("calculator", {"train_split": "train"}), ["data.train_split"]),
+        (with_kind("verifiers:x", {"chat_template": True, "eval_path": "d.jsonl"}), ["data.eval_path"]),
+        (with_kind("function", FILE | {"subset": "main"}, **FUNCTION), ["data.subset"]),
+        (with_kind("function", FILE | {"download": True}, **FUNCTION), ["data.download"]),
+        (with_kind("function", FILE | {"train_split": "train"}, **FUNCTION), ["data.train_split"]),
+        (with_kind("function", {"train_path": "gsm8k", "eval_split": "test"}, **FUNCTION), ["data.eval_split"]),
+        (with_kind("function", FILE | {"eval_size": 5}, **FUNCTION), ["data.eval_size"]),
+        (with_kind("function", HUB | {"format": "parquet", "subset": "main"}, **FUNCTION), ["data.subset"]),
+        (with_kind("custom", {"prompt_key": "q", "format": "jsonl"}, path="m:C"), ["data.prompt_key", "data.format"]),
+    ],
+)
+def test_settings_without_effect_are_rejected(given: dict[str, Any], keys: list[str]) -> None:
+    assert [line.partition(":")[0] for line in problems(**given)] == keys
+
+
+@pytest.mark.parametrize(
+    ("kind", "args", "start"),
+    [
+        ("math", {"corect": 1.0}, "corect: unknown setting; did you mean correct?"),
+        ("math", {"correct": "high"}, "correct: expected a number, got 'high'"),
+        ("math", {"wrong": float("nan")}, "wrong: must be a finite number"),
+        ("calculator", {"max_terms": 1}, "min_terms: 2 is more than max_terms = 1"),
+        ("calculator", {"operators": ["+", "^"]}, "operators[1]: input should be '+'"),
+        ("calculator", {"operators": []}, "operators: "),
+        ("calculator", {"max_digits": 99}, "max_digits: must be at most 9, got 99"),
+        ("calculator", {"prompt": "What is it?"}, "prompt: must contain {expression}"),
+        ("calculator", {"max_turns": 0}, "max_turns: must be more than 0"),
+    ],
+)
+def test_args_of_built_in_environments_are_checked(kind: str, args: dict[str, Any], start: str) -> None:
+    [line] = problems(**with_kind(kind, FILE if kind == "math" else None, args=args))
+    assert line.startswith(f"rollout.environment.args.{start}"), line
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        with_kind("math", FILE | {"eval_path": "e.parquet", "eval_size": 9}, args={"wrong": -1}),
+        with_kind("math", HUB | {"subset": "main", "train_split": "train", "eval_split": "test", "download": True}),
+        with_kind("function", {"train_path": "d.jsonl", "eval_path": "gsm8k", "eval_split": "test"}, **FUNCTION),
+        with_kind("calculator", args={"max_turns": 2, "operators": ["*"]}, workers=2, timeout_seconds=1),
+        with_kind("verifiers:gsm8k", {"chat_template": True, "train_size": 5}, args={"agent": {"max_turns": 2}}),
+        with_kind("custom", path="m:C", args={"anything": 1}),
+        with_kind("custom", FILE | {"prompt_key": "q"}, path="m:C"),
+    ],
+)
+def test_settings_that_belong_together_are_accepted_and_survive_a_dump(given: dict[str, Any]) -> None:
+    config = parse_config(settings(**given))
+    assert parse_config(parse_yaml(dump_config(config))) == config

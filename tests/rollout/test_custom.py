@@ -1,0 +1,145 @@
+"""Environments of the user's own: how they are made, and what is wrong with those that are none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.config.data import DataConfig
+from penstock.config.rollout import EnvironmentConfig
+from penstock.errors import ConfigError, EnvironmentFailure, EnvironmentTimeout
+from penstock.rollout.environments import Done, MultiTurnEnvironment, Prompt, PromptData, SingleTurnEnvironment, Split
+from penstock.rollout.environments.factory import make_environment
+from penstock.rollout.environments.reward_pool import RewardPool
+from tests.rollout.talking import Talker
+
+
+class Own(SingleTurnEnvironment):
+    """Asks for everything there is."""
+
+    name = "own"
+
+    def __init__(self, pool: RewardPool, data: PromptData, seed: int, scale: float = 1.0) -> None:
+        super().__init__(pool)
+        self.data, self.seed, self.scale = data, seed, scale
+
+    def prompts(self, split: Split) -> Sequence[Prompt]:
+        return self.data.train if split is Split.TRAIN else self.data.held_out
+
+    def score(self, prompt: Prompt, response: str) -> float:
+        return self.scale * len(response)
+
+
+class Bare(MultiTurnEnvironment):
+    """Asks for nothing."""
+
+    def prompts(self, split: Split) -> Sequence[Prompt]:
+        return [Prompt("1", "a")] if split is Split.TRAIN else []
+
+    async def step(self, prompt: Prompt, turns: Any) -> Any:
+        return {"b": Done(float("nan")), "c": "more", "d": Done("high")}.get(turns[-1].response, Done(1.0))  # type: ignore[arg-type]
+
+
+class Broken(Bare):
+    """Cannot be made."""
+
+    def __init__(self) -> None:
+        raise OSError("no licence")
+
+
+class NoRun:
+    """Is not an environment."""
+
+    name = "none"
+
+    def prompts(self, split: Split) -> list[Prompt]:
+        return []
+
+    def close(self) -> None:
+        return
+
+
+class WrongPrompts(Bare):
+    """Gives text for prompts."""
+
+    def prompts(self, split: Split) -> Any:
+        return ["a"]
+
+
+class Twins(Bare):
+    """Gives the same id twice."""
+
+    def prompts(self, split: Split) -> list[Prompt]:
+        return [Prompt("1", "a"), Prompt("1", "b")]
+
+
+def make(name: str, data: DataConfig | None = None, **environment: Any) -> Any:
+    config = EnvironmentConfig(kind="custom", path=f"tests.rollout.test_custom:{name}", **environment)
+    return make_environment(config, data or DataConfig(), seed=5)
+
+
+async def test_a_class_gets_its_arguments_and_what_it_asks_for(tmp_path: Path) -> None:
+    (tmp_path / "d.jsonl").write_text('{"prompt": "a"}\n{"prompt": "b"}\n', encoding="utf-8")
+    made = make("Own", DataConfig(train_path=str(tmp_path / "d.jsonl"), eval_size=7), args={"scale": 2.0})
+    assert made.name == "own"
+    assert [prompt.text for prompt in made.prompts(Split.TRAIN)] == ["a", "b"]
+    own = made.environment
+    assert (own.seed, own.data.train_size, own.data.eval_size) == (5, 1024, 7)
+    trajectory = await made.run(made.prompts(Split.TRAIN)[0], Talker(lambda text: "four").handle())
+    assert trajectory.reward == 8.0
+    await made.close()
+    await made.close()
+
+
+async def test_what_it_returns_is_checked() -> None:
+    made = make("Bare")
+    prompt = made.prompts(Split.TRAIN)[0]
+    assert (await made.run(prompt, Talker(lambda text: "a").handle())).reward == 1.0
+    for said, match in (
+        ("b", "nan"),
+        ("c", "step returned str, not an Observation or Done"),
+        ("d", "'high', not a num"),
+    ):
+        with pytest.raises(EnvironmentFailure, match=match):
+            await made.run(prompt, Talker(lambda text, s=said: s).handle())
+
+
+class Slow(Bare):
+    """Waits for somebody who does not come."""
+
+    async def step(self, prompt: Prompt, turns: Any) -> Any:
+        import asyncio
+
+        await asyncio.Event().wait()
+
+
+async def test_its_async_code_has_a_time_limit() -> None:
+    made = make("Slow", timeout_seconds=0.05)
+    with pytest.raises(EnvironmentTimeout, match=r"Slow took longer than 0\.05 s"):
+        await made.run(made.prompts(Split.TRAIN)[0], Talker(lambda text: "a").handle())
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "match"),
+    [
+        ("Bar", {}, "has no class 'Bar'; did you mean Bare?"),
+        ("Bare", {"colour": "blue"}, r"cannot be constructed with rollout\.environment\.args \(colour\)"),
+        ("Broken", {}, "cannot be constructed: OSError: no licence"),
+        ("NoRun", {}, "not an environment: it has no method run; it has a close that is not async"),
+        ("WrongPrompts", {}, r"prompts\(Split\.TRAIN\) must give a list of Prompt"),
+        ("Twins", {}, "two prompts with the same prompt_id"),
+        ("MultiTurnEnvironment", {}, "abstract"),
+    ],
+)
+def test_what_is_no_environment_is_refused_with_the_reason(name: str, args: dict[str, Any], match: str) -> None:
+    with pytest.raises(ConfigError, match=rf"rollout\.environment\.path: .*{match}"):
+        make(name, args=args)
+
+
+def test_data_that_it_does_not_ask_for_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "d.jsonl").write_text('{"prompt": "a"}\n', encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"data\.train_path: has no effect.*no parameter named data"):
+        make("Bare", DataConfig(train_path=str(tmp_path / "d.jsonl")))

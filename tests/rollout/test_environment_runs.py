@@ -1,0 +1,75 @@
+"""Whole runs on environments that need more than a function: processes, servers, chats."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock
+from penstock.config.loading import parse_config
+from tests.rollout.talking import CHAT
+from tests.support.tiny_models import char_tokenizer, save_tiny_model
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> dict[str, Any]:
+    folder = save_tiny_model(tmp_path / "model")
+    tokenizer = char_tokenizer()
+    tokenizer.chat_template = CHAT
+    tokenizer.save_pretrained(folder)
+    return {
+        "run_dir": str(tmp_path / "run"),
+        "model": {"path": str(folder)},
+        "rollout": {
+            "group_size": 2,
+            "sampling": {"max_new_tokens": 6},
+            "engine": {"slots": 8, "max_context": 160},
+            "failure": {"backoff_seconds": 0},
+        },
+        "training": {"prompt_groups_per_step": 2, "max_steps": 2},
+        "runtime": {"device": "cpu", "engine_threads": 1, "trainer_threads": 1},
+        "observe": {"console": "off"},
+    }
+
+
+def own_processes(word: str) -> list[str]:
+    """Children of this process with that word in their command."""
+    listed = subprocess.run(["ps", "-eo", "ppid,args"], capture_output=True, text=True, check=True).stdout
+    return [line for line in listed.splitlines() if line.split()[0] == str(os.getpid()) and word in line]
+
+
+def test_math_over_chats_in_parquet(settings: dict[str, Any], tmp_path: Path) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    rows = [{"chat": [{"role": "user", "content": f"{n}+{n}?"}], "solution": str(2 * n)} for n in range(4)]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "d.parquet")
+    path = str(tmp_path / "d.parquet")
+    settings["data"] = {
+        "train_path": path,
+        "eval_path": path,
+        "prompt_key": "chat",
+        "answer_key": "solution",
+        "chat_template": True,
+    }
+    settings["rollout"]["environment"] = {"kind": "math", "workers": 1, "args": {"unparsed": -1}}
+    summary = penstock.train(parse_config(settings)).summary
+    assert summary["steps"] == 2
+    assert -1 <= summary["eval_reward"] <= 1
+    assert own_processes("reward_worker") == []
+
+
+def test_a_verifiers_environment(settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent / "tasksets"))
+    settings["data"] = {"chat_template": True, "eval_size": 1}
+    settings["rollout"]["environment"] = {"kind": "verifiers:penstock-guess", "args": {"player": {"max_turns": 2}}}
+    settings["data"]["epochs"] = 2
+    result = penstock.train(parse_config(settings))
+    assert result.summary["steps"] == 2
+    lines = [json.loads(line) for line in (result.run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert all(0 <= line["train/reward_mean"] <= 1 for line in lines if "train/reward_mean" in line)

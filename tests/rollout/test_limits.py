@@ -1,0 +1,167 @@
+"""Bounds on what environments do between turns, and the check of what they return."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from penstock.errors import EngineError, EnvironmentFailure, EnvironmentTimeout
+from penstock.rollout.engines.scripted import ScriptedEngine, ScriptedResponse
+from penstock.rollout.environments import GenerationHandle, Prompt, Segment, Trajectory
+from penstock.rollout.environments.limits import TurnLimits
+from tests.rollout.talking import Talker
+
+PROMPT = Prompt("7", "go")
+Run = Callable[[Prompt, GenerationHandle], Awaitable[Trajectory]]
+
+
+async def play(run: Run, *, seconds: float = 5, workers: int = 1, limits: TurnLimits | None = None) -> Trajectory:
+    talker = Talker(lambda text: "a")
+    return await (limits or TurnLimits(workers, seconds)).play(run, PROMPT, talker.handle(), "mine")
+
+
+async def one_turn(prompt: Prompt, handle: GenerationHandle) -> Trajectory:
+    ids = handle.encode_prompt(prompt.content)
+    generation = await handle.generate(ids)
+    return Trajectory((Segment(ids), Segment(generation.token_ids, generation)), 1.0, "")
+
+
+async def test_what_an_environment_raises_is_its_failure_with_the_cause() -> None:
+    async def raising(prompt: Prompt, handle: GenerationHandle) -> Trajectory:
+        raise KeyError("answer")
+
+    with pytest.raises(EnvironmentFailure, match="mine raised KeyError") as caught:
+        await play(raising)
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+async def test_what_the_engine_raises_stays_the_engines() -> None:
+    def script(request: Any) -> ScriptedResponse:
+        raise EngineError("gone")
+
+    talker = Talker(lambda text: "a")
+    talker.engine = ScriptedEngine(script)
+    with pytest.raises(EngineError, match="gone"):
+        await TurnLimits(1, 5).play(one_turn, PROMPT, talker.handle(), "mine")
+
+
+async def test_async_code_that_hangs_is_given_up() -> None:
+    async def hanging(prompt: Prompt, handle: GenerationHandle) -> Trajectory:
+        await handle.generate((5,))
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    limits = TurnLimits(1, 0.05)
+    for _ in range(2):
+        with pytest.raises(EnvironmentTimeout, match=r"mine took longer than 0\.05 s .*timeout_seconds"):
+            await play(hanging, limits=limits)
+    assert (await play(one_turn, limits=limits)).reward == 1.0
+
+
+async def test_a_timeout_of_its_own_is_not_taken_for_the_limit() -> None:
+    async def impatient(prompt: Prompt, handle: GenerationHandle) -> Trajectory:
+        raise TimeoutError("the judge does not answer")
+
+    with pytest.raises(EnvironmentFailure, match="the judge does not answer") as caught:
+        await play(impatient)
+    assert not isinstance(caught.value, EnvironmentTimeout)
+
+
+async def test_the_time_of_generation_is_not_the_environments() -> None:
+    talker = Talker(lambda text: "a")
+    talker.engine = ScriptedEngine(lambda request: ScriptedResponse(0.15, (5, 1)))
+    trajectory = await TurnLimits(1, 0.05).play(one_turn, PROMPT, talker.handle(), "mine")
+    assert trajectory.length == 2
+
+
+async def test_no_more_environments_work_at_a_time_than_there_are_workers_but_more_may_generate() -> None:
+    working, most_working, most_generating = 0, 0, 0
+    talker = Talker(lambda text: "a")
+    all_there = asyncio.Event()
+    waiting = 0
+
+    async def run(prompt: Prompt, handle: GenerationHandle) -> Trajectory:
+        nonlocal working, most_working, most_generating, waiting
+
+        async def work() -> None:
+            nonlocal working, most_working
+            working += 1
+            most_working = max(most_working, working)
+            await asyncio.sleep(0)
+            working -= 1
+
+        await work()
+        waiting += 1
+        if waiting == 6:
+            all_there.set()
+        trajectory = await one_turn(prompt, handle)
+        await work()
+        return trajectory
+
+    generate = talker.engine.generate
+
+    async def together(request: Any) -> Any:
+        nonlocal most_generating
+        await all_there.wait()
+        result = await generate(request)
+        most_generating = max(most_generating, waiting)
+        return result
+
+    talker.engine.generate = together  # type: ignore[method-assign]
+    limits = TurnLimits(2, 5)
+    handles = [talker.handle(f"grp_g{i}") for i in range(6)]
+    await asyncio.gather(*(limits.play(run, PROMPT, handle, "mine") for handle in handles))
+    assert (most_working, most_generating) == (2, 6)
+    assert limits.places._value == 2
+
+
+async def test_cancelling_a_sample_frees_its_place() -> None:
+    limits = TurnLimits(1, 5)
+    started = asyncio.Event()
+
+    async def hanging(prompt: Prompt, handle: GenerationHandle) -> Trajectory:
+        started.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    task = asyncio.create_task(play(hanging, limits=limits))
+    await started.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert (await play(one_turn, limits=limits)).reward == 1.0
+
+
+async def test_only_trajectories_of_what_the_engine_saw_are_accepted() -> None:
+    async def no_trajectory(prompt: Prompt, handle: GenerationHandle) -> Any:
+        return 1.0
+
+    async def bad_reward(prompt: Prompt, handle: GenerationHandle) -> Trajectory:
+        return replace(await one_turn(prompt, handle), reward=float("nan"))
+
+    async def other_context(prompt: Prompt, handle: GenerationHandle) -> Trajectory:
+        played = await one_turn(prompt, handle)
+        return replace(played, segments=(Segment((9, 9)), played.segments[1]))
+
+    async def other_tokens(prompt: Prompt, handle: GenerationHandle) -> Trajectory:
+        played = await one_turn(prompt, handle)
+        return replace(played, segments=(played.segments[0], replace(played.segments[1], token_ids=(9, 1))))
+
+    async def foreign(prompt: Prompt, handle: GenerationHandle) -> Trajectory:
+        played = await one_turn(prompt, handle)
+        generation = replace(played.segments[1].generation, request_id="other")  # type: ignore[type-var]
+        return replace(played, segments=(played.segments[0], Segment(played.segments[1].token_ids, generation)))
+
+    for run, match in (
+        (no_trajectory, "returned float, not a Trajectory"),
+        (bad_reward, "nan"),
+        (other_context, "segment 1 .*other tokens"),
+        (other_tokens, "segment 1 .*other tokens"),
+        (foreign, "segment 1 .*other tokens"),
+    ):
+        with pytest.raises(EnvironmentFailure, match=match):
+            await play(run)
