@@ -29,9 +29,12 @@ LAYERS = (
     "errors",
 )
 """From top to bottom."""
-FOREIGN = ("ray", "transfer_queue", "vllm", "megatron", "mooncake")
-ADAPTERS: dict[str, tuple[str, ...]] = {}
-"""Which files, relative to the package, may import a foreign system; none is used today."""
+LOGGERS = ("tensorboard", "wandb", "mlflow", "prometheus_client")
+FOREIGN = ("ray", "transfer_queue", "vllm", "megatron", "mooncake", *LOGGERS)
+ADAPTERS: dict[str, tuple[str, ...]] = {
+    name: (f"observe/loggers/{name.removesuffix('_client')}.py",) for name in LOGGERS
+}
+"""Which files, relative to the package, may import a foreign system."""
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from penstock.cli.config import config_app
 from penstock.cli.doctor import doctor
 from penstock.cli.errors import INTERRUPTED
 from penstock.cli.evaluate import evaluate
+from penstock.cli.report import report
 from penstock.cli.train import train
 from penstock.runtime.cpu import let_idle_threads_sleep
 
@@ -50,6 +51,7 @@ def _root(
 
 app.command("train")(train)
 app.command("eval")(evaluate)
+app.command("report")(report)
 app.add_typer(config_app, name="config")
 app.command("doctor")(doctor)
 

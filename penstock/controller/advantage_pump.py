@@ -17,6 +17,7 @@ from penstock.data_plane import fields
 from penstock.data_plane.client import DataPlaneClient, SampleBatch
 from penstock.data_plane.columns import Column
 from penstock.data_plane.meta import KVBatchMeta
+from penstock.observe.timeline import Timeline
 from penstock.training.targets import kl_in_reward, needs_kl_sums
 
 _SMALL_COLUMNS = (fields.REWARD, fields.RESPONSE_LENGTH, fields.TRUNCATED, fields.SAMPLE_MASK)
@@ -61,10 +62,17 @@ class AdvantagePump:
     `longest_response` is the number of tokens at which a response is as long as it may be.
     """
 
-    def __init__(self, data_plane: DataPlaneClient, algorithm: AlgorithmConfig, longest_response: int) -> None:
+    def __init__(
+        self,
+        data_plane: DataPlaneClient,
+        algorithm: AlgorithmConfig,
+        longest_response: int,
+        timeline: Timeline | None = None,
+    ) -> None:
         self._data_plane = data_plane
         self._algorithm = algorithm
         self._longest = longest_response
+        self._lane = (timeline or Timeline.off()).lane("controller", "advantage pump")
         self._inbox: asyncio.Queue[tuple[KVBatchMeta, asyncio.Future[ScoredChunk]]] = asyncio.Queue()
 
     def submit(self, meta: KVBatchMeta) -> asyncio.Future[ScoredChunk]:
@@ -76,7 +84,9 @@ class AdvantagePump:
     async def run(self) -> None:
         """Score chunks until cancelled; an error goes to whoever submitted the chunk."""
         while True:
+            self._lane.switch("waiting for a chunk")
             meta, scored = await self._inbox.get()
+            self._lane.switch("scoring a chunk", groups=len(meta.group_ids))
             try:
                 result = await self._score(meta)
             except Exception as error:  # noqa: BLE001 - handed to the submitter
@@ -92,10 +102,12 @@ class AdvantagePump:
         batch = await self._data_plane.get_samples_async(meta, wanted)
         rewards_S, lengths_S, truncated_S, mask_S = (batch.tensor(name) for name in _SMALL_COLUMNS)
         shaped_S = shaped_rewards(algorithm, rewards_S, lengths_S, self._longest)
-        advantages_S, kl_weight = estimate_advantages(algorithm, self._scores(batch, shaped_S, lengths_S, meta))
-        written: dict[str, Column] = {fields.ADVANTAGE: advantages_S.to(torch.float32)}
         if algorithm.reward.overlong == "mask":
             mask_S = mask_S * ~truncated_S
+        scores = self._scores(batch, shaped_S, lengths_S * (mask_S > 0), meta)
+        advantages_S, kl_weight = estimate_advantages(algorithm, scores)
+        written: dict[str, Column] = {fields.ADVANTAGE: advantages_S.to(torch.float32)}
+        if algorithm.reward.overlong == "mask":
             written[fields.SAMPLE_MASK] = mask_S
         if kl_in_reward(algorithm):
             written[fields.KL_WEIGHT] = torch.full_like(advantages_S, kl_weight, dtype=torch.float64)

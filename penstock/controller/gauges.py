@@ -2,31 +2,36 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 from penstock.buffer.replay_buffer import ReplayBuffer
 from penstock.observe.timeline import Lane, Timeline
 from penstock.rollout.engines.base import EngineStats, GenerationEngine
 
-LEAST_SECONDS = 0.005
-"""Readings closer together than this are skipped."""
+LEAST_SECONDS = 0.01
+"""Between two readings; what happens meanwhile is read together at the end of this time."""
 _BUSY_SHARE = 0.5
 """An engine counts as busy between two readings in which it worked at least this share of the time."""
 
 
 class Gauges:
-    """Read whenever something happened; costs next to nothing where the last reading is fresh."""
+    """Read whenever something happened, but not more often than is worth it; the last of a burst is always read."""
 
     def __init__(self, timeline: Timeline, buffer: ReplayBuffer, engines: Sequence[GenerationEngine]) -> None:
         self._timeline = timeline
         self._buffer = buffer
         self._engines = [_EngineGauge(engine, timeline) for engine in engines]
         self._last = -LEAST_SECONDS
+        self._later: asyncio.TimerHandle | None = None
 
     def read(self) -> None:
-        """Write what has changed."""
-        if self._timeline.now() - self._last >= LEAST_SECONDS:
-            self._read(step_ended=False)
+        """Something happened: write what has changed, now or soon."""
+        wait = self._last + LEAST_SECONDS - self._timeline.now()
+        if wait <= 0:
+            self._read()
+        elif self._later is None:
+            self._later = asyncio.get_running_loop().call_later(wait, self._read)
 
     def step_ended(self) -> None:
         """Write what has changed, and all that was busy in the step."""
@@ -37,9 +42,12 @@ class Gauges:
         now = self._timeline.now()
         for engine in self._engines:
             engine.pauses.record("paused for new weights", now - seconds, now, version=version)
-        self._read(step_ended=False)
+        self._read()
 
-    def _read(self, *, step_ended: bool) -> None:
+    def _read(self, *, step_ended: bool = False) -> None:
+        if self._later is not None:
+            self._later.cancel()
+            self._later = None
         self._last = self._timeline.now()
         buffer, clock = self._buffer, self._buffer.clock
         self._timeline.count("controller", "buffer", generating=buffer.reserved, ready=buffer.ready)

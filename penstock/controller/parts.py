@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from penstock.buffer.replay_buffer import ReplayBuffer
 from penstock.data_plane.client import DataPlaneClient
 from penstock.observe.events import EventLog
+from penstock.observe.samples import SampleLog
+from penstock.observe.timeline import Timeline
 from penstock.rollout.engines.base import GenerationEngine
 from penstock.rollout.manager import RolloutManager
 from penstock.rollout.prompts import PromptStream
@@ -25,3 +27,5 @@ class Parts:
     buffer: ReplayBuffer
     data_plane: DataPlaneClient
     events: EventLog
+    timeline: Timeline = field(default_factory=Timeline.off)
+    samples: SampleLog = field(default_factory=SampleLog)

@@ -12,8 +12,10 @@ from penstock.config.rollout import RolloutConfig
 from penstock.controller.drops import DropBook
 from penstock.controller.failure import Attempts, classify, describe, retry_delay
 from penstock.controller.parts import Parts
+from penstock.controller.recording import Recording
 from penstock.controller.work_queue import WorkQueue
 from penstock.errors import FailureKind
+from penstock.observe.group_lives import GroupEnd
 from penstock.rollout.prompts import PromptVisit
 
 
@@ -24,11 +26,15 @@ class RolloutPump:
     its siblings; only a spent drop budget, or a bug, ends the pump.
     """
 
-    def __init__(self, parts: Parts, work: WorkQueue, drops: DropBook, config: RolloutConfig) -> None:
+    def __init__(
+        self, parts: Parts, work: WorkQueue, drops: DropBook, config: RolloutConfig, recording: Recording
+    ) -> None:
         self._manager = parts.manager
         self._buffer = parts.buffer
         self._data_plane = parts.data_plane
         self._events = parts.events
+        self._recording = recording
+        self._lane = recording.lane("rollout pump")
         self._work = work
         self._drops = drops
         self._failure = config.failure
@@ -51,23 +57,29 @@ class RolloutPump:
         """Dispatch until cancelled."""
         async with asyncio.TaskGroup() as groups:
             while True:
-                self.waiting_for = "a prompt (the data may be exhausted)"
+                self._wait_for("a prompt (the data may be exhausted)")
                 visit = await self._work.next()
                 admission = await self._clearance()
+                self._lane.switch(None)
                 group_id = self._new_group_id()
                 slot = self._buffer.reserve(group_id, admission.start_version, admission.target_step)
                 self._visits[group_id] = visit
+                self._recording.dispatched(visit, slot)
                 self._idle.clear()
                 groups.create_task(self._see_through(visit, slot))
+
+    def _wait_for(self, what: str) -> None:
+        self.waiting_for = what
+        self._lane.switch(f"waiting for {what}")
 
     async def _clearance(self) -> Admission:
         """An in-flight permit is taken and the stamp is current when this returns."""
         while True:
-            self.waiting_for = "a buffer permit and the sampler's admission"
+            self._wait_for("a buffer permit and the sampler's admission")
             await self._buffer.wait_admission()
-            self.waiting_for = "an in-flight permit"
+            self._wait_for("an in-flight permit")
             await self._permits.acquire()
-            self.waiting_for = "the gate"
+            self._wait_for("the gate")
             try:
                 await self._gate.wait()
             except asyncio.CancelledError:
@@ -99,7 +111,7 @@ class RolloutPump:
         finally:
             self._permits.release()
             if self._buffer.is_reserved(slot.group_id):
-                self._end(slot.group_id, return_quota=True)
+                self._end(slot.group_id, GroupEnd.RUN_ENDED, return_quota=True)
             if self._buffer.reserved == 0:
                 self._idle.set()
 
@@ -119,7 +131,7 @@ class RolloutPump:
             stale = slot.group_id in self._stale
             self._stale.discard(slot.group_id)
         if stale and task.cancelled():
-            self._end(slot.group_id, return_quota=True)
+            self._end(slot.group_id, GroupEnd.ABORTED, return_quota=True)
             self.redispatch(visit, "aborted")
             return None
         if task.cancelled():
@@ -137,6 +149,7 @@ class RolloutPump:
             await self._data_plane.clear_samples_async(pushed.meta.sample_ids, pushed.meta.partition_id)
             raise
         self.committed += 1
+        self._recording.committed(slot.group_id, pushed)
 
     def _note_retry(
         self, visit: PromptVisit, slot: Slot, kind: FailureKind, attempts: Attempts, failure: Exception
@@ -149,30 +162,38 @@ class RolloutPump:
             attempt=attempts.infra + attempts.data,
             cause=describe(failure),
         )
+        self._recording.ended(slot.group_id, GroupEnd.RETRIED, cause=describe(failure))
 
     def _retry(self, visit: PromptVisit, slot: Slot) -> Slot:
         fresh = self._buffer.retry(slot.group_id, self._new_group_id(), self._buffer.clock.served_version)
         del self._visits[slot.group_id]
         self._visits[fresh.group_id] = visit
+        self._recording.dispatched(visit, fresh)
         return fresh
 
     def _drop(self, visit: PromptVisit, slot: Slot, reason: str) -> None:
         replaced = self._drops.returns_quota
-        self._end(slot.group_id, return_quota=replaced)
+        self._end(slot.group_id, GroupEnd.DROPPED, return_quota=replaced, cause=reason)
         self._drops.drop(visit, reason)
         if not replaced:
             self._drops.shrink(slot.target_step if self._buffer.stamps_bind else None)
 
-    def _end(self, group_id: str, *, return_quota: bool) -> None:
+    def _end(self, group_id: str, how: GroupEnd, *, return_quota: bool, **facts: str) -> None:
         self._buffer.release(group_id, return_quota=return_quota)
         self._visits.pop(group_id, None)
+        self._recording.ended(group_id, how, **facts)
 
     def _new_group_id(self) -> str:
         return f"group{next(self._ids):08d}"
 
-    def forget(self, group_id: str) -> PromptVisit:
+    def forget(self, group_id: str, how: GroupEnd) -> PromptVisit:
         """A committed group has reached its end (trained, filtered or evicted); gives its visit."""
+        self._recording.ended(group_id, how)
         return self._visits.pop(group_id)
+
+    def visit(self, group_id: str) -> PromptVisit:
+        """The visit of a group that has not reached its end."""
+        return self._visits[group_id]
 
     def redispatch(self, visit: PromptVisit, why: str) -> None:
         """Send a prompt whose group ended untrained round again, a bounded number of times.

@@ -58,6 +58,11 @@ class StepStats:
         self._sampled_rewards.append(chunk.rewards_S)
         self._filtered += filtered
 
+    @property
+    def chunks(self) -> Sequence[ScoredChunk]:
+        """The chunks handed to the trainer, in order."""
+        return self._chunks
+
     def add_evicted(self, slots: Iterable[Slot]) -> None:
         """Groups were evicted as stale."""
         for slot in slots:

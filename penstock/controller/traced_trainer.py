@@ -45,8 +45,9 @@ class TracedTrainer(Trainer):
         )
         return result
 
-    async def finish_train_step(self, step_id: int) -> StepResult:
-        return await self._worked("finish_train_step", self._trainer.finish_train_step(step_id), step=step_id)
+    async def finish_train_step(self, step_id: int, *, last: bool = True) -> StepResult:
+        work = self._trainer.finish_train_step(step_id, last=last)
+        return await self._worked("finish_train_step", work, step=step_id)
 
     async def abort_train_step(self, step_id: int) -> None:
         await self._worked("abort_train_step", self._trainer.abort_train_step(step_id), step=step_id)
@@ -54,6 +55,9 @@ class TracedTrainer(Trainer):
     async def compute_logprobs(self, meta: KVBatchMeta, field_name: str) -> None:
         work = self._trainer.compute_logprobs(meta, field_name)
         await self._worked("compute_logprobs", work, field=field_name, samples=len(meta), tokens=meta.total_tokens)
+
+    async def prepare(self, meta: KVBatchMeta) -> KVBatchMeta:
+        return await self._worked("prepare", self._trainer.prepare(meta), samples=len(meta), tokens=meta.total_tokens)
 
     async def publish_weights(self) -> WeightSource:
         return await self._trainer.publish_weights()

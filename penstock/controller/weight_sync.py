@@ -6,6 +6,7 @@ import asyncio
 from typing import Literal
 
 from penstock.controller.parts import Parts
+from penstock.controller.recording import Recording
 from penstock.controller.rollout_pump import RolloutPump
 from penstock.weights.synchronizer import SyncReport, WeightSynchronizer
 
@@ -19,10 +20,12 @@ class WeightSync:
     running groups end first. `abort_stale`: groups that the sampler would never select are aborted before the copy.
     """
 
-    def __init__(self, parts: Parts, pump: RolloutPump, mode: UpdateMode) -> None:
+    def __init__(self, parts: Parts, pump: RolloutPump, mode: UpdateMode, recording: Recording) -> None:
         self._trainer = parts.trainer
         self._buffer = parts.buffer
         self._events = parts.events
+        self._recording = recording
+        self._lane = recording.lane("weight sync")
         self._synchronizer = WeightSynchronizer(parts.engines)
         self._pump = pump
         self._mode = mode
@@ -53,6 +56,7 @@ class WeightSync:
             await self._copy()
 
     async def _drained(self) -> bool:
+        self._lane.switch("waiting for running groups to end")
         drained = asyncio.create_task(self._pump.drain())
         ending = asyncio.create_task(self._run_is_ending.wait())
         try:
@@ -60,10 +64,13 @@ class WeightSync:
         finally:
             drained.cancel()
             ending.cancel()
+            self._lane.switch(None)
         return drained.done() and not drained.cancelled()
 
     async def _copy(self) -> SyncReport:
-        report = await self._synchronizer.publish(await self._trainer.publish_weights())
+        with self._lane.span("copying weights to the engines"):
+            report = await self._synchronizer.publish(await self._trainer.publish_weights())
+        self._recording.published(report)
         for name, cause in report.failed.items():
             self._events.emit("engine_out_of_service", engine=name, version=report.version, cause=cause)
         self._buffer.advance(served_version=report.version)

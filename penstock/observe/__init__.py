@@ -1,5 +1,5 @@
-"""What a run shows and writes about itself: metrics and events as JSON lines, a progress view on the console,
-and loggers for what people use besides.
+"""What a run shows and writes about itself: metrics, events and samples as JSON lines, the timeline, a progress view on
+the console, loggers for what people use besides, and the report.
 
 Receives names and numbers, never tensors or the objects they come from; knows nothing of pumps, engines or trainers.
 """

@@ -34,7 +34,8 @@ class RunDirectory:
             raise SetupError(
                 f"run_dir: {str(path)!r} already holds a run; choose another folder (run_dir=...) or remove this one"
             )
-        self.events.unlink(missing_ok=True)
+        for leftover in (self.events, self.samples, self.trace):
+            leftover.unlink(missing_ok=True)
 
     def _take_lock(self) -> None:
         assert self._lock is not None
@@ -58,6 +59,16 @@ class RunDirectory:
     def events(self) -> Path:
         """Failures, drops, retries, version changes."""
         return self.path / "events.jsonl"
+
+    @property
+    def trace(self) -> Path:
+        """The timeline."""
+        return self.path / "trace.json"
+
+    @property
+    def samples(self) -> Path:
+        """A few responses of each step."""
+        return self.path / "samples.jsonl"
 
     @property
     def checkpoints(self) -> Path:

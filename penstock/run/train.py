@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from penstock.config.loading import dump_config
 from penstock.config.models import RunConfig
+from penstock.config.yaml_dialect import parse_yaml
 from penstock.controller.controller import SingleController
 from penstock.controller.failure import describe
 from penstock.controller.parts import Parts
+from penstock.controller.traced_trainer import TracedTrainer
 from penstock.observe.console import make_console
 from penstock.observe.events import EventLog
+from penstock.observe.loggers.base import Logger, Outcome, RunInfo, flat_settings
+from penstock.observe.loggers.factory import make_loggers
+from penstock.observe.loggers.fanout import Loggers
+from penstock.observe.report.build import write_report
+from penstock.observe.samples import SampleLog
+from penstock.observe.timeline import Timeline
 from penstock.run.build import Serving, Training, build_serving, build_training
 from penstock.run.checkpoint import CheckpointStore
 from penstock.run.checks import check_config
@@ -34,13 +43,19 @@ class RunResult:
     """`max_steps`, `data_exhausted`, `max_minutes` or `interrupted`."""
 
 
-def train(config: RunConfig) -> RunResult:
-    """Run to the end. A run that fails leaves its directory, with a summary that says why, and raises."""
+_OUTCOMES = {"error": Outcome.FAILED, "interrupted": Outcome.INTERRUPTED}
+
+
+def train(config: RunConfig, loggers: Sequence[Logger] = ()) -> RunResult:
+    """Run to the end. A run that fails leaves its directory, with a summary that says why, and raises.
+
+    `loggers` are your own, on top of those that `config.observe` asks for.
+    """
     check_config(config)
     directory = RunDirectory(config.run_dir)
     try:
         directory.config.write_text(dump_config(config), encoding="utf-8")
-        return asyncio.run(_Run(config, directory).execute())
+        return asyncio.run(_Run(config, directory, loggers).execute())
     finally:
         directory.close()
 
@@ -48,13 +63,18 @@ def train(config: RunConfig) -> RunResult:
 class _Run:
     """The life of one run: set up, evaluate, train, checkpoint, evaluate, sum up; everything closed at the end."""
 
-    def __init__(self, config: RunConfig, directory: RunDirectory) -> None:
+    def __init__(self, config: RunConfig, directory: RunDirectory, loggers: Sequence[Logger]) -> None:
         self._config = config
         self._directory = directory
         self._view = make_console(config.observe.console, config.training.max_steps)
         self._events = EventLog(directory.events)
         self._events.subscribe(self._view.on_event)
-        self._recorder = Recorder(directory.metrics, self._view)
+        self._timeline = Timeline.to_file(directory.trace) if config.observe.trace else Timeline.off()
+        self._events.subscribe(self._timeline.on_event)
+        self._lane = self._timeline.lane("controller", "run")
+        self._samples = SampleLog(directory.samples, config.observe.samples_per_step)
+        self._loggers = Loggers([*make_loggers(config.observe, self._events), *loggers], self._events)
+        self._recorder = Recorder(directory.metrics, self._view, self._loggers)
         self._checkpoints = CheckpointStore(directory.checkpoints, config.checkpoint.keep_latest)
         self._signals = StopSignals(self._view.note)
 
@@ -73,24 +93,47 @@ class _Run:
         finally:
             summary = self._recorder.summary(stopped_by)
             self._directory.write_summary(summary)
+            self._loggers.close(_OUTCOMES.get(stopped_by, Outcome.FINISHED), summary)
             self._events.emit("run_ended", stopped_by=stopped_by, steps=summary["steps"])
             self._recorder.close()
+            self._samples.close()
+            self._timeline.close()
+            self._write_report()
             self._events.close()
             self._view.close()
         return RunResult(summary, self._directory.path, stopped_by)
 
+    def _write_report(self) -> None:
+        """Write `report.html` where there is something to tell; a failure is only an event, as the run is over."""
+        if not self._directory.metrics.stat().st_size:
+            return
+        try:
+            self._view.note(f"report: {write_report(self._directory.path).path}")
+        except Exception as error:  # noqa: BLE001 - whatever it was, it must not change how the run ended
+            self._events.emit("report_failed", cause=describe(error))
+
     async def _serve_and_train(self) -> str:
         self._view.note(f"setting up; files go to {self._directory.path}")
+        await self._start_loggers()
         # Off the loop, so that Ctrl-C is heard while a large model loads.
-        serving = await asyncio.to_thread(build_serving, self._config, trains_too=True)
+        with self._lane.span("setting up the engine"):
+            serving = await asyncio.to_thread(build_serving, self._config, trains_too=True)
         try:
-            training = await asyncio.to_thread(build_training, self._config, serving)
+            with self._lane.span("setting up the trainer"):
+                training = await asyncio.to_thread(build_training, self._config, serving)
             try:
                 return await self._train(serving, training)
             finally:
                 await training.close()
         finally:
             await serving.close()
+
+    async def _start_loggers(self) -> None:
+        settings = flat_settings(parse_yaml(dump_config(self._config)))
+        path = self._directory.path
+        places = await self._loggers.start(RunInfo(path.resolve().name, path, settings))
+        for name, place in places.items():
+            self._view.note(f"{name}: {place}")
 
     def _announce(self, training: Training) -> None:
         """Say how many steps there will be, and that the data ends early where it does."""
@@ -110,10 +153,12 @@ class _Run:
             stream=training.stream,
             manager=training.manager,
             engines=[serving.engine],
-            trainer=training.trainer,
+            trainer=TracedTrainer(training.trainer, self._timeline),
             buffer=training.buffer,
             data_plane=training.data_plane,
             events=self._events,
+            timeline=self._timeline,
+            samples=self._samples,
         )
 
         async def after_step(steps: int, metrics: dict[str, float]) -> None:
@@ -126,7 +171,7 @@ class _Run:
         started = time.monotonic()
         tokens_before = serving.engine.stats().tokens_generated
         try:
-            with self._signals.stopping(controller.stop):
+            with self._signals.stopping(controller.stop), self._lane.span("training"):
                 stopped_by = await controller.run()
         finally:
             self._recorder.train_seconds = time.monotonic() - started
@@ -140,14 +185,16 @@ class _Run:
     async def _save(self, step: int, serving: Serving, training: Training) -> float:
         """Write a checkpoint; the seconds it took."""
         started = time.monotonic()
-        path = await self._checkpoints.save(step, training.trainer, serving.hf_tokenizer)
+        with self._lane.span("checkpoint", step=step):
+            path = await self._checkpoints.save(step, training.trainer, serving.hf_tokenizer)
         seconds = time.monotonic() - started
         self._events.emit("checkpoint_saved", step=step, path=str(path), seconds=round(seconds, 3))
         return seconds
 
     async def _evaluate(self, serving: Serving, when: str) -> None:
         self._view.note(f"evaluating at the {when} of the run")
-        report = await evaluate_prompts(serving, self._config)
+        with self._lane.span("evaluation", when=when):
+            report = await evaluate_prompts(serving, self._config)
         if report is None:
             self._view.note("no held-out prompts (data.eval_path): nothing to evaluate")
             return

@@ -11,12 +11,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import EnvironmentFailure, TooManyDrops
+from penstock.observe.timeline import Timeline
 from penstock.rollout.engines.base import EngineHealth, GenerationRequest
 from penstock.rollout.engines.scripted import ScriptedResponse
 from penstock.rollout.prompts import Prompt
 from penstock.training.workers.scripted import ScriptedTrainer
 from penstock.weights.source import WeightSource
 from tests.support.scripted_run import ScriptedRun, scripted_config
+from tests.support.trace_checks import KeptTrace, check_trace
 
 SAMPLERS: list[dict[str, Any]] = [
     {"kind": "on_policy"},
@@ -257,8 +259,11 @@ def test_any_mix_of_settings_delays_and_failures_ends_with_every_prompt_accounte
         script=lambda r: ScriptedResponse(seconds=0.001 * delays[r.prompt_ids[0]]),
         reward=reward,
         trainer=ScriptedTrainer(chunk_seconds=lambda meta: 0.001 * training_ms),
+        timeline=Timeline(trace := KeptTrace()),
     )
     ended = asyncio.run(outcome(run))
+    run.timeline.close()
+    check_trace(trace.events)
     if ended == "too few":
         assert on_drop == "shrink"
         return

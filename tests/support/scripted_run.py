@@ -12,9 +12,12 @@ from penstock.buffer.samplers.factory import make_sampler
 from penstock.config.models import RunConfig
 from penstock.controller.controller import SingleController
 from penstock.controller.parts import Parts
+from penstock.controller.traced_trainer import TracedTrainer
 from penstock.data_plane import fields
 from penstock.data_plane.adapters.memory import MemoryDataPlane
 from penstock.observe.events import EventLog
+from penstock.observe.samples import SampleLog
+from penstock.observe.timeline import Timeline
 from penstock.rollout.engines.base import GenerationRequest, SamplingParams
 from penstock.rollout.engines.scripted import ScriptedEngine, ScriptedResponse
 from penstock.rollout.environments.base import GenerationHandle, Segment, Split, Trajectory, checked_reward
@@ -107,6 +110,8 @@ class ScriptedRun:
     buffer: ReplayBuffer = field(init=False)
     controller: SingleController = field(init=False)
     after_step: Callable[[int], None] = lambda steps: None
+    timeline: Timeline = field(default_factory=Timeline.off)
+    samples: SampleLog = field(default_factory=SampleLog)
 
     async def run(self, limit_seconds: float = 10.0) -> str:
         """Run to the end, or fail: nothing may hang."""
@@ -139,10 +144,12 @@ class ScriptedRun:
             ),
             manager=RolloutManager(self.engine, environment, NumberTokenizer(), self.data_plane, settings),
             engines=[self.engine],
-            trainer=self.trainer,
+            trainer=TracedTrainer(self.trainer, self.timeline),
             buffer=self.buffer,
             data_plane=self.data_plane,
             events=log,
+            timeline=self.timeline,
+            samples=self.samples,
         )
 
         async def after_step(steps: int, metrics: dict[str, float]) -> None:

@@ -1,0 +1,40 @@
+"""`report.html` of a run directory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import SetupError
+from penstock.observe.report.data import load_run
+from penstock.observe.report.headline import figures
+from penstock.observe.report.page import render_page
+
+FILE_NAME = "report.html"
+
+
+@dataclass(frozen=True)
+class WrittenReport:
+    """A page that was written."""
+
+    path: Path
+    size: int
+    """In bytes."""
+    figures: dict[str, Any]
+    notes: tuple[str, ...]
+    """What of the run was missing or cut off."""
+
+
+def write_report(run_dir: str | Path, output: str | Path | None = None) -> WrittenReport:
+    """Write the page of a run, whole or not at all; by default into its folder. `ConfigError` where there is no run."""
+    data = load_run(run_dir)
+    path = Path(output) if output is not None else Path(run_dir) / FILE_NAME
+    content = render_page(data).encode()
+    draft = path.with_name(f".{path.name}.writing")
+    try:
+        draft.write_bytes(content)
+        draft.replace(path)
+    except OSError as error:
+        raise SetupError(f"the report cannot be written to {str(path)!r}: {error}") from error
+    return WrittenReport(path, len(content), figures(data), tuple(data.notes))

@@ -1,0 +1,128 @@
+"""The head of the page: which run it is, how it stands, and its figures at a glance."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from penstock.observe.report.data import RunData, RunStatus, event_time, number
+from penstock.observe.report.markup import Html, join, tag
+from penstock.observe.report.numerals import counted, percent, seconds, short
+from penstock.observe.report.sections_events import WASTE, failures
+
+_ENDS = 3
+"""Rewards at either end are means over this many steps: one alone is noisy."""
+_ENDINGS = {
+    "max_steps": "reached max_steps",
+    "data_exhausted": "the data ended",
+    "max_minutes": "reached max_minutes",
+    "interrupted": "interrupted",
+}
+
+
+def figures(data: RunData) -> dict[str, Any]:
+    """The headline figures, for programs too; None where the run has none."""
+    rewards = data.values("train/reward_mean")
+    evals = [value for line in data.evals if (value := number(line.get("eval/reward_mean"))) is not None]
+    elapsed = data.last("timing/elapsed_s")
+    lags = data.values("staleness/lag_max")
+    return {
+        "status": data.status.value,
+        "stopped_by": data.summary.get("stopped_by") if data.summary else None,
+        "steps": int(number(data.steps[-1]["step"]) or 0) if data.steps else 0,
+        "reward_start": _mean(rewards[:_ENDS]),
+        "reward_end": _mean(rewards[-_ENDS:]),
+        "eval_start": evals[0] if len(evals) > 1 else None,
+        "eval_end": evals[-1] if evals else None,
+        "seconds": elapsed,
+        "generated_tokens_s": _rate(data.last("rollout/tokens_generated"), elapsed),
+        "trained_tokens_s": _rate(sum(data.values("train/tokens")) or None, elapsed),
+        "overlap_efficiency": _mean(data.values("timing/overlap_efficiency")),
+        "lag_max": int(max(lags)) if lags else None,
+        "failures": failures(data),
+    }
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _rate(amount: float | None, elapsed: float | None) -> float | None:
+    return amount / elapsed if amount is not None and elapsed else None
+
+
+def headline(data: RunData) -> Html:
+    """Name, status, facts and tiles."""
+    found = figures(data)
+    status = tag("span", _status_text(data), class_=f"status {data.status.name.lower()}")
+    notes = [tag("li", note) for note in data.notes]
+    error = data.summary.get("error") if data.summary else None
+    return tag(
+        "header",
+        tag("p", "Penstock run", class_="kicker"),
+        tag("h1", data.folder.name or str(data.folder), " ", status),
+        tag("p", *_facts(data), class_="facts"),
+        tag("pre", str(error), class_="error") if error else None,
+        tag("ul", *notes, class_="notes") if notes else None,
+        tag("dl", *_tiles(data, found), class_="tiles"),
+        class_="top",
+    )
+
+
+def _status_text(data: RunData) -> str:
+    if data.status is RunStatus.RUNNING:
+        return "still running"
+    if data.status is RunStatus.CUT_OFF:
+        return "cut off before its end"
+    if data.status is RunStatus.FAILED:
+        return "failed"
+    stopped_by = str((data.summary or {}).get("stopped_by"))
+    return _ENDINGS.get(stopped_by, stopped_by)
+
+
+def _facts(data: RunData) -> list[Html]:
+    sampler = data.setting("sampler.kind")
+    staleness = data.setting("sampler.max_staleness")
+    facts = {
+        "model": data.setting("model.path"),
+        "environment": data.setting("rollout.environment.kind"),
+        "advantage": data.setting("algorithm.advantage.kind"),
+        "loss": data.setting("algorithm.loss.kind"),
+        "sampler": f"{sampler}, staleness up to {staleness}" if sampler and staleness is not None else sampler,
+        "started": _started(data),
+    }
+    return [tag("span", tag("b", f"{name} "), str(value)) for name, value in facts.items() if value is not None]
+
+
+def _started(data: RunData) -> str | None:
+    time = event_time(data.events[0]) if data.events else None
+    return time.strftime("%Y-%m-%d %H:%M:%S %Z").strip() if time is not None else None
+
+
+def _tiles(data: RunData, found: dict[str, Any]) -> list[Html]:
+    counts = Counter(str(event.get("event")) for event in data.events)
+    wasted = sum(counts[kind] for kind in WASTE)
+    planned = data.setting("training.max_steps")
+    dropped = max(counts["prompt_dropped"], int(data.last("rollout/prompts_dropped") or 0))
+    of = f"of {planned:,}" if isinstance(planned, int) else ""
+    trained = f"{short(found['trained_tokens_s'])} trained"
+    lost = f"{counted(dropped, 'prompt')} dropped, {counted(wasted, 'group')} wasted"
+    return [
+        _tile("Steps", f"{found['steps']:,}", of, seconds(found["seconds"])),
+        _tile("Reward", _change(found["reward_start"], found["reward_end"]), "", "first and last three steps"),
+        _tile("Held-out reward", _change(found["eval_start"], found["eval_end"]), "", "first and last evaluation"),
+        _tile("Tokens per second", short(found["generated_tokens_s"]), "generated", trained),
+        _tile("Overlap efficiency", percent(found["overlap_efficiency"]), "", "the busier side at work, mean"),
+        _tile("Largest lag", short(number(found["lag_max"])), "", "weight versions"),
+        _tile("Failures", f"{found['failures']:,}", "", lost),
+    ]
+
+
+def _change(start: float | None, end: float | None) -> Html | str:
+    return short(end) if start is None else join([tag("span", short(start), class_="from"), " → ", short(end)])
+
+
+def _tile(label: str, value: Html | str, beside: str, below: str) -> Html:
+    extra = tag("small", f" {beside}") if beside else None
+    return tag("div", tag("dt", label), tag("dd", value, extra), tag("dd", below, class_="below"), class_="tile")

@@ -1,0 +1,76 @@
+"""The page as a whole: sections in order, style and script inside, nothing from outside."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from importlib import resources
+
+from penstock.observe.report.data import RunData
+from penstock.observe.report.headline import headline
+from penstock.observe.report.markup import NOTHING, Html, join, tag
+from penstock.observe.report.sections_events import events_section
+from penstock.observe.report.sections_learning import optimisation_section, other_metrics, reward_section, section
+from penstock.observe.report.sections_samples import samples_section
+from penstock.observe.report.sections_time import staleness_section, throughput_section, time_section
+
+_TRACE_HELP = (
+    "The whole timeline is in trace.json: every prompt group, pump, engine and trainer. Open it in Perfetto "
+    "(ui.perfetto.dev, “Open trace file”; the file stays on your machine) or in chrome://tracing."
+)
+
+
+def render_page(data: RunData) -> str:
+    """The report as one HTML document."""
+    style, script = _resource("page.css"), _resource("page.js")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    # Whatever a response holds, a browser runs no script but the page's own, and fetches nothing.
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; base-uri 'none'"
+    head = tag(
+        "head",
+        tag("meta", charset="utf-8"),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("meta", http_equiv="Content-Security-Policy", content=policy),
+        tag("meta", name="color-scheme", content="light dark"),
+        tag("title", f"{data.folder.name} – Penstock report"),
+        tag("style", Html(style)),
+    )
+    sections = [
+        reward_section(data),
+        time_section(data),
+        staleness_section(data),
+        optimisation_section(data),
+        throughput_section(data),
+        samples_section(data),
+        events_section(data),
+        _settings_section(data),
+    ]
+    toggle = tag("button", "Theme", type="button", class_="theme", title="light, dark, or as the system has it")
+    body = tag(
+        "body",
+        tag("div", toggle, class_="corner"),
+        headline(data),
+        tag("main", *sections),
+        tag("script", Html(script)),
+    )
+    return f"<!doctype html>\n{tag('html', head, body, lang='en')}\n"
+
+
+def _settings_section(data: RunData) -> Html:
+    files = [
+        path.name
+        for path in sorted(data.folder.iterdir())
+        if path.suffix in (".json", ".jsonl", ".yaml", ".png") and path.is_file()
+    ]
+    config = (
+        tag("details", tag("summary", "config.yaml, as the run resolved it"), tag("pre", data.config_text))
+        if data.config_text
+        else NOTHING
+    )
+    trace = tag("p", _TRACE_HELP) if data.trace is not None else NOTHING
+    listing = tag("p", "Files in ", tag("code", str(data.folder)), ": ", ", ".join(files), ".", class_="note")
+    return section("settings", "Settings and files", join([config, other_metrics(data), trace, listing]))
+
+
+def _resource(name: str) -> str:
+    return resources.files("penstock.observe.report").joinpath(name).read_text(encoding="utf-8")

@@ -1,0 +1,113 @@
+"""What the model learned: rewards, evaluations, and the figures of the optimisation."""
+
+from __future__ import annotations
+
+from penstock.observe.report.chart import LARGE, SMALL, Line, Look, line_chart
+from penstock.observe.report.data import RunData, number
+from penstock.observe.report.markup import NOTHING, Html, join, tag
+from penstock.observe.report.numerals import short
+from penstock.observe.report.thinning import smoothed, thinned
+
+COLOURS = ("c1", "c2", "c3", "c4", "c5", "ink")
+_REWARD = "train/reward_mean"
+_SMALL_MULTIPLES = (
+    ("train/loss", "Loss", None),
+    ("train/grad_norm", "Gradient norm, before clipping", 0.0),
+    ("train/entropy", "Entropy", None),
+    ("train/approx_kl", "KL, trained policy to old one", None),
+    ("train/kl_reference", "KL to the reference policy", None),
+    ("train/mismatch_kl", "KL, engine to trainer", None),
+    ("train/mismatch_logprob_max_abs", "Largest log-prob mismatch", 0.0),
+    ("train/clip_fraction", "Clipped tokens, share", 0.0),
+    ("train/ratio_max", "Largest ratio", None),
+    ("train/correction_capped_fraction", "Capped corrections, share", 0.0),
+    ("train/groups_without_spread", "Groups without spread of rewards", 0.0),
+    ("train/groups_filtered", "Groups filtered", 0.0),
+    ("train/lr", "Learning rate", 0.0),
+)
+_SMOOTH = ("train/lr",)
+"""Not noisy: shown as they are."""
+_SHOWN_ELSEWHERE = ("staleness/lag_histogram/", "timing/", "throughput/", "rollout/groups_", "rollout/prompts_")
+
+
+def window_of(count: int) -> int:
+    """Over how many steps a curve of `count` points is smoothed; 1 leaves it as it is."""
+    return 1 if count < 12 else max(3, min(50, round(count / 20)))
+
+
+def trend(data: RunData, key: str, name: str, colour: str = "c1") -> list[Line]:
+    """A metric, faint, and its running mean, strong; only the former where there are few steps."""
+    points = data.points(key)
+    window = window_of(len(points))
+    if window == 1:
+        return [Line(name, thinned(points), colour)]
+    means = smoothed([y for _, y in points], window)
+    mean = thinned(zip((x for x, _ in points), means, strict=True))
+    return [
+        Line("each step", thinned(points), colour, Look.FAINT),
+        Line(f"mean of {window} steps", mean, colour),
+    ]
+
+
+def reward_section(data: RunData) -> Html:
+    """Reward of sampled responses and of held-out prompts over steps; by environment where there are several."""
+    lines = trend(data, _REWARD, "sampled responses")
+    evals = thinned((number(line["step"]) or 0.0, number(line.get("eval/reward_mean"))) for line in data.evals)
+    lines.append(Line("held-out prompts", evals, "c2", Look.DOTS))
+    chart = line_chart("Mean reward", lines, note="of a step's samples, and of the held-out prompts", size="tall")
+    return section("reward", "Reward", join([chart, _by_environment(data)]))
+
+
+def _by_environment(data: RunData) -> Html:
+    prefix = f"{_REWARD}/"
+    keys = [key for key in data.metric_names() if key.startswith(prefix)]
+    if len(keys) < 2:
+        return NOTHING
+    lines = []
+    for place, key in enumerate(keys):
+        points = data.points(key)
+        means = smoothed([y for _, y in points], window_of(len(points)))
+        series = thinned(zip((x for x, _ in points), means, strict=True))
+        lines.append(Line(key.removeprefix(prefix), series, COLOURS[place % len(COLOURS)]))
+    return line_chart("Reward by environment", lines, note="running means", size=LARGE)
+
+
+def optimisation_section(data: RunData) -> Html:
+    """Small charts of loss, gradient norm, entropy, KL, mismatch and their like; constant ones are only named."""
+    charts, constant = [], []
+    for key, title, floor in _SMALL_MULTIPLES:
+        values = data.values(key)
+        if not values:
+            continue
+        if min(values) == max(values) and len(values) > 1:
+            constant.append(f"{title}: {short(values[0])}")
+        else:
+            lines = [Line(title, thinned(data.points(key)))] if key in _SMOOTH else trend(data, key, title)
+            charts.append(line_chart(title, lines, size=SMALL, floor=floor))
+    if not charts:
+        return NOTHING
+    note = tag("p", "The same in all steps: ", "; ".join(constant), ".", class_="note after") if constant else None
+    return section("optimisation", "Optimisation", join([tag("div", *charts, class_="multiples"), note]))
+
+
+def other_metrics(data: RunData) -> Html:
+    """Every metric that changes and has no chart of its own, small, behind a fold."""
+    shown = {key for key, _, _ in _SMALL_MULTIPLES} | {"step", _REWARD}
+    charts = []
+    for key in data.metric_names():
+        values = data.values(key)
+        if key in shown or key.startswith(_SHOWN_ELSEWHERE) or len(values) < 2 or min(values) == max(values):
+            continue
+        charts.append(line_chart(key, [Line(key, thinned(data.points(key), 120))], size=SMALL))
+    if not charts:
+        return NOTHING
+    summary = tag("summary", f"All other metrics ({len(charts)})")
+    return tag("details", summary, tag("div", *charts[:80], class_="multiples"))
+
+
+def section(name: str, title: str, body: Html, lead: str = "") -> Html:
+    """A part of the page; nothing where it has no content."""
+    if not body:
+        return NOTHING
+    heading = tag("h2", title)
+    return tag("section", heading, tag("p", lead, class_="lead") if lead else None, body, id=name)

@@ -1,0 +1,157 @@
+"""Where the time went: overlap of generation and training, the parts of a step, throughput."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from penstock.observe.report.chart import LARGE, Line, line_chart
+from penstock.observe.report.data import RunData, number
+from penstock.observe.report.lanes import overlap_timeline
+from penstock.observe.report.markup import NOTHING, Html, join, tag
+from penstock.observe.report.sections_learning import section, trend, window_of
+from penstock.observe.report.stack import Layer, Row, binned, bins_of, stacked_bars, strip
+from penstock.observe.report.thinning import smoothed, thinned
+
+_LAG = "staleness/lag_histogram/"
+_MOST_LAGS = 10
+_PARTS = (
+    ("waiting for rollouts", ("timing/exposed_s",), "c1"),
+    ("reference log-probs", ("timing/logprobs_s",), "c5"),
+    ("advantages", ("timing/advantages_s",), "c3"),
+    ("training", (), "c2"),
+    ("finishing", ("timing/finish_s",), "c2 deep"),
+    ("weight sync", ("timing/sync_s",), "c4"),
+)
+"""Parts of a step as the train pump spends it; `training` is what the others leave."""
+
+
+def time_section(data: RunData) -> Html:
+    """The overlap timeline, shares of time at work, and what steps are made of."""
+    timeline = overlap_timeline(data.trace.windows) if data.trace is not None and data.trace.windows else NOTHING
+    if timeline:
+        hint = (
+            "Drag to zoom in, double-click to zoom out. Everything in detail: open trace.json in Perfetto, see below."
+        )
+        timeline = tag(
+            "figure", tag("figcaption", tag("strong", "Timeline"), tag("span", hint, class_="note")), timeline
+        )
+    charts = _side_by_side(_at_work(data), _step_parts(data))
+    return section(
+        "time",
+        "Where the time goes",
+        join([timeline, charts]),
+        "Generation and training run side by side. The busier of the two sets the pace; the other should be hidden "
+        "behind it.",
+    )
+
+
+def _at_work(data: RunData) -> Html:
+    """Share of the time that engine and trainer worked, from one step's end to the next."""
+    shares: dict[str, list[tuple[float, float]]] = {"engine": [], "trainer": []}
+    before = 0.0
+    for line in data.steps:
+        elapsed = number(line.get("timing/elapsed_s"))
+        if elapsed is None:
+            continue
+        length, before = elapsed - before, elapsed
+        trainer = _sum(line, ("timing/train_busy_s", "timing/finish_s", "timing/logprobs_s"))
+        for name, busy in (("engine", number(line.get("timing/generation_busy_s"))), ("trainer", trainer)):
+            if busy is not None and length > 0:
+                shares[name].append((float(line["step"]), min(100.0 * busy / length, 100.0)))
+    lines = [
+        _running(f"{name} at work", points, colour)
+        for (name, points), colour in zip(shares.items(), ("c1", "c2"), strict=True)
+    ]
+    efficiency = [(x, 100 * y) for x, y in data.points("timing/overlap_efficiency")]
+    lines.append(_running("overlap efficiency", efficiency, "c3"))
+    return line_chart(
+        "Share of time at work", lines, note="%, running means; engine weighted by slots in use", size=LARGE, floor=0.0
+    )
+
+
+def _running(name: str, points: list[tuple[float, float]], colour: str) -> Line:
+    means = smoothed([y for _, y in points], window_of(len(points)))
+    return Line(name, thinned(zip((x for x, _ in points), means, strict=True)), colour)
+
+
+def _sum(line: Mapping[str, Any], keys: tuple[str, ...]) -> float | None:
+    found = [value for key in keys if (value := number(line.get(key))) is not None]
+    return sum(found) if found else None
+
+
+def _step_parts(data: RunData) -> Html:
+    steps = [line for line in data.steps if number(line.get("timing/step_s")) is not None]
+    if not steps:
+        return NOTHING
+    bins = bins_of([float(line["step"]) for line in steps])
+    named = {name: [_sum(line, keys) or 0.0 for line in steps] for name, keys, _ in _PARTS if keys}
+    known = [sum(values) for values in zip(*named.values(), strict=True)]
+    named["training"] = [max(0.0, float(line["timing/step_s"]) - part) for line, part in zip(steps, known, strict=True)]
+    layers = [
+        Layer(name, binned(named[name], bins), colour)
+        for name, _, colour in _PARTS
+        if name == "training" or any(named[name])
+    ]
+    return stacked_bars("What a step is made of", bins, layers, note="seconds, as the train pump spends them", unit="s")
+
+
+def throughput_section(data: RunData) -> Html:
+    """Tokens per second, and how long responses are."""
+    lines = [
+        Line("generated", _mean_of(data, "throughput/generated_tokens_s"), "c1"),
+        Line("trained", _mean_of(data, "throughput/trained_tokens_s"), "c2"),
+    ]
+    speed = line_chart("Tokens per second", lines, note="running means", floor=0.0)
+    lengths = [
+        Line("mean", _mean_of(data, "rollout/response_length_mean"), "c1"),
+        Line("longest", thinned(data.points("rollout/response_length_max")), "c6"),
+    ]
+    length = line_chart("Response length", lengths, note="tokens of trained responses", floor=0.0)
+    cut = [(x, 100 * y) for x, y in data.points("rollout/truncation_rate")]
+    truncated = line_chart("Truncated responses", [Line("truncated", thinned(cut), "c2")], note="%", floor=0.0)
+    buffered = [
+        Line("ready", thinned(data.points("buffer/ready")), "c1"),
+        Line("being generated", thinned(data.points("buffer/reserved")), "c6"),
+    ]
+    buffer = line_chart("Buffer", buffered, note="prompt groups at each step's end", floor=0.0)
+    return section("throughput", "Throughput and responses", _side_by_side(speed, length, truncated, buffer))
+
+
+def _side_by_side(*charts: Html) -> Html:
+    return tag("div", *charts, class_="pair") if any(charts) else NOTHING
+
+
+def _mean_of(data: RunData, key: str) -> Any:
+    return trend(data, key, key)[-1].series
+
+
+def staleness_section(data: RunData) -> Html:
+    """Which lags the groups of each step had: one row per lag, darker where more groups had it."""
+    steps = [line for line in data.steps if any(key.startswith(_LAG) for key in line)]
+    if not steps:
+        return NOTHING
+    counts = [
+        {int(key.removeprefix(_LAG)): float(value) for key, value in line.items() if key.startswith(_LAG)}
+        for line in steps
+    ]
+    bins = bins_of([float(line["step"]) for line in steps])
+    largest = max(max(lags) for lags in counts)
+    rows = [
+        Row(_lag_label(lag, largest), binned([_share(lags, lag, largest) for lags in counts], bins))
+        for lag in range(min(largest, _MOST_LAGS) + 1)
+    ]
+    chart = strip("Groups by lag", bins, rows, note="share of each step's groups", what="lag")
+    lead = "Lag is the trainer's weight version minus the version a group started with; 0 is on-policy."
+    return section("staleness", "Staleness", chart, lead)
+
+
+def _lag_label(lag: int, largest: int) -> str:
+    return f"{lag} +" if lag == _MOST_LAGS and largest > _MOST_LAGS else str(lag)
+
+
+def _share(lags: Mapping[int, float], lag: int, largest: int) -> float:
+    whole = sum(lags.values()) or 1.0
+    if lag == _MOST_LAGS and largest > _MOST_LAGS:
+        return sum(count for found, count in lags.items() if found >= lag) / whole
+    return lags.get(lag, 0.0) / whole

@@ -1,0 +1,58 @@
+"""`samples.jsonl`: a few responses of every step, whole, with what was thought of them."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.observe.jsonl import JsonlWriter
+
+
+@dataclass(frozen=True)
+class SampleRecord:
+    """One trained response; a line of the file has these keys."""
+
+    step: int
+    """Finished steps once its own is finished, as in `metrics.jsonl`."""
+    group_id: str
+    prompt_id: str
+    environment: str
+    prompt: str
+    response: str
+    reward: float
+    advantage: float
+    lag: int
+    length: int
+    """Tokens that the model generated."""
+    truncated: bool
+
+
+class SampleLog:
+    """Says which of a step's responses to keep, and writes them; without a path, or with `per_step` 0, none.
+
+    The choice depends on the step alone and favours nothing, so that the kept rewards are typical of the run.
+    """
+
+    def __init__(self, path: str | Path | None = None, per_step: int = 0) -> None:
+        self._path = path if per_step else None
+        self._per_step = per_step
+        self._writer: JsonlWriter | None = None
+
+    def choose(self, step: int, count: int) -> list[int]:
+        """Which of `count` responses of the step to keep, in order."""
+        if self._path is None:
+            return []
+        return sorted(random.Random(step).sample(range(count), min(self._per_step, count)))
+
+    def write(self, record: SampleRecord) -> None:
+        """Append one response."""
+        if self._path is not None:
+            if self._writer is None:
+                self._writer = JsonlWriter(self._path)
+            self._writer.write(vars(record))
+
+    def close(self) -> None:
+        """Close the file; a second call is a no-op."""
+        if self._writer is not None:
+            self._writer.close()
