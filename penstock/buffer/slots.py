@@ -54,6 +54,11 @@ class Clock:
     step: int = 0
     """Finished steps, hence the id of the step now being filled. An empty step moves it, but not the version."""
 
+    @property
+    def sync_lag(self) -> int:
+        """Versions by which the engines are behind: a group dispatched now has this lag before it has begun."""
+        return self.trainer_version - self.served_version
+
 
 @dataclass(frozen=True, slots=True)
 class Admission:

@@ -74,6 +74,12 @@ def _sampler_rules(config: RunConfig) -> Iterator[str]:
             "sampler.kind: ready_first puts no bound on the lag and needs an off-policy correction; set "
             "algorithm.correction.kind to tis, or choose windowed"
         )
+    if config.sampler.kind == "weight_fifo" and config.sampler.lookahead > config.sampler.max_staleness:
+        yield (
+            f"sampler.lookahead: groups dispatched {config.sampler.lookahead} steps ahead would be too old for "
+            f"sampler.max_staleness = {config.sampler.max_staleness} when their step comes; use at most "
+            f"{config.sampler.max_staleness}"
+        )
     if config.weights.update == "abort_stale" and kind in _NEVER_ABORTS:
         yield (
             f"weights.update: abort_stale has nothing to abort with the {kind} sampler, which lets running groups end; "

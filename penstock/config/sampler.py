@@ -24,7 +24,7 @@ class WindowedSampler(Section):
     max_staleness: NonNegativeInt = 1
     """W: the largest lag a trained group may have."""
     over_sampling: bool = False
-    """True: dispatch until the buffer is full. False: at most (finished steps + 1 + W) * N groups in all."""
+    """True: dispatch until the buffer is full. False: only what can still be trained in time, step by step."""
     order: Literal["oldest", "freshest"] = "oldest"
     """Which selectable groups are trained first."""
 

@@ -86,13 +86,15 @@ class ReferenceBuffer:
         if self.permits_taken == self.max_groups:
             return None
         p = self.policy
-        targets = range(self.step, self.step + p.lookahead + 1)
+        behind = self.version - self.served
+        ahead = min(p.lookahead, p.window - behind) if p.kind == "weight_fifo" else p.lookahead
+        targets = range(self.step, self.step + ahead + 1)
         match p.kind:
             case "on_policy":
                 if self.served == self.version and self.units(self.step) < p.n:
                     return self.served, self.step
             case "windowed":
-                room = p.over_sampling or self.units() < (self.step + 1 + p.window) * p.n
+                room = p.over_sampling or self.units() < (self.step + 1 + p.window - behind) * p.n
                 if room and self.served >= self.version - p.window:
                     return self.served, None
             case "in_order":

@@ -298,7 +298,8 @@ class Machine:
         """No unit of quota was lost: dispatch reaches as far ahead as on the first day."""
         p = self.policy
         self._round()
-        depth = p.n * (1 + p.lookahead + (p.window if p.kind == "windowed" else 0))
+        ahead = min(p.lookahead, p.window) if p.kind == "weight_fifo" else p.lookahead
+        depth = p.n * (1 + ahead + (p.window if p.kind == "windowed" else 0))
         assert self.real.ready == (self.max_groups if p.over_sampling else min(self.max_groups, depth))
 
 

@@ -19,6 +19,7 @@ TIS = {"kind": "tis"}
         ({"training__min_groups_per_chunk": 9}, "training.min_groups_per_chunk"),
         ({"sampler__kind": "ready_first"}, "sampler.kind"),
         ({"sampler__kind": "in_order", "weights__update": "abort_stale"}, "weights.update"),
+        ({"sampler": {"kind": "weight_fifo", "lookahead": 2, "max_staleness": 1}}, "sampler.lookahead"),
         (
             {"rollout__failure__on_drop": "shrink", "rollout__failure__min_groups_per_step": 9},
             "rollout.failure.min_groups_per_step",

@@ -50,6 +50,26 @@ COMBINATIONS = [
 ]
 
 
+@pytest.mark.parametrize(
+    "sampler",
+    [{"kind": "windowed", "max_staleness": 1}, {"kind": "weight_fifo", "lookahead": 1, "max_staleness": 1}],
+    ids=str,
+)
+async def test_nothing_is_dispatched_that_would_be_too_old_when_its_turn_comes(sampler: dict[str, Any]) -> None:
+    """Generation runs ahead of training all the time, also while new weights are on their way to the engine."""
+
+    class SlowSync(ScriptedTrainer):
+        async def publish_weights(self) -> WeightSource:
+            await asyncio.sleep(0.01)
+            return await super().publish_weights()
+
+    trainer = SlowSync(chunk_seconds=lambda meta: 0.002 * len(meta.group_ids))
+    run = ScriptedRun(config_for(sampler), prompts=60, script=jitter, trainer=trainer)
+    await run.run()
+    assert max(step["staleness/lag_max"] for step in run.steps) == 1
+    assert run.names("group_evicted") == []
+
+
 @pytest.mark.parametrize(("sampler", "update"), COMBINATIONS, ids=str)
 async def test_every_prompt_trains_once_and_within_its_bound(sampler: dict[str, Any], update: str) -> None:
     run = ScriptedRun(

@@ -12,16 +12,20 @@ from penstock.buffer.slots import Admission, Clock
 
 @dataclass(frozen=True)
 class WeightFifo(BucketSampler):
-    """Hands out a version's groups as they become ready, and those of the next version only when none is left."""
+    """Hands out a version's groups as they become ready, and those of the next version only when none is left.
+
+    Never looks ahead to a step that would find the group too old.
+    """
 
     name: ClassVar[str] = "weight_fifo"
     max_staleness: int = 1
     lookahead: int = 1
 
     def admit(self, clock: Clock, quota: QuotaView) -> Admission | None:
-        if clock.served_version < self._oldest(clock):
+        ahead = min(self.lookahead, self.max_staleness - clock.sync_lag)
+        if ahead < 0:
             return None
-        target = next_target(clock, quota, self.prompt_groups_per_step, self.lookahead)
+        target = next_target(clock, quota, self.prompt_groups_per_step, ahead)
         return None if target is None else Admission(clock.served_version, target)
 
     def open_buckets(self, clock: Clock, slots: SlotView) -> Iterator[int]:

@@ -20,7 +20,12 @@ class Order(Enum):
 
 @dataclass(frozen=True)
 class Windowed(BucketSampler):
-    """Trains any group inside the window; one that falls out of it is evicted, or aborted where it still runs."""
+    """Trains any group inside the window; one that falls out of it is evicted, or aborted where it still runs.
+
+    Without `over_sampling` a group is dispatched only if it is still inside when its turn comes, one step after the
+    other. That counts from the version it starts with: while the engines wait for new weights, the window is as much
+    shorter as they are behind.
+    """
 
     name: ClassVar[str] = "windowed"
     max_staleness: int = 1
@@ -28,9 +33,10 @@ class Windowed(BucketSampler):
     order: Order = Order.OLDEST
 
     def admit(self, clock: Clock, quota: QuotaView) -> Admission | None:
-        if clock.served_version < self._oldest(clock):
+        ahead = self.max_staleness - clock.sync_lag
+        if ahead < 0:
             return None
-        limit = (clock.step + 1 + self.max_staleness) * self.prompt_groups_per_step
+        limit = (clock.step + 1 + ahead) * self.prompt_groups_per_step
         if not self.over_sampling and quota.outstanding >= limit:
             return None
         return Admission(clock.served_version, None)
