@@ -45,6 +45,10 @@ class NonFiniteError(PenstockError):
     """A loss or gradient norm that is NaN or infinite, with the groups that were in the step."""
 
 
+class RecordError(PenstockError):
+    """A file that a run keeps about itself cannot be written; the message names the file and the cause."""
+
+
 class CheckpointError(PenstockError):
     """A checkpoint could not be written; the ones before it are untouched."""
 

@@ -23,10 +23,12 @@ class RewardConfig(Section):
     """Scaled rewards above this are lowered to it."""
     overlong: Literal["none", "soft", "mask"] = "none"
     """Very long responses. `soft`: a penalty that grows with the length. `mask`: truncated ones are not trained."""
+    overlong_limit: PositiveInt | None = None
+    """With `soft`: tokens of all turns at which the penalty is whole; by default `rollout.sampling.max_new_tokens`."""
     overlong_buffer: PositiveInt | None = None
-    """With `soft`: how many tokens before `rollout.sampling.max_new_tokens` the penalty begins."""
+    """With `soft`: how many tokens before the limit the penalty begins."""
     overlong_penalty: PositiveFloat = 1.0
-    """With `soft`: the penalty of a response as long as it may be."""
+    """With `soft`: the penalty of a response as long as the limit."""
 
 
 class GrpoAdvantage(Section):
@@ -170,7 +172,7 @@ LossConfig = Annotated[PpoClipLoss | GspoLoss | CispoLoss | ReinforceLoss, Field
 
 
 class KlConfig(Section):
-    """A penalty for leaving the reference policy, which is the model as it was when the run began."""
+    """A penalty for leaving the reference policy: the model as the run began with it, with LoRA the bare base model."""
 
     coefficient: NonNegativeFloat = 0.0
     """Weight of the penalty; 0 means none, and no reference policy is kept."""

@@ -12,6 +12,7 @@ WHOLE_BATCH = ("batch_whitened", "reinforce_pp", "reinforce_pp_baseline")
 """Advantages that compare a sample with the whole step."""
 _LEAST_GROUP = {"grpo": 2, "rloo": 2, "leave_one_out": 3, "max_normalized": 2, "reinforce_pp_baseline": 2}
 """Samples a group needs for the estimators that compare them with each other."""
+_SEVERAL_TURNS = ("calculator", "verifiers:")
 _PER_TOKEN_CORRECTIONS = ("tis", "icepop", "decoupled")
 
 
@@ -31,11 +32,13 @@ def idle_algorithm_settings(config: RunConfig) -> dict[str, str]:
         for name in ("estimator", "place"):
             idle[f"algorithm.kl.{name}"] = "has no effect with coefficient = 0, which means no penalty; remove it"
     if algorithm.reward.overlong != "soft":
-        for name in ("overlong_buffer", "overlong_penalty"):
+        for name in ("overlong_limit", "overlong_buffer", "overlong_penalty"):
             idle[f"algorithm.reward.{name}"] = f"has no effect with overlong = {algorithm.reward.overlong}; remove it"
     if algorithm.loss.kind != "gspo" and algorithm.loss.level != "constant":
         reason = f"has no effect with level = {algorithm.loss.level}; remove it, or set level to constant"
         idle["algorithm.loss.constant_length"] = reason
+    if algorithm.advantage.kind == "grpo" and not algorithm.advantage.normalize_std:
+        idle["algorithm.advantage.epsilon"] = "has no effect with normalize_std = false, which divides by nothing"
     if not algorithm.dynamic_sampling.enabled:
         for name in ("max_filtered_per_step", "on_limit"):
             idle[f"algorithm.dynamic_sampling.{name}"] = "has no effect with enabled = false; remove it"
@@ -69,7 +72,14 @@ def _advantage_rules(config: RunConfig) -> Iterator[str]:
 
 
 def _reward_rules(config: RunConfig) -> Iterator[str]:
-    reward, longest = config.algorithm.reward, config.rollout.sampling.max_new_tokens
+    reward = config.algorithm.reward
+    longest = reward.overlong_limit or config.rollout.sampling.max_new_tokens
+    kind = config.rollout.environment.kind
+    if reward.overlong == "soft" and reward.overlong_limit is None and kind.startswith(_SEVERAL_TURNS):
+        yield (
+            f"algorithm.reward.overlong_limit: is needed with {kind}, whose responses have several turns: "
+            "rollout.sampling.max_new_tokens is the limit of one turn only"
+        )
     if reward.clip_low is not None and reward.clip_high is not None and reward.clip_low >= reward.clip_high:
         yield (
             f"algorithm.reward.clip_low: {reward.clip_low} is not below clip_high = {reward.clip_high}, so that all "
@@ -78,12 +88,12 @@ def _reward_rules(config: RunConfig) -> Iterator[str]:
     if reward.overlong == "soft" and reward.overlong_buffer is None:
         yield (
             "algorithm.reward.overlong_buffer: is needed with overlong = soft, to know where the penalty begins; a "
-            f"fifth of rollout.sampling.max_new_tokens is usual, here {max(1, longest // 5)}"
+            f"fifth of the longest response is usual, here {max(1, longest // 5)}"
         )
     if reward.overlong == "soft" and (reward.overlong_buffer or 0) > longest:
         yield (
-            f"algorithm.reward.overlong_buffer: {reward.overlong_buffer} is more than "
-            f"rollout.sampling.max_new_tokens = {longest}"
+            f"algorithm.reward.overlong_buffer: {reward.overlong_buffer} is more than the limit of {longest} tokens "
+            "(overlong_limit, else rollout.sampling.max_new_tokens)"
         )
 
 
@@ -149,6 +159,13 @@ def _correction_rules(config: RunConfig) -> Iterator[str]:
 
 
 def _dynamic_sampling_rules(config: RunConfig) -> Iterator[str]:
+    kl = config.algorithm.kl
+    if config.algorithm.dynamic_sampling.enabled and kl.coefficient > 0 and kl.place == "reward":
+        yield (
+            "algorithm.dynamic_sampling.enabled: with the KL penalty in the reward a group whose samples have the same "
+            "reward still teaches, so leaving it out would bias the step; set algorithm.kl.place to loss, or switch "
+            "it off"
+        )
     kind = config.algorithm.advantage.kind
     if config.algorithm.dynamic_sampling.enabled and kind in (*WHOLE_BATCH, "reward"):
         yield (

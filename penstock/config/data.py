@@ -36,7 +36,8 @@ class DataConfig(Section):
     prompt_key: str = "prompt"
     """Which column holds the prompt: text, or a list of chat messages (needs `chat_template`)."""
     answer_key: str = "answer"
-    """Which column holds the reference answer; `math` needs it, for `function` it may be absent."""
+    """Which column holds the reference answer; `math` needs it. For others it may be absent from some records, and,
+    where this is left as it is, from all."""
     train_size: PositiveInt | None = None
     """How many training prompts: at most this many from the start of the data, or this many made. By default all of
     the data, or 1024 made."""
@@ -56,4 +57,4 @@ class DataConfig(Section):
         """How `path` is read."""
         if self.format != "auto":
             return self.format
-        return next((name for ending, name in _BY_ENDING.items() if path.endswith(ending)), "datasets")
+        return next((name for ending, name in _BY_ENDING.items() if path.lower().endswith(ending)), "datasets")

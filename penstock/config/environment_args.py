@@ -24,6 +24,8 @@ class MathArgs(Section):
     """Reward of an answer that can be parsed and does not."""
     unparsed: float = 0.0
     """Reward of a response without an answer that can be parsed."""
+    undecided: float | None = None
+    """Reward of a response that cannot be graded within `timeout_seconds`; unset, that is a failure of its prompt."""
 
 
 class CalculatorArgs(Section):

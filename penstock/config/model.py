@@ -44,4 +44,4 @@ class ModelConfig(Section):
     trust_remote_code: bool = False
     """Run Python code that comes with the model. Off unless you trust its author."""
     lora: LoraConfig | None = None
-    """Train low-rank adapters instead of all weights; needs `pip install 'penstock[lora]'`."""
+    """Train low-rank adapters instead of all weights; needs `pip install 'peft>=0.21'`."""

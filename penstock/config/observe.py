@@ -44,12 +44,13 @@ class MlflowConfig(Section):
 
     @field_validator("tracking_uri")
     @classmethod
-    def _has_no_password(cls, uri: str | None) -> str | None:
-        """The settings are written to files that people share."""
-        if uri is not None and urlsplit(uri).password:
+    def _has_no_secret(cls, uri: str | None) -> str | None:
+        """The settings are written to files that people share. A database's user name is none, a server's may be."""
+        address = urlsplit(uri or "")
+        if address.password or (address.username and address.scheme in ("http", "https")):
             raise ValueError(
-                "holds a password, which would be written to config.yaml; leave it out and set "
-                "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or what the database's driver reads"
+                "holds a password or token, which would be written to config.yaml; leave it out and set "
+                "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, MLFLOW_TRACKING_TOKEN, or what the database's driver reads"
             )
         return uri
 

@@ -31,8 +31,10 @@ class ScoredChunk:
     meta: KVBatchMeta
     rewards_S: Tensor
     """As the environment gave them."""
+    judged_S: Tensor
+    """Scaled and clipped: what tells a better response from a worse one, whatever their lengths."""
     shaped_S: Tensor
-    """After `algorithm.reward`."""
+    """After all of `algorithm.reward`."""
     lengths_S: Tensor
     truncated_S: Tensor
     advantages_S: Tensor
@@ -44,10 +46,20 @@ class ScoredChunk:
         """Trained tokens in the chunk: response lengths of samples that are not masked out."""
         return float((self.lengths_S * self.mask_S).sum())
 
-    def flat_groups(self) -> tuple[str, ...]:
-        """Groups whose samples all have the same reward: they say nothing about which response is better."""
+    def untrained_groups(self) -> tuple[str, ...]:
+        """Groups of which no token is trained, all of their samples being masked out."""
+        tokens_S = self.lengths_S * self.mask_S
         groups = zip(self.meta.group_ids, rows_by_group(self.meta), strict=True)
-        return tuple(group for group, rows in groups if not bool(has_spread(self.shaped_S[rows])))
+        return tuple(group for group, rows in groups if not bool(tokens_S[rows].any()))
+
+    def flat_groups(self) -> tuple[str, ...]:
+        """Groups that say nothing about which response is better: all rewards the same, or no sample trained.
+
+        A penalty for length does not count: among answers that are all wrong it would make the shortest a good one.
+        """
+        untrained = self.untrained_groups()
+        groups = zip(self.meta.group_ids, rows_by_group(self.meta), strict=True)
+        return tuple(group for group, rows in groups if group in untrained or not bool(has_spread(self.judged_S[rows])))
 
     def without(self, groups: Collection[str]) -> ScoredChunk:
         """The chunk less some groups."""
@@ -82,7 +94,14 @@ class AdvantagePump:
         return scored
 
     async def run(self) -> None:
-        """Score chunks until cancelled; an error goes to whoever submitted the chunk."""
+        """Score chunks until cancelled; an error goes to whoever submitted the chunk, and so does the end."""
+        try:
+            await self._run()
+        finally:
+            while not self._inbox.empty():
+                self._inbox.get_nowait()[1].cancel()
+
+    async def _run(self) -> None:
         while True:
             self._lane.switch("waiting for a chunk")
             meta, scored = await self._inbox.get()
@@ -92,6 +111,9 @@ class AdvantagePump:
             except Exception as error:  # noqa: BLE001 - handed to the submitter
                 if not scored.done():
                     scored.set_exception(error)
+            except asyncio.CancelledError:
+                scored.cancel()
+                raise
             else:
                 if not scored.done():
                     scored.set_result(result)
@@ -101,7 +123,7 @@ class AdvantagePump:
         wanted = _SMALL_COLUMNS + (_KL_COLUMNS if needs_kl_sums(algorithm) else ())
         batch = await self._data_plane.get_samples_async(meta, wanted)
         rewards_S, lengths_S, truncated_S, mask_S = (batch.tensor(name) for name in _SMALL_COLUMNS)
-        shaped_S = shaped_rewards(algorithm, rewards_S, lengths_S, self._longest)
+        judged_S, shaped_S = shaped_rewards(algorithm, rewards_S, lengths_S, self._longest)
         if algorithm.reward.overlong == "mask":
             mask_S = mask_S * ~truncated_S
         scores = self._scores(batch, shaped_S, lengths_S * (mask_S > 0), meta)
@@ -113,7 +135,7 @@ class AdvantagePump:
             written[fields.KL_WEIGHT] = torch.full_like(advantages_S, kl_weight, dtype=torch.float64)
         await self._data_plane.put_samples_async(meta.sample_ids, written, meta.partition_id)
         return ScoredChunk(
-            meta.with_fields(*written), rewards_S, shaped_S, lengths_S, truncated_S, advantages_S, mask_S
+            meta.with_fields(*written), rewards_S, judged_S, shaped_S, lengths_S, truncated_S, advantages_S, mask_S
         )
 
     def _scores(self, batch: SampleBatch, shaped_S: Tensor, lengths_S: Tensor, meta: KVBatchMeta) -> Scores:

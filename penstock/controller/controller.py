@@ -11,6 +11,7 @@ from penstock.config.models import RunConfig
 from penstock.controller.advantage_pump import AdvantagePump
 from penstock.controller.drops import DropBook
 from penstock.controller.dynamic_sampling import DynamicSampling
+from penstock.controller.minibatches import Minibatches
 from penstock.controller.parts import Parts
 from penstock.controller.recording import Recording
 from penstock.controller.rollout_pump import RolloutPump
@@ -19,7 +20,7 @@ from penstock.controller.train_pump import FinishedStep, TrainPump, TrainPumpSet
 from penstock.controller.watchdog import Watchdog
 from penstock.controller.weight_sync import WeightSync
 from penstock.controller.work_queue import WorkQueue
-from penstock.training.targets import needs_preparation
+from penstock.training.targets import needs_preparation, sequence_metrics
 
 AfterStep = Callable[[int, dict[str, float]], Awaitable[None]]
 """Called with the number of finished steps and the step's flat metrics, before the next step begins."""
@@ -52,6 +53,7 @@ class SingleController:
             config.data.partial_step,
             fixed_chunks=config.deterministic,
             prepares=needs_preparation(config.algorithm, config.training),
+            minibatches=Minibatches(config.training.minibatches_per_step, sequence_metrics(config.algorithm)),
             filter=DynamicSampling(config.algorithm.dynamic_sampling),
         )
         self.training = TrainPump(

@@ -74,9 +74,9 @@ class DropBook:
         return sum(self._applied)
 
     def too_few(self, step: int, lost: int) -> TooManyDrops:
-        """The error of a step that cannot have as many groups as it must."""
+        """The error of a step that cannot have as many groups as it must; people count steps from 1."""
         return TooManyDrops(
-            f"step {step} lost {lost} of {self._groups_per_step} groups to failures, which leaves fewer than "
+            f"step {step + 1} lost {lost} of {self._groups_per_step} groups to failures, which leaves fewer than "
             f"rollout.failure.min_groups_per_step = {self._config.min_groups_per_step}"
         )
 

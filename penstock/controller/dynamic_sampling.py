@@ -18,7 +18,7 @@ class DynamicSampling:
         self._config = config
 
     def choose(self, chunk: ScoredChunk, step: int, filtered: int) -> frozenset[str]:
-        """The groups to replace, where the step has replaced `filtered` so far."""
+        """The groups to replace, where the step, numbered as people count, has replaced `filtered` so far."""
         if not self._config.enabled:
             return frozenset()
         flat = chunk.flat_groups()

@@ -43,20 +43,28 @@ class Scores:
     kl_to_go_square_sum_S: Tensor | None = None
 
 
-def shaped_rewards(algorithm: AlgorithmConfig, rewards_S: Tensor, lengths_S: Tensor, longest: int) -> Tensor:
-    """Rewards after `algorithm.reward`; `longest` is the longest response that is allowed."""
+def shaped_rewards(
+    algorithm: AlgorithmConfig, rewards_S: Tensor, lengths_S: Tensor, longest: int
+) -> tuple[Tensor, Tensor]:
+    """Rewards after scale and clip, and after the penalty for length too; `longest` is the longest response."""
     reward = algorithm.reward
-    soft = reward.overlong == "soft"
-    return shape_rewards(
+    judged_S = shape_rewards(
         rewards_S.to(torch.float64),
         lengths_S,
         scale=reward.scale,
         clip_low=reward.clip_low,
         clip_high=reward.clip_high,
-        overlong_limit=longest if soft else None,
+    )
+    if reward.overlong != "soft":
+        return judged_S, judged_S
+    shaped_S = shape_rewards(
+        judged_S,
+        lengths_S,
+        overlong_limit=reward.overlong_limit or longest,
         overlong_buffer=reward.overlong_buffer or 0,
         overlong_penalty=reward.overlong_penalty,
     )
+    return judged_S, shaped_S
 
 
 def estimate_advantages(algorithm: AlgorithmConfig, scores: Scores) -> tuple[Tensor, float]:

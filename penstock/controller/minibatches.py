@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 from penstock.data_plane.fields import group_of
 from penstock.data_plane.meta import KVBatchMeta
 from penstock.training.interface import StepResult
 
-_SUMS = ("tokens", "sequences", "microbatches", "train_seconds", "total_flops", "empty_steps", "nonfinite_steps")
+_SUMS = ("tokens", "sequences", "microbatches", "train_seconds", "total_flops", "nonfinite_steps")
 _LAST = ("lr", "ranks", "theoretical_tflops")
 _DRIFT = ("approx_kl", "clip_fraction", "ratio_max")
 """Shown for the last update as well: by then the policy has moved furthest from the one that the step began with."""
+
+
+@dataclass(frozen=True)
+class Minibatches:
+    """How many updates a step makes, and which metrics of theirs are means over sequences rather than tokens."""
+
+    count: int = 1
+    by_sequences: frozenset[str] = frozenset()
 
 
 def split_groups(metas: Sequence[KVBatchMeta], parts: int) -> list[KVBatchMeta]:
@@ -27,12 +36,16 @@ def split_groups(metas: Sequence[KVBatchMeta], parts: int) -> list[KVBatchMeta]:
     return [joined.subset(chosen) for chosen in rows]
 
 
-def merge_results(results: Sequence[StepResult]) -> StepResult:
-    """Sums are added, extremes kept, means weighted by the updates' trained tokens."""
+def merge_results(results: Sequence[StepResult], by_sequences: Collection[str] = ()) -> StepResult:
+    """Sums are added, extremes kept, means weighted by the updates' trained tokens, or sequences where so named.
+
+    The step is an empty one only if all of its updates are.
+    """
     last = results[-1]
-    names = dict.fromkeys(name for result in results for name in result.metrics)
-    metrics = {name: _merged(name, [result.metrics for result in results]) for name in names}
-    metrics |= {f"{name}_last": last.metrics[name] for name in _DRIFT if name in last.metrics}
+    parts = [result.metrics for result in results]
+    names = dict.fromkeys(name for part in parts for name in part)
+    metrics = {name: _merged(name, parts, "sequences" if name in by_sequences else "tokens") for name in names}
+    metrics |= {f"{name}_last": part[name] for part in parts for name in _DRIFT if name in part}
     if metrics.get("train_seconds"):
         metrics["achieved_tflops"] = metrics.get("total_flops", 0.0) / metrics["train_seconds"] / 1e12
         if "theoretical_tflops" in metrics:
@@ -46,7 +59,7 @@ def merge_results(results: Sequence[StepResult]) -> StepResult:
     )
 
 
-def _merged(name: str, parts: Sequence[Mapping[str, float]]) -> float:
+def _merged(name: str, parts: Sequence[Mapping[str, float]], weight: str) -> float:
     having = [part for part in parts if name in part]
     values = [part[name] for part in having]
     if name in _SUMS:
@@ -55,9 +68,9 @@ def _merged(name: str, parts: Sequence[Mapping[str, float]]) -> float:
         return values[-1]
     if name.endswith("_max") or name.endswith("_max_abs"):
         return max(values)
-    if name.endswith("_min"):
+    if name.endswith("_min") or name == "empty_steps":
         return min(values)
-    weights = [part.get("tokens", 0.0) for part in having]
+    weights = [part.get(weight, 0.0) for part in having]
     if not sum(weights):
         return sum(values) / len(values)
     return sum(value * weight for value, weight in zip(values, weights, strict=True)) / sum(weights)

@@ -6,17 +6,20 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Sequence
+from typing import Any, TypeVar
 
 from penstock.buffer.slots import Slot
 from penstock.controller.advantage_pump import ScoredChunk
 from penstock.controller.failure import describe
-from penstock.controller.minibatches import merge_results, split_groups
+from penstock.controller.minibatches import Minibatches, merge_results, split_groups
 from penstock.controller.step_stats import StepStats
 from penstock.data_plane.meta import KVBatchMeta
 from penstock.errors import NonFiniteError, StepStateError
 from penstock.observe.events import EventLog
 from penstock.training.interface import ChunkResult, StepResult, Trainer
 from penstock.training.step import OptimizerStepError
+
+R = TypeVar("R")
 
 _QUEUED_AHEAD = 1
 """Chunks queued behind the one that trains: enough that the trainer never waits for the pump, few enough that groups
@@ -30,7 +33,9 @@ class OpenStep:
     ended, so that a pass that failed before the optimizer ran can be repeated from them.
     """
 
-    def __init__(self, step_id: int, trainer: Trainer, events: EventLog, attempts: int, minibatches: int = 1) -> None:
+    def __init__(
+        self, step_id: int, trainer: Trainer, events: EventLog, attempts: int, minibatches: Minibatches
+    ) -> None:
         self.step_id = step_id
         self.slots: list[Slot] = []
         self.stats = StepStats()
@@ -47,6 +52,13 @@ class OpenStep:
         """With several updates a step: all chunks so far, as all must be there before the first update."""
         self._queued: deque[asyncio.Task[ChunkResult]] = deque()
         self._begun = False
+        self._writing: asyncio.Future[Any] | None = None
+        """The last work that writes to rows; where the step was given up, it may still go on."""
+
+    @property
+    def number(self) -> int:
+        """The step as people count it, from 1: as in `metrics.jsonl`."""
+        return self.step_id + 1
 
     @property
     def groups(self) -> int:
@@ -65,29 +77,33 @@ class OpenStep:
 
     async def prepare(self, meta: KVBatchMeta) -> KVBatchMeta:
         """Have the trainer add the columns that advantages and loss need; after an error the step is replayed."""
-        before = time.monotonic()
         while True:
             try:
-                prepared = await self._trainer.prepare(meta)
+                prepared = await self.until_settled(asyncio.ensure_future(self._trainer.prepare(meta)))
             except Exception as error:  # noqa: BLE001 - raised when attempts are spent
                 await self._replay(error)
                 continue
-            self.stats.times.logprobs += time.monotonic() - before
-            return prepared
+            self.stats.times.logprobs += prepared.seconds
+            return prepared.meta
+
+    async def until_settled(self, work: asyncio.Future[R]) -> R:
+        """Wait for work that writes to the step's rows. Cancelled, the work goes on, and `abandon` waits for its end.
+
+        Otherwise it could write rows again that were cleared meanwhile.
+        """
+        self._writing = work
+        return await asyncio.shield(work)
 
     async def feed(self, slots: Sequence[Slot], chunk: ScoredChunk, trainer_version: int) -> None:
         """Queue a chunk of taken groups; returns while it trains. One without valid tokens is only counted."""
         self.stats.add_chunk(chunk, slots, trainer_version)
         if chunk.valid_tokens == 0:
             return
-        if self._minibatches > 1:
-            self._held_back.append(chunk.meta)
+        if self._minibatches.count > 1:
+            self._held_back.append(chunk.without(chunk.untrained_groups()).meta)
             return
         self._trainable.append(chunk.meta)
-        try:
-            await self._queue(chunk.meta)
-        except Exception as error:  # noqa: BLE001 - replayed, or raised when attempts are spent
-            await self._replay(error)
+        await self._start(chunk.meta)
         await self._reap(_QUEUED_AHEAD)
 
     async def finish(self, version: int) -> StepResult:
@@ -117,12 +133,20 @@ class OpenStep:
     async def _train_minibatches(self) -> StepResult:
         """One update after the other; one that fails before its optimizer ran is replayed by itself."""
         results: list[StepResult] = []
-        parts = split_groups(self._held_back, self._minibatches)
+        parts = split_groups(self._held_back, self._minibatches.count)
         for place, part in enumerate(parts):
             self._trainable = [part]
-            await self._queue(part)
-            results.append(await self._finish_one(last=place == len(parts) - 1))
-        return merge_results(results)
+            try:
+                await self._start(part)
+                results.append(await self._finish_one(last=place == len(parts) - 1))
+            except Exception as error:
+                if not results or isinstance(error, NonFiniteError | OptimizerStepError):
+                    raise
+                raise OptimizerStepError(
+                    f"update {place + 1} of the {len(parts)} of a step failed ({describe(error)}) when those before it "
+                    "had changed the weights, which are between two versions now: go on from the last checkpoint"
+                ) from error
+        return merge_results(results, self._minibatches.by_sequences)
 
     async def abandon(self) -> None:
         """Drop everything the trainer accumulated."""
@@ -130,6 +154,13 @@ class OpenStep:
         if self._begun:
             self._begun = False
             await self._trainer.abort_train_step(self.step_id)
+
+    async def _start(self, meta: KVBatchMeta) -> None:
+        """Queue a chunk; where the trainer cannot begin, the step is replayed, the chunk with it."""
+        try:
+            await self._queue(meta)
+        except Exception as error:  # noqa: BLE001 - raised when attempts are spent
+            await self._replay(error)
 
     async def _queue(self, meta: KVBatchMeta) -> None:
         if not self._begun:
@@ -150,19 +181,31 @@ class OpenStep:
             self.stats.times.train_busy += result.seconds
 
     async def _replay(self, error: Exception) -> None:
-        await self._settle()
-        await self._trainer.abort_train_step(self.step_id)
-        self._begun = False
-        if self._attempts_left == 0:
-            raise error
-        self._attempts_left -= 1
-        self._events.emit("step_replayed", step=self.step_id, cause=describe(error), chunks=len(self._trainable))
-        for meta in self._trainable:
-            await self._queue(meta)
+        """Begin the step again with everything it has been given; raises the error when attempts are spent."""
+        while True:
+            await self._settle()
+            await self._trainer.abort_train_step(self.step_id)
+            self._begun = False
+            if self._attempts_left == 0:
+                raise error
+            self._attempts_left -= 1
+            self._note_replay(error)
+            try:
+                for meta in self._trainable:
+                    await self._queue(meta)
+            except Exception as again:  # noqa: BLE001 - the next attempt, if there is one
+                error = again
+            else:
+                return
+
+    def _note_replay(self, error: Exception) -> None:
+        self._events.emit("step_replayed", step=self.number, cause=describe(error), chunks=len(self._trainable))
 
     async def _settle(self) -> None:
         """Let every queued call end, whatever its outcome; those behind a failed one fail on the step's state."""
+        if self._writing is not None:
+            await asyncio.gather(self._writing, return_exceptions=True)
         queued, self._queued = list(self._queued), deque()
         for outcome in await asyncio.gather(*queued, return_exceptions=True):
             if isinstance(outcome, Exception) and not isinstance(outcome, StepStateError):
-                self._events.emit("train_microbatch_failed", step=self.step_id, cause=describe(outcome))
+                self._events.emit("train_microbatch_failed", step=self.number, cause=describe(outcome))

@@ -17,7 +17,10 @@ from penstock.weights.synchronizer import SyncReport
 
 
 class Recording:
-    """Facts about groups, steps and weights as they come to be; each also reads the gauges."""
+    """Facts about groups, steps and weights as they come to be; each also reads the gauges.
+
+    Steps are numbered from 1, as in `metrics.jsonl`.
+    """
 
     def __init__(self, timeline: Timeline, buffer: ReplayBuffer, engines: Sequence[GenerationEngine]) -> None:
         self._timeline = timeline
@@ -36,7 +39,7 @@ class Recording:
             prompt_id=visit.prompt.prompt_id,
             epoch=visit.epoch,
             start_version=slot.start_version,
-            target_step=slot.target_step,
+            target_step=None if slot.target_step is None else slot.target_step + 1,
             redispatches=visit.redispatches,
         )
         self._gauges.read()
@@ -46,11 +49,11 @@ class Recording:
         self._groups.committed(group_id, end_version=pushed.end_version, tokens=pushed.meta.total_tokens)
         self._gauges.read()
 
-    def selected(self, slots: Iterable[Slot], step_id: int) -> None:
+    def selected(self, slots: Iterable[Slot], step: int) -> None:
         """A step has taken these groups."""
         version = self._buffer.clock.trainer_version
         for slot in slots:
-            self._groups.selected(slot.group_id, step=step_id, lag=version - slot.start_version)
+            self._groups.selected(slot.group_id, step=step, lag=version - slot.start_version)
         self._gauges.read()
 
     def scored(self, chunk: ScoredChunk) -> None:

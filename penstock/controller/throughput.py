@@ -8,6 +8,9 @@ from dataclasses import dataclass
 
 from penstock.rollout.engines.base import GenerationEngine
 
+TRAINER_BUSY = ("timing/train_busy_s", "timing/finish_s", "timing/logprobs_s")
+"""What the trainer works on: chunks, the end of the step, and log-probs of the reference policy."""
+
 
 @dataclass(frozen=True)
 class _Counters:
@@ -30,7 +33,7 @@ class Throughput:
         seconds = max(now_time - self._last_time, 1e-9)
         self._last, self._last_time = now, now_time
         generation_busy = (now.slot_seconds - before.slot_seconds) / max(len(self._engines), 1)
-        training_busy = metrics.get("timing/train_busy_s", 0.0) + metrics.get("timing/finish_s", 0.0)
+        training_busy = sum(metrics.get(key, 0.0) for key in TRAINER_BUSY)
         return {
             "throughput/generated_tokens_s": (now.tokens - before.tokens) / seconds,
             "throughput/trained_tokens_s": metrics.get("train/tokens", 0.0) / seconds,

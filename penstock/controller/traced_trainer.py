@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from penstock.data_plane.meta import KVBatchMeta
 from penstock.observe.timeline import Timeline
-from penstock.training.interface import ChunkResult, StepResult, Trainer
+from penstock.training.interface import ChunkResult, Prepared, StepResult, Trainer
 from penstock.weights.source import WeightSource
 
 R = TypeVar("R")
@@ -18,7 +18,8 @@ class TracedTrainer(Trainer):
     """Passes every call on, and records when the trainer worked on it.
 
     A trainer carries out calls one at a time, in order, so a call's work begins when it was made or when the one before
-    it ended, whichever is later. Where the trainer says itself how long it took, that counts.
+    it ended, whichever is later. Where the trainer says itself how long it took, that counts. A call that raises is
+    recorded too, with the error's name. Steps are numbered from 1, as in `metrics.jsonl`.
     """
 
     def __init__(self, trainer: Trainer, timeline: Timeline) -> None:
@@ -30,34 +31,23 @@ class TracedTrainer(Trainer):
         await self._trainer.begin_train_step(step_id)
 
     async def train_microbatch(self, step_id: int, meta: KVBatchMeta) -> ChunkResult:
-        made = self._timeline.now()
-        result = await self._trainer.train_microbatch(step_id, meta)
-        now = self._timeline.now()
-        self._lane.record(
-            "train_microbatch",
-            max(made, now - result.seconds),
-            now,
-            step=step_id,
-            groups=len(meta.group_ids),
-            samples=len(meta),
-            tokens=meta.total_tokens,
-            microbatches=result.microbatches,
-        )
-        return result
+        work = self._trainer.train_microbatch(step_id, meta)
+        facts = {"step": step_id + 1, "groups": len(meta.group_ids), **_size(meta)}
+        return await self._worked("train_microbatch", work, **facts)
 
     async def finish_train_step(self, step_id: int, *, last: bool = True) -> StepResult:
         work = self._trainer.finish_train_step(step_id, last=last)
-        return await self._worked("finish_train_step", work, step=step_id)
+        return await self._worked("finish_train_step", work, step=step_id + 1)
 
     async def abort_train_step(self, step_id: int) -> None:
-        await self._worked("abort_train_step", self._trainer.abort_train_step(step_id), step=step_id)
+        await self._worked("abort_train_step", self._trainer.abort_train_step(step_id), step=step_id + 1)
 
     async def compute_logprobs(self, meta: KVBatchMeta, field_name: str) -> None:
         work = self._trainer.compute_logprobs(meta, field_name)
-        await self._worked("compute_logprobs", work, field=field_name, samples=len(meta), tokens=meta.total_tokens)
+        await self._worked("compute_logprobs", work, field=field_name, **_size(meta))
 
-    async def prepare(self, meta: KVBatchMeta) -> KVBatchMeta:
-        return await self._worked("prepare", self._trainer.prepare(meta), samples=len(meta), tokens=meta.total_tokens)
+    async def prepare(self, meta: KVBatchMeta) -> Prepared:
+        return await self._worked("prepare", self._trainer.prepare(meta), **_size(meta))
 
     async def publish_weights(self) -> WeightSource:
         return await self._trainer.publish_weights()
@@ -73,6 +63,19 @@ class TracedTrainer(Trainer):
 
     async def _worked(self, name: str, work: Awaitable[R], **args: Any) -> R:
         made = self._timeline.now()
-        result = await work
-        self._lane.record(name, made, self._timeline.now(), **args)
+        try:
+            result = await work
+        except BaseException as error:
+            self._lane.record(name, made, self._timeline.now(), **args, error=type(error).__name__)
+            raise
+        now = self._timeline.now()
+        if isinstance(result, ChunkResult):
+            args["microbatches"] = result.microbatches
+        if isinstance(result, ChunkResult | Prepared):
+            made = max(made, now - result.seconds)
+        self._lane.record(name, made, now, **args)
         return result
+
+
+def _size(meta: KVBatchMeta) -> dict[str, int]:
+    return {"samples": len(meta), "tokens": meta.total_tokens}

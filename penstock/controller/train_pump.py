@@ -14,6 +14,7 @@ from penstock.controller.advantage_pump import AdvantagePump, ScoredChunk
 from penstock.controller.drops import DropBook
 from penstock.controller.dynamic_sampling import DynamicSampling
 from penstock.controller.kept_samples import SampleKeeper
+from penstock.controller.minibatches import Minibatches
 from penstock.controller.open_step import OpenStep
 from penstock.controller.parts import Parts
 from penstock.controller.recording import Recording
@@ -56,6 +57,8 @@ class TrainPumpSettings:
     """Deterministic mode: chunks of exactly `min_groups_per_chunk` groups, whatever else is ready."""
     prepares: bool
     """Whether the trainer adds columns to rows before they are scored and trained."""
+    minibatches: Minibatches
+    """The updates that a step makes."""
     filter: DynamicSampling
     """Which groups are replaced rather than trained."""
 
@@ -91,16 +94,21 @@ class TrainPump:
         self._drops = drops
         self._settings = settings
         self._on_step = on_step
-        self.chunks_trained = 0
-        """Chunks that were trained in finished steps and the open one."""
+        self._chunks_before = 0
+        self._open: OpenStep | None = None
         self.waiting_for = "start"
         """For diagnosis: what the pump waits for now."""
+
+    @property
+    def chunks_trained(self) -> int:
+        """Chunks that were trained in finished steps and the open one."""
+        return self._chunks_before + (self._open.chunks_trained if self._open else 0)
 
     async def run(self) -> str:
         """Train until there is nothing left; says why it ended."""
         max_steps = self._settings.training.max_steps
         while max_steps is None or self._buffer.clock.step < max_steps:
-            with self._lane.span(f"step {self._buffer.clock.step}", step=self._buffer.clock.step):
+            with self._lane.span(f"step {self._buffer.clock.step + 1}", step=self._buffer.clock.step + 1):
                 trained = await self._step()
             if not trained:
                 return "data_exhausted"
@@ -115,8 +123,10 @@ class TrainPump:
             self._trainer,
             self._events,
             training.train_attempts,
-            training.minibatches_per_step,
+            self._settings.minibatches,
         )
+        self._chunks_before = self.chunks_trained
+        self._open = step
         try:
             filled = await self._fill(step)
             if filled is Filled.DATA_ENDED and (step.groups == 0 or self._settings.partial_step == "drop"):
@@ -141,10 +151,11 @@ class TrainPump:
             selectable = await self._await_groups(wanted, step)
             if self._drops.changed.is_set():
                 continue
-            if selectable == 0 and self._buffer.drained and not await self._evict(step):
-                return Filled.DATA_ENDED
-            if selectable == 0 or (selectable < wanted and not self._buffer.drained):
+            # A stale group that was the last one under way may have drained the buffer; evicted, its prompt comes back.
+            if selectable < wanted and (not self._buffer.drained or await self._evict(step)):
                 continue
+            if selectable == 0:
+                return Filled.DATA_ENDED
             await self._feed(step, self._buffer.select(wanted if self._settings.fixed_chunks else missing))
 
     def _missing(self, step: OpenStep) -> int:
@@ -157,29 +168,27 @@ class TrainPump:
 
     async def _feed(self, step: OpenStep, slots: Sequence[Slot]) -> None:
         step.take(slots)
-        self._recording.selected(slots, step.step_id)
+        self._recording.selected(slots, step.number)
         meta = _joined_meta(slots)
         if self._settings.prepares:
             self._wait_for("log-probs of the reference policy")
             meta = await step.prepare(meta)
         before = time.monotonic()
         self._wait_for("advantages")
-        chunk = await self._advantages.submit(meta)
+        chunk = await step.until_settled(self._advantages.submit(meta))
         step.stats.times.advantages += time.monotonic() - before
         self._recording.scored(chunk)
         slots, chunk = await self._without_filtered(step, slots, chunk)
         if not slots:
             return
         self._wait_for("the trainer to take the next chunk")
-        trained = step.chunks_trained
         await step.feed(slots, chunk, self._buffer.clock.trainer_version)
-        self.chunks_trained += step.chunks_trained - trained
 
     async def _without_filtered(
         self, step: OpenStep, slots: Sequence[Slot], chunk: ScoredChunk
     ) -> tuple[Sequence[Slot], ScoredChunk]:
         """Give the places of groups that teach nothing to other prompts; what is left of the chunk."""
-        flat = self._settings.filter.choose(chunk, step.step_id, step.filtered)
+        flat = self._settings.filter.choose(chunk, step.number, step.filtered)
         step.stats.add_scored(chunk, len(flat))
         if not flat:
             return slots, chunk
@@ -191,10 +200,10 @@ class TrainPump:
             visit = self._rollouts.forget(slot.group_id, GroupEnd.FILTERED)
             self._events.emit(
                 "group_filtered",
-                step=step.step_id,
+                step=step.number,
                 epoch=visit.epoch,
                 prompt_id=visit.prompt.prompt_id,
-                group=slot.group_id,
+                group_id=slot.group_id,
             )
         return [slot for slot in slots if slot.group_id not in flat], chunk.without(flat)
 
@@ -205,7 +214,7 @@ class TrainPump:
 
     async def _await_groups(self, wanted: int, step: OpenStep) -> int:
         """Wait until `wanted` groups are selectable, none can come any more, or the step has shrunk."""
-        self._wait_for(f"{wanted} selectable groups for step {step.step_id}", shown="groups", wanted=wanted)
+        self._wait_for(f"{wanted} selectable groups for step {step.number}", shown="groups", wanted=wanted)
         before = time.monotonic()
         enough = asyncio.create_task(self._buffer.wait_selectable(wanted, or_evictable=True))
         shrunk = asyncio.create_task(self._drops.changed.wait())
@@ -235,7 +244,7 @@ class TrainPump:
             await self._abandon(step)
             raise
         if result.nonfinite_groups:
-            self._events.emit("nonfinite_step_skipped", step=step.step_id, groups=list(result.nonfinite_groups))
+            self._events.emit("nonfinite_step_skipped", step=step.number, groups=list(result.nonfinite_groups))
         await self._keep_samples(step)
         await self._clear(step.slots)
         for slot in step.slots:
@@ -265,7 +274,7 @@ class TrainPump:
         """Where the data ended but groups stamped for later steps are ready, go on to those; False when none are."""
         if self._buffer.ready == 0:
             return False
-        self._events.emit("step_skipped", step=step_id, reason="no group of it is left; later ones are ready")
+        self._events.emit("step_skipped", step=step_id + 1, reason="no group of it is left; later ones are ready")
         self._drops.settle()
         self._buffer.advance(step=step_id + 1)
         return True
@@ -273,7 +282,7 @@ class TrainPump:
     async def _drop_partial(self, step: OpenStep) -> None:
         if step.groups:
             prompts = [self._rollouts.forget(slot.group_id, GroupEnd.ABANDONED).key for slot in step.slots]
-            self._events.emit("partial_step_dropped", step=step.step_id, prompts=prompts)
+            self._events.emit("partial_step_dropped", step=step.number, prompts=prompts)
         await self._abandon(step)
 
     async def _abandon(self, step: OpenStep) -> None:

@@ -20,8 +20,9 @@ from penstock.config.data import DataConfig
 from penstock.errors import SetupError
 from penstock.rollout.prompts import Message, Prompt
 
-_INSTALL = "is not installed: pip install 'penstock[data]'"
+_INSTALL = "is not installed: pip install"
 _DEFAULT_SPLITS = {"train": "train", "eval": "test"}
+_PARQUET_BATCH = 4096
 _MESSAGE_KEYS = frozenset({"role", "content"})
 
 
@@ -43,17 +44,21 @@ def read_prompts(data: DataConfig, part: Literal["train", "eval"]) -> list[Promp
     limit = data.train_size if part == "train" else data.eval_size
     try:
         # Closed, as the file behind it stays open where only its first rows are read.
-        with closing(_records(data, path, part)) as records:
-            prompts = [_prompt(record, data) for record in itertools.islice(records, limit)]
-        if not prompts:
-            raise SetupError(f"{path!r} is empty: there is no prompt in it")
-        _check_ids(prompts)
+        with closing(_records(data, path, part, limit)) as records:
+            used = list(itertools.islice(records, limit))
+            prompts = [_prompt(record, data) for record in used]
+            if not prompts:
+                raise SetupError(f"{path!r} is empty: there is no prompt in it")
+            _check_ids(used, prompts)
+            _check_answers(used, records, data)
     except SetupError as error:
         raise SetupError(f"data.{part}_path: {error}") from error.__cause__
     return prompts
 
 
-def _records(data: DataConfig, path: str, part: Literal["train", "eval"]) -> Generator[Record, None, None]:
+def _records(
+    data: DataConfig, path: str, part: Literal["train", "eval"], limit: int | None
+) -> Generator[Record, None, None]:
     form = data.format_of(path)
     if form == "datasets":
         split = data.train_split if part == "train" else data.eval_split
@@ -62,7 +67,7 @@ def _records(data: DataConfig, path: str, part: Literal["train", "eval"]) -> Gen
     file = Path(path)
     if not file.is_file():
         raise SetupError(f"{path!r} is a folder, not a file" if file.is_dir() else f"file {path!r} does not exist")
-    yield from _from_jsonl(file) if form == "jsonl" else _from_parquet(file)
+    yield from _from_jsonl(file) if form == "jsonl" else _from_parquet(file, limit)
 
 
 def _from_jsonl(file: Path) -> Iterator[Record]:
@@ -78,18 +83,20 @@ def _from_jsonl(file: Path) -> Iterator[Record]:
 def _parse(line: str, where: str) -> Any:
     try:
         return json.loads(line)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # also a whole number of more digits than Python reads
         raise SetupError(f"{where}: not JSON: {error}") from error
 
 
-def _from_parquet(file: Path) -> Iterator[Record]:
+def _from_parquet(file: Path, limit: int | None) -> Iterator[Record]:
     try:
         from pyarrow import ArrowException, parquet
     except ImportError as error:
-        raise SetupError(f"{str(file)!r} is read with pyarrow, which {_INSTALL}") from error
+        raise SetupError(f"{str(file)!r} is read with pyarrow, which {_INSTALL} 'pyarrow>=15'") from error
     try:
         with parquet.ParquetFile(file) as table:
-            rows = itertools.chain.from_iterable(batch.to_pylist() for batch in table.iter_batches())
+            # No more rows at once than are asked for: some hold images, or whole books.
+            batches = table.iter_batches(batch_size=min(limit or _PARQUET_BATCH, _PARQUET_BATCH))
+            rows = itertools.chain.from_iterable(batch.to_pylist() for batch in batches)
             yield from _numbered(rows, str(file))
     except (OSError, ArrowException) as error:
         raise SetupError(f"{str(file)!r} cannot be read as Parquet: {_first_line(error)}") from error
@@ -97,17 +104,26 @@ def _from_parquet(file: Path) -> Iterator[Record]:
 
 def _from_datasets(data: DataConfig, path: str, split: str | None, part: Literal["train", "eval"]) -> Iterator[Record]:
     if Path(path).is_file():
-        raise SetupError(f"the ending of file {path!r} does not say what it is; set data.format to jsonl or parquet")
+        raise SetupError(_no_dataset(data, path))
     try:
         import datasets
     except ImportError as error:
-        raise SetupError(f"{path!r} is read with the datasets package, which {_INSTALL}") from error
+        raise SetupError(f"{path!r} is read with the datasets package, which {_INSTALL} 'datasets>=3'") from error
     with _quiet(datasets, offline=not data.download):
         if (Path(path) / "dataset_dict.json").is_file() or (Path(path) / "state.json").is_file():
             rows = _load_saved(datasets, data, path, split, part)
         else:
             rows = _load_named(datasets, data, path, split or _DEFAULT_SPLITS[part], part)
     yield from _numbered(rows, path)
+
+
+def _no_dataset(data: DataConfig, path: str) -> str:
+    if data.format == "datasets":
+        return f"{path!r} is a file, and data.format = datasets reads folders and names; set it to jsonl or parquet"
+    return (
+        f"{path!r} ends neither in .jsonl nor in .parquet: if it is one of them, set data.format to jsonl or parquet; "
+        "a folder with CSV or JSON files is read by the datasets package: give the folder instead"
+    )
 
 
 def _load_saved(datasets: Any, data: DataConfig, path: str, split: str | None, part: str) -> Iterable[Any]:
@@ -178,6 +194,8 @@ def _prompt(record: Record, data: DataConfig) -> Prompt:
         )
     messages = _messages(values[data.prompt_key], record.where, data)
     text = values[data.prompt_key] if messages is None else "\n".join(str(m["content"]) for m in messages)
+    if not text:
+        raise SetupError(f"{record.where}: {data.prompt_key!r} is empty (data.prompt_key)")
     own = (data.prompt_key, data.answer_key, "id")
     facts = MappingProxyType({key: value for key, value in values.items() if key not in own})
     name = values.get("id")
@@ -202,12 +220,25 @@ def _messages(value: Any, where: str, data: DataConfig) -> tuple[Message, ...] |
     return tuple({key: item for key, item in message.items() if item is not None} for message in value)
 
 
-def _check_ids(prompts: list[Prompt]) -> None:
-    seen: set[str] = set()
-    for prompt in prompts:
+def _check_ids(records: list[Record], prompts: list[Prompt]) -> None:
+    seen: dict[str, str] = {}
+    for record, prompt in zip(records, prompts, strict=True):
         if prompt.prompt_id in seen:
-            raise SetupError(f"two records have the same id {prompt.prompt_id!r}")
-        seen.add(prompt.prompt_id)
+            raise SetupError(
+                f"{seen[prompt.prompt_id]} and {record.where} have the same id {prompt.prompt_id!r}; a record without "
+                "an id has its number for one: give an id to all records or to none"
+            )
+        seen[prompt.prompt_id] = record.where
+
+
+def _check_answers(used: list[Record], others: Iterable[Record], data: DataConfig) -> None:
+    """Refuse a `data.answer_key` of the user's own that no record has; without answers all rewards would be alike."""
+    key = data.answer_key
+    if key == DataConfig.model_fields["answer_key"].default or any(key in record.values for record in used):
+        return
+    if not any(isinstance(record.values, Mapping) and key in record.values for record in others):
+        columns = list(dict.fromkeys(column for record in used for column in record.values))
+        raise SetupError(f"no record has a column {key!r}; set data.answer_key to {_one_of(key, columns)}")
 
 
 def _one_of(name: str, names: list[str]) -> str:

@@ -12,6 +12,9 @@ from penstock.errors import ConfigError, EnvironmentFailure, GenerationTimeout
 from penstock.rollout.engines.base import GenerationEngine, GenerationRequest, GenerationResult, SamplingParams
 from penstock.rollout.prompts import Message, derive_seed
 
+_ROLES = ("bos", "eos", "pad", "unk", "cls", "sep", "mask")
+"""Special tokens with a part in the making of sequences; tokenizers may have others, which are a model's words."""
+
 
 class Tokenizer(Protocol):
     """What Penstock needs of a tokenizer."""
@@ -26,8 +29,9 @@ class Tokenizer(Protocol):
     def encode(self, text: str) -> tuple[int, ...]:
         """Plain text as token ids."""
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Token ids as text, without special tokens."""
+    def decode(self, token_ids: Sequence[int], ends: AbstractSet[int] | None = None) -> str:
+        """Token ids as text, without special tokens; given `ends`, only without those that begin or pad text or are
+        among them."""
 
     def decode_raw(self, token_ids: Sequence[int]) -> str:
         """Token ids as text, special tokens included."""
@@ -42,6 +46,9 @@ class HFTokenizer:
     def __init__(self, tokenizer: Any, *, chat_template: bool) -> None:
         self._tokenizer = tokenizer
         self._chat_template = chat_template
+        added = tokenizer.added_tokens_decoder.items()
+        self._special = frozenset(tokenizer.all_special_ids).union(token for token, word in added if word.special)
+        self._wordless = frozenset(getattr(tokenizer, f"{role}_token_id", None) for role in _ROLES)
 
     @property
     def uses_chat(self) -> bool:
@@ -64,8 +71,9 @@ class HFTokenizer:
     def encode(self, text: str) -> tuple[int, ...]:
         return tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"])
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))
+    def decode(self, token_ids: Sequence[int], ends: AbstractSet[int] | None = None) -> str:
+        dropped = self._special if ends is None else self._wordless | (ends & self._special)
+        return self.decode_raw([token for token in token_ids if token not in dropped])
 
     def decode_raw(self, token_ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=False))
@@ -112,7 +120,7 @@ class SampleHandle:
         return self.tokenizer.encode(text)
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        return self.tokenizer.decode(token_ids)
+        return self.tokenizer.decode(token_ids, self.sampling.stop_token_ids)
 
     def decode_raw(self, token_ids: Sequence[int]) -> str:
         return self.tokenizer.decode_raw(token_ids)

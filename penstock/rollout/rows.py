@@ -57,8 +57,8 @@ def _token_arrays(trajectory: Trajectory) -> tuple[Any, Any, Any, Any]:
             mask += [1.0] * count
             logprobs += generation.logprobs
             versions += generation.token_versions
-    if not ids:
-        raise EnvironmentFailure("the environment returned a trajectory without tokens")
+    if not any(mask):
+        raise EnvironmentFailure("the environment returned a trajectory without a token that the model generated")
     return (
         np.array(ids, dtype=np.int64),
         np.array(mask, dtype=np.float32),

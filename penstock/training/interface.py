@@ -37,6 +37,15 @@ class StepResult:
     """Flat keys without prefix (`loss`, `grad_norm`, `lr`, …), equal to those of the whole batch in one call."""
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """What `prepare` did."""
+
+    meta: KVBatchMeta
+    """The same rows, known to have the columns that were added."""
+    seconds: float
+
+
 class Trainer(Protocol):
     """A trainer as the controller sees it. Calls are carried out one at a time, in the order they were made.
 
@@ -63,8 +72,8 @@ class Trainer(Protocol):
     async def compute_logprobs(self, meta: KVBatchMeta, field_name: str) -> None:
         """Write the current policy's per-token log-probs of the rows into a column; legal while a step is open."""
 
-    async def prepare(self, meta: KVBatchMeta) -> KVBatchMeta:
-        """Write the columns that advantages and loss need besides those of the rollout; the meta that knows them.
+    async def prepare(self, meta: KVBatchMeta) -> Prepared:
+        """Write the columns that advantages and loss need besides those of the rollout.
 
         Legal while a step is open. Called only where `training.targets.needs_preparation` says so.
         """

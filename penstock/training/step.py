@@ -112,8 +112,8 @@ class StepMachine:
         except BaseException as error:
             self._state = StepState.BROKEN
             raise OptimizerStepError(
-                f"step {self._step_id}: the optimizer failed while it changed weights ({error!r}); some may be new and "
-                "some old, so the trainer must be rebuilt from the last checkpoint"
+                f"step {(self._step_id or 0) + 1}: the optimizer failed while it changed weights ({error!r}); some may "
+                "be new and some old, so the trainer must be rebuilt from the last checkpoint"
             ) from error
 
     def _require_open(self, call: str, step_id: int) -> None:

@@ -23,8 +23,20 @@ ADAPTER_FILE = "adapter_model.safetensors"
 CONFIG_FILE = "adapter_config.json"
 _NAME = "default"
 _SHOWN = 12
-_PLAIN = {"use_dora": False, "bias": "none", "lora_bias": False, "modules_to_save": None, "layer_replication": None}
-"""Settings of a saved adapter that must have these values: the others change more than `W + scale * B @ A`."""
+_PLAIN: dict[str, tuple[Any, ...]] = {
+    "use_dora": (False,),
+    "bias": ("none",),
+    "lora_bias": (False,),
+    "modules_to_save": (None, []),
+    "layer_replication": (None,),
+    "trainable_token_indices": (None, [], {}),
+    "use_qalora": (False, None),
+    "use_bdlora": (False, None),
+    "alora_invocation_tokens": (None, []),
+    "init_lora_weights": (True, False, "gaussian"),
+}
+"""Settings of a saved adapter that must have one of these values: others change more than `W + scale * B @ A`, or
+rewrite `W` when they are loaded."""
 _SAME = {"r": "rank", "lora_alpha": "alpha"}
 """Settings that must be those of a checkpoint, by their names in peft and in `model.lora`."""
 
@@ -140,7 +152,12 @@ def attach_lora(model: Any, config: LoraConfig, *, seed: int = 0) -> Any:
 def _adapt(peft: Any, model: Any, config: LoraConfig, seed: int) -> Any:
     if config.path is not None:
         _check_start(Path(config.path))
-        return peft.PeftModel.from_pretrained(model, config.path, is_trainable=True)
+        with warnings.catch_warnings():
+            # peft only warns where tensors are missing; here they are an error.
+            warnings.filterwarnings("ignore", message="Found missing adapter keys")
+            peft_model = peft.PeftModel.from_pretrained(model, config.path, is_trainable=True)
+        _check_fits(peft, peft_model, Path(config.path))
+        return peft_model
     settings = peft.LoraConfig(
         r=config.rank,
         lora_alpha=config.alpha,
@@ -158,7 +175,7 @@ def require_peft() -> Any:
         return importlib.import_module("peft")
     except ImportError as error:
         raise SetupError(
-            f"model.lora: needs the peft package, which cannot be imported ({error}); pip install 'penstock[lora]'"
+            f"model.lora: needs the peft package, which cannot be imported ({error}); pip install 'peft>=0.21'"
         ) from error
 
 
@@ -212,14 +229,34 @@ def _adapter_settings(folder: Path) -> dict[str, Any]:
     try:
         settings: dict[str, Any] = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise SetupError(f"{folder} holds no adapter: {CONFIG_FILE} cannot be read ({error})") from error
+        raise SetupError(
+            f"model.lora.path: {str(folder)!r} holds no adapter: {CONFIG_FILE} cannot be read ({error})"
+        ) from error
     return settings
+
+
+def _check_fits(peft: Any, peft_model: Any, folder: Path) -> None:
+    """Every tensor of the saved adapter is one of the model's adapters, and the other way round."""
+    from safetensors import safe_open
+
+    own = peft.get_peft_model_state_dict(peft_model, save_embedding_layers=False)
+    with safe_open(folder / ADAPTER_FILE, framework="pt") as saved:
+        shapes = {name: tuple(saved.get_slice(name).get_shape()) for name in saved.keys()}  # noqa: SIM118 - no mapping
+    wrong = sorted(
+        name for name in own.keys() | shapes.keys() if name not in own or shapes.get(name) != tuple(own[name].shape)
+    )
+    if wrong:
+        more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+        raise SetupError(
+            f"model.lora.path: {str(folder)!r} does not fit {type(peft_model.get_base_model()).__name__}: "
+            f"{', '.join(wrong[:3])}{more} are missing, too many or of another shape"
+        )
 
 
 def _check_start(folder: Path) -> None:
     """An adapter to start from must be a plain LoRA one."""
     settings = _adapter_settings(folder)
-    odd = [name for name, value in _PLAIN.items() if settings.get(name, value) != value]
+    odd = [name for name, values in _PLAIN.items() if name in settings and settings[name] not in values]
     if settings.get("peft_type") != "LORA":
         raise SetupError(
             f"model.lora.path: {str(folder)!r} is an adapter of type {settings.get('peft_type')}, not LORA"

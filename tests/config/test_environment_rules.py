@@ -68,6 +68,7 @@ def test_settings_without_effect_are_rejected(given: dict[str, Any], keys: list[
         ("math", {"corect": 1.0}, "corect: unknown setting; did you mean correct?"),
         ("math", {"correct": "high"}, "correct: expected a number, got 'high'"),
         ("math", {"wrong": float("nan")}, "wrong: must be a finite number"),
+        ("math", {"undecided": "low"}, "undecided: expected a number, got 'low'"),
         ("calculator", {"max_terms": 1}, "min_terms: 2 is more than max_terms = 1"),
         ("calculator", {"operators": ["+", "^"]}, "operators[1]: input should be '+'"),
         ("calculator", {"operators": []}, "operators: "),
@@ -84,7 +85,7 @@ def test_args_of_built_in_environments_are_checked(kind: str, args: dict[str, An
 @pytest.mark.parametrize(
     "given",
     [
-        with_kind("math", FILE | {"eval_path": "e.parquet", "eval_size": 9}, args={"wrong": -1}),
+        with_kind("math", FILE | {"eval_path": "e.parquet", "eval_size": 9}, args={"wrong": -1, "undecided": 0}),
         with_kind("math", HUB | {"subset": "main", "train_split": "train", "eval_split": "test", "download": True}),
         with_kind("function", {"train_path": "d.jsonl", "eval_path": "gsm8k", "eval_split": "test"}, **FUNCTION),
         with_kind("calculator", args={"max_turns": 2, "operators": ["*"]}, workers=2, timeout_seconds=1),

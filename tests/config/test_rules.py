@@ -65,6 +65,7 @@ def test_settings_that_go_together_are_accepted(given: dict[str, Any]) -> None:
 
 
 WHOLE = {"training__min_groups_per_chunk": 8}
+SOFT = {"overlong": "soft", "overlong_buffer": 8}
 KL_REWARD = {"coefficient": 0.1, "estimator": "k1", "place": "reward"}
 
 
@@ -77,6 +78,16 @@ KL_REWARD = {"coefficient": 0.1, "estimator": "k1", "place": "reward"}
         ({"algorithm__reward": {"clip_low": 1.0, "clip_high": 1.0}}, "algorithm.reward.clip_low"),
         ({"algorithm__reward": {"overlong": "soft"}}, "algorithm.reward.overlong_buffer"),
         ({"algorithm__reward": {"overlong": "soft", "overlong_buffer": 65}}, "algorithm.reward.overlong_buffer"),
+        (
+            {"algorithm__reward": SOFT, "rollout__environment__kind": "calculator"},
+            "algorithm.reward.overlong_limit",
+        ),
+        ({"algorithm__reward": {"overlong": "mask", "overlong_limit": 9}}, "algorithm.reward.overlong_limit"),
+        ({"algorithm__advantage": {"normalize_std": False, "epsilon": 0.1}}, "algorithm.advantage.epsilon"),
+        (
+            {"algorithm__dynamic_sampling": {"enabled": True}, "algorithm__kl": KL_REWARD},
+            "algorithm.dynamic_sampling.enabled",
+        ),
         ({"algorithm__reward": {"overlong": "mask", "overlong_penalty": 2.0}}, "algorithm.reward.overlong_penalty"),
         ({"algorithm__loss": {"level": "constant"}}, "algorithm.loss.constant_length"),
         ({"algorithm__loss": {"constant_length": 64}}, "algorithm.loss.constant_length"),

@@ -12,6 +12,7 @@ from penstock.controller.minibatches import merge_results, split_groups
 from penstock.data_plane.fields import sample_id
 from penstock.data_plane.meta import KVBatchMeta
 from penstock.training.interface import StepResult
+from penstock.training.step import OptimizerStepError
 from penstock.training.workers.scripted import ScriptedTrainer
 from tests.support.scripted_run import ScriptedRun, scripted_config
 
@@ -44,6 +45,20 @@ def test_results_are_merged_as_those_of_one_step() -> None:
     assert merged.metrics["minibatches"] == 2
 
 
+def test_means_over_sequences_are_weighted_by_sequences() -> None:
+    one = StepResult(0, True, 1, metrics={"tokens": 10.0, "sequences": 3.0, "loss": 1.0, "empty_steps": 0.0})
+    two = StepResult(0, True, 1, metrics={"tokens": 30.0, "sequences": 1.0, "loss": 3.0, "empty_steps": 0.0})
+    assert merge_results([one, two], {"loss"}).metrics["loss"] == pytest.approx(1.5)
+
+
+def test_an_empty_update_neither_empties_the_step_nor_hides_its_drift() -> None:
+    full = StepResult(0, True, 1, metrics={"tokens": 10.0, "approx_kl": 0.2, "empty_steps": 0.0})
+    empty = StepResult(0, True, 1, metrics={"tokens": 0.0, "empty_steps": 1.0})
+    merged = merge_results([full, empty]).metrics
+    assert merged["empty_steps"] == 0
+    assert merged["approx_kl_last"] == 0.2
+
+
 def two_updates(**settings: Any) -> ScriptedRun:
     training = {"prompt_groups_per_step": 4, "min_groups_per_chunk": 4, "minibatches_per_step": 2}
     return ScriptedRun(scripted_config(training=training), prompts=8, **settings)
@@ -63,16 +78,39 @@ async def test_a_batch_of_several_updates_is_one_version() -> None:
 async def test_an_update_that_fails_is_replayed_without_those_before_it() -> None:
     calls = 0
 
-    def fail_third(step_id: int, chunk: KVBatchMeta) -> None:
+    def fail_second(step_id: int, chunk: KVBatchMeta) -> None:
         nonlocal calls
         calls += 1
         if calls == 2:
             raise RuntimeError("out of memory")
 
-    run = two_updates(trainer=ScriptedTrainer(before_chunk=fail_third))
+    run = two_updates(trainer=ScriptedTrainer(before_chunk=fail_second))
     await run.run()
     first, second = (chunk.group_ids for chunk in run.trainer.trained[:2])
     assert not set(first) & set(second)
     assert len(run.trained_groups) == 8
     (event,) = run.names("step_replayed")
     assert event["chunks"] == 1
+
+
+async def test_an_update_that_cannot_be_repaired_says_that_the_weights_are_between_two_versions() -> None:
+    calls = 0
+
+    def fail_from_second(step_id: int, chunk: KVBatchMeta) -> None:
+        nonlocal calls
+        calls += 1
+        if calls > 1:
+            raise RuntimeError("out of memory")
+
+    run = two_updates(trainer=ScriptedTrainer(before_chunk=fail_from_second))
+    with pytest.raises(OptimizerStepError, match=r"update 2 of the 2 .* out of memory.*last checkpoint"):
+        await run.run()
+
+
+async def test_updates_are_progress_to_the_watchdog() -> None:
+    training = {"prompt_groups_per_step": 4, "min_groups_per_chunk": 4, "minibatches_per_step": 4}
+    failure = {"stall_seconds": 0.25, "on_stall": "stop", "backoff_seconds": 0}
+    config = scripted_config(training=training, rollout={"failure": failure})
+    run = ScriptedRun(config, prompts=4, trainer=ScriptedTrainer(chunk_seconds=lambda meta: 0.15))
+    assert await run.run() == "data_exhausted"
+    assert run.controller.training.chunks_trained == 4

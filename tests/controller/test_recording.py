@@ -42,6 +42,7 @@ async def traced(run: ScriptedRun, path: Path, stop_after: float | None = None) 
         run.timeline.close()
         events = recorded(path)
         check_trace(events)
+        assert lives(events), "a run without groups proves nothing about groups"
     return events
 
 
@@ -70,7 +71,7 @@ async def test_a_trained_group_carries_what_is_known_of_it(path: Path) -> None:
         "end": "trained",
         "end_version": 1,
         "tokens": 0,
-        "step": 1,
+        "step": 2,
         "lag": 0,
         "reward_mean": 5.0,
     }
@@ -83,8 +84,8 @@ async def test_pumps_trainer_engine_and_counters_are_there(path: Path) -> None:
     lanes = {e["args"]["name"] for e in events if e["ph"] == "M" and e["name"] == "thread_name"}
     assert {"rollout pump", "advantage pump", "train pump", "weight sync", "trainer", "scripted"} <= lanes
     assert {
-        "step 0",
         "step 1",
+        "step 2",
         "waiting for groups",
         "waiting for the trainer to finish the step",
         "train_microbatch",
@@ -156,6 +157,51 @@ async def test_a_step_that_fails_for_good_abandons_its_groups(path: Path) -> Non
     assert "abandoned" in ends_of(recorded(path))
 
 
+async def test_a_call_of_the_trainer_that_raises_is_on_the_timeline(path: Path) -> None:
+    def fails_once(step_id: int, meta: object) -> None:
+        if not failed:
+            failed.append(step_id)
+            raise RuntimeError("no")
+
+    failed: list[int] = []
+    config = scripted_config(training={"train_attempts": 2})
+    run = ScriptedRun(config, prompts=8, trainer=ScriptedTrainer(before_chunk=fails_once))
+    events = await traced(run, path)
+    errors = [e["args"] for e in events if e["name"] == "train_microbatch" and "error" in e["args"]]
+    assert (errors[0]["error"], errors[0]["step"]) == ("RuntimeError", 1)
+
+
+class TestOneNumbering:
+    """A step has the same number wherever a person meets it: that of its line in `metrics.jsonl`."""
+
+    async def test_spans_groups_and_calls_of_a_step(self, path: Path) -> None:
+        run = ScriptedRun(scripted_config(), prompts=8)
+        events = await traced(run, path)
+        assert [metrics["step"] for metrics in run.steps] == [1.0, 2.0]
+        for name in ("train_microbatch", "finish_train_step", "training"):
+            assert {e["args"]["step"] for e in events if e["name"] == name and e["ph"] in "Xb"} == {1, 2}
+
+    async def test_the_step_that_a_group_is_meant_for(self, path: Path) -> None:
+        config = scripted_config(sampler={"kind": "in_order"}, algorithm={"correction": {"kind": "tis"}})
+        events = await traced(ScriptedRun(config, prompts=8), path)
+        for life in lives(events).values():
+            assert life[0]["args"]["target_step"] == life[-1]["args"]["step"]
+
+    async def test_events_about_a_step(self, path: Path) -> None:
+        def explode(step_id: int, meta: object) -> None:
+            if step_id == 1 and not failed:
+                failed.append(step_id)
+                raise RuntimeError("no")
+
+        failed: list[int] = []
+        config = scripted_config(training={"train_attempts": 2}, data={"partial_step": "drop"})
+        run = ScriptedRun(config, prompts=10, trainer=ScriptedTrainer(before_chunk=explode))
+        await run.run()
+        assert {event["step"] for event in run.names("train_microbatch_failed")} == {2}
+        assert [event["step"] for event in run.names("step_replayed")] == [2]
+        assert [event["step"] for event in run.names("partial_step_dropped")] == [3]
+
+
 def kept_in(path: Path) -> Events:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
@@ -189,3 +235,11 @@ class TestKeptSamples:
         assert await run.run() == "data_exhausted"
         assert [event["step"] for event in run.names("samples_not_kept")] == [1, 2]
         assert len(run.trained_groups) == 8
+
+    async def test_a_full_disk_does_not_end_the_run_and_the_event_names_the_file(self) -> None:
+        run = ScriptedRun(scripted_config(), prompts=8)
+        run.samples = SampleLog("/dev/full", per_step=1)
+        assert await run.run() == "data_exhausted"
+        causes = [event["cause"] for event in run.names("samples_not_kept")]
+        assert len(causes) == 2
+        assert all("RecordError: '/dev/full' cannot be written: No space left on device" in cause for cause in causes)

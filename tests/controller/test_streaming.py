@@ -8,7 +8,7 @@ import pytest
 
 from penstock.data_plane.meta import KVBatchMeta
 from penstock.errors import StepStateError
-from penstock.rollout.engines.base import GenerationRequest
+from penstock.rollout.engines.base import FinishReason, GenerationRequest
 from penstock.rollout.engines.scripted import ScriptedResponse
 from penstock.training.workers.scripted import ScriptedTrainer
 from tests.support.scripted_run import ScriptedRun, scripted_config
@@ -65,8 +65,12 @@ async def test_abort_is_idempotent_and_leaves_the_version_alone() -> None:
 
 
 async def test_an_empty_step_is_consumed_without_a_new_version() -> None:
-    run = ScriptedRun(scripted_config(), prompts=8, script=lambda request: ScriptedResponse(seconds=0.0, token_ids=()))
+    """Every response is cut off, and such responses are not trained."""
+    cut_off = ScriptedResponse(seconds=0.0, finish_reason=FinishReason.LENGTH)
+    config = scripted_config(algorithm={"reward": {"overlong": "mask"}})
+    run = ScriptedRun(config, prompts=8, script=lambda request: cut_off)
     assert await run.run() == "data_exhausted"
+    assert [step["train/samples_masked"] for step in run.steps] == [8, 8]
     assert [step["train/empty_steps"] for step in run.steps] == [1, 1]
     assert run.buffer.clock.trainer_version == 0
     assert run.trainer.finished == []

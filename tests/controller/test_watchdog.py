@@ -21,7 +21,7 @@ async def test_a_stall_is_reported_once_with_what_everything_waits_for() -> None
     )
     assert await run.run() == "data_exhausted"
     [stall] = run.names("stalled")
-    assert "1 selectable groups for step 0" in stall["train_pump"]
+    assert "1 selectable groups for step 1" in stall["train_pump"]
     assert list(stall["groups_in_flight"]) == ["group00000002"]
     assert stall["groups_in_flight"]["group00000002"] >= 0.1
     assert stall["engines"] == {"scripted": "healthy"}

@@ -209,8 +209,8 @@ def test_requests_from_several_event_loops_share_the_engine() -> None:
 
 
 def sliding_window_model() -> Any:
-    """A tiny Mistral with a window of 32 positions."""
-    config = transformers.MistralConfig(
+    """A tiny Starcoder2 with a window of 32 positions; the engine knows no windows of this family."""
+    config = transformers.Starcoder2Config(
         vocab_size=50,
         hidden_size=16,
         intermediate_size=32,
@@ -220,7 +220,7 @@ def sliding_window_model() -> Any:
         sliding_window=32,
         max_position_embeddings=128,
     )
-    return transformers.MistralForCausalLM(config).eval()
+    return transformers.Starcoder2ForCausalLM(config).eval()
 
 
 class TestSetup:

@@ -6,6 +6,8 @@ import string
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from transformers import AddedToken
+
 from penstock.errors import PromptTooLong
 from penstock.rollout.engines.base import FinishReason, GenerationRequest, SamplingParams
 from penstock.rollout.engines.scripted import ScriptedEngine, ScriptedResponse
@@ -17,6 +19,15 @@ CHAT = (
     "{% if tools %}tools:{% for tool in tools %} {{ tool.function.name }}{% endfor %}\n{% endif %}"
     "{% for message in messages %}{{ message.role }}: {{ message.content }}<eos>\n{% endfor %}"
     "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+SPACED = (
+    "{% for message in messages %}{% if message.role == 'user' %}[INST] {{ message.content }} [/INST]"
+    "{% else %}{{ ' ' + message.content + ' <eos>' }}{% endif %}{% endfor %}"
+)
+"""In the manner of Llama 2: spaces around the model's words, and nothing that asks for them."""
+ADDS_THOUGHTS = (
+    "{% for message in messages %}{{ message.role }}: {% if message.role == 'assistant' %}<think></think>{% endif %}"
+    "{{ message.content }}<eos>\n{% endfor %}assistant: "
 )
 DROPS_THOUGHTS = (
     "{% for message in messages %}{{ message.role }}: "
@@ -30,6 +41,21 @@ Says = Callable[[str], str]
 
 def tokenizer(template: str | None = None) -> HFTokenizer:
     hf = char_tokenizer()
+    hf.chat_template = template
+    return HFTokenizer(hf, chat_template=template is not None)
+
+
+def tagging_tokenizer(*tags: str, template: str | None = None, opens: bool = False) -> HFTokenizer:
+    """A tokenizer that has tags as special tokens; `opens`: one that puts a special token before text."""
+    hf = char_tokenizer()
+    hf.add_tokens([AddedToken(tag, special=True) for tag in tags])
+    if opens:
+        from tokenizers.processors import TemplateProcessing
+
+        hf.add_special_tokens({"bos_token": "<bos>"})
+        hf.backend_tokenizer.post_processor = TemplateProcessing(
+            single="<bos> $A", special_tokens=[("<bos>", hf.bos_token_id)]
+        )
     hf.chat_template = template
     return HFTokenizer(hf, chat_template=template is not None)
 

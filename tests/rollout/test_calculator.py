@@ -23,7 +23,17 @@ from tests.rollout.talking import Talker
 
 @pytest.mark.parametrize(
     ("expression", "value"),
-    [("12*34", "408"), ("2*(3+4) - 1", "13"), ("-3--4", "1"), ("1/3", "0.333333"), ("0.1+0.2", "0.3"), ("7/7", "1")],
+    [
+        *(("12*34", "408"), ("2*(3+4) - 1", "13"), ("-3--4", "1"), ("1/3", "0.333333"), ("0.1+0.2", "0.3")),
+        *(
+            ("7/7", "1"),
+            ("-2/3", "-0.666667"),
+            ("0-1/99999999", "0"),
+            ("(9007199254740993*2+1)/2", "9007199254740993.5"),
+        ),
+        ("12345678901234567.5*2", "24691357802469135"),
+        (".5+1.", "1.5"),
+    ],
 )
 def test_arithmetic_is_exact(expression: str, value: str) -> None:
     assert show(evaluate(expression)) == value
@@ -76,6 +86,18 @@ def test_too_few_expressions_for_what_is_asked_are_named() -> None:
         environment(eval_size=900, min_terms=1, max_terms=1, max_digits=1)
 
 
+def test_expressions_that_are_too_large_are_named_as_that() -> None:
+    match = r"rollout\.environment\.args: of 1000 expressions drawn 1000 cannot be calculated \(too large\)"
+    with pytest.raises(ConfigError, match=match):
+        environment(min_terms=9, max_terms=9, min_digits=9, max_digits=9, operators=["*"])
+
+
+def test_every_answer_can_be_given() -> None:
+    prompts = environment(min_terms=4, max_terms=4, max_digits=9, operators=["/", "-"]).prompts(Split.TRAIN)
+    assert all(show(number) == p.answer for p in prompts if (number := read_number(p.answer)) is not None)
+    assert all(read_number(prompt.answer) is not None for prompt in prompts)
+
+
 def test_division_and_parentheses_appear_where_asked_for() -> None:
     prompts = environment(min_terms=3, max_terms=4, operators=["/", "-"], parentheses=True).prompts(Split.TRAIN)
     assert any("(" in prompt.text for prompt in prompts)
@@ -116,6 +138,8 @@ async def test_the_model_asks_sees_the_result_and_answers() -> None:
         (["<calc>12*</calc>", "<answer>1</answer>"], -1.0),
         (["<calc>12*34</calc> and so on", "unheard"], -1.0),
         (["<calc>12*34</calc>"] * 2, -0.75),
+        (["<calc>1/0</calc>", "<calc>12*34</calc>"], -0.75),
+        (["<answer>1</answer><calc>12*34</calc>"], -1.0),
         (["<calc>1</calc><answer>408</answer>"], 1.0),
         (["<answer>4</answer> no <answer>408</answer>"], 1.0),
     ],

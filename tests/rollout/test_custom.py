@@ -69,6 +69,19 @@ class WrongPrompts(Bare):
         return ["a"]
 
 
+class NoDisk(Bare):
+    """Cannot give its prompts."""
+
+    def prompts(self, split: Split) -> Any:
+        raise OSError("no disk")
+
+
+class Letters(Bare):
+    """Forgets a comma."""
+
+    turn_ends = "</a>"  # type: ignore[assignment]
+
+
 class Twins(Bare):
     """Gives the same id twice."""
 
@@ -132,6 +145,8 @@ async def test_its_async_code_has_a_time_limit() -> None:
         ("WrongPrompts", {}, r"prompts\(Split\.TRAIN\) must give a list of Prompt"),
         ("Twins", {}, "two prompts with the same prompt_id"),
         ("MultiTurnEnvironment", {}, "abstract"),
+        ("NoDisk", {}, r"prompts\(Split\.TRAIN\) raised OSError: no disk"),
+        ("Letters", {}, "turn_ends is the text '</a>', not a tuple"),
     ],
 )
 def test_what_is_no_environment_is_refused_with_the_reason(name: str, args: dict[str, Any], match: str) -> None:
@@ -141,5 +156,21 @@ def test_what_is_no_environment_is_refused_with_the_reason(name: str, args: dict
 
 def test_data_that_it_does_not_ask_for_is_refused(tmp_path: Path) -> None:
     (tmp_path / "d.jsonl").write_text('{"prompt": "a"}\n', encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"data\.train_path: has no effect.*no parameter named data"):
-        make("Bare", DataConfig(train_path=str(tmp_path / "d.jsonl")))
+    file = str(tmp_path / "d.jsonl")
+    for given in (
+        {"train_path": file},
+        {"eval_path": file},
+        {"train_size": 5},
+        {"eval_size": 5},
+        {"eval_path": file, "eval_size": 5},
+    ):
+        with pytest.raises(ConfigError) as caught:
+            make("Bare", DataConfig(**given))
+        assert [line.partition(":")[0] for line in caught.value.problems] == [f"data.{key}" for key in given]
+        assert all("no parameter named data" in line for line in caught.value.problems)
+
+
+def test_a_look_at_a_few_prompts_is_not_taken_for_a_size_that_was_set() -> None:
+    config = EnvironmentConfig(kind="custom", path="tests.rollout.test_custom:Bare")
+    made = make_environment(config, DataConfig(eval_size=64), seed=5, at_most=1)
+    assert made.name == "Bare"

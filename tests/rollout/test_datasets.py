@@ -89,6 +89,54 @@ def test_the_ending_can_be_overruled(tmp_path: Path) -> None:
     assert len(train(path, format="jsonl")) == 5
     with pytest.raises(SetupError, match=r"data\.train_path: .*set data\.format to jsonl or parquet"):
         train(path)
+    with pytest.raises(SetupError, match=r"is a file, and data\.format = datasets reads folders and names"):
+        train(path, format="datasets")
+    assert len(train(jsonl(tmp_path / "PROMPTS.JSONL", ROWS))) == 5
+
+
+def test_a_file_of_another_kind_says_how_it_can_be_read(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "train.csv").write_text("prompt,answer\n1+1,2\n", encoding="utf-8")
+    with pytest.raises(SetupError, match="a folder with CSV or JSON files is read by the datasets package"):
+        train(str(folder / "train.csv"))
+    assert [prompt.text for prompt in train(str(folder))] == ["1+1"]
+
+
+@pytest.mark.parametrize("write", [jsonl, parquet, saved], ids=["jsonl", "parquet", "datasets"])
+def test_an_answer_key_that_no_record_has_is_refused_with_the_columns_there_are(tmp_path: Path, write: Any) -> None:
+    path = write(tmp_path / f"d.{write.__name__}", ROWS)
+    match = (
+        r"data\.train_path: no record has a column 'anser'; set data\.answer_key to answer \(there are prompt, answer"
+    )
+    for size in (None, 1):
+        with pytest.raises(SetupError, match=match):
+            train(path, answer_key="anser", train_size=size)
+
+
+def test_answers_may_be_missing_from_some_records_and_from_all_where_none_were_asked_for(tmp_path: Path) -> None:
+    path = jsonl(tmp_path / "d.jsonl", [{"prompt": "a"}, {"prompt": "b", "solution": "c"}])
+    assert [prompt.answer for prompt in train(path)] == [None, None]
+    assert [prompt.answer for prompt in train(path, answer_key="solution")] == [None, "c"]
+    assert [prompt.answer for prompt in train(path, answer_key="solution", train_size=1)] == [None]
+
+
+def test_only_the_rows_that_are_asked_for_are_read_from_parquet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import pyarrow.parquet
+
+    read: list[int] = []
+    batches = pyarrow.parquet.ParquetFile.iter_batches
+
+    def counted(self: Any, *args: Any, **kwargs: Any) -> Any:
+        for batch in batches(self, *args, **kwargs):
+            read.append(batch.num_rows)
+            yield batch
+
+    monkeypatch.setattr(pyarrow.parquet.ParquetFile, "iter_batches", counted)
+    assert len(train(parquet(tmp_path / "d.parquet", ROWS), train_size=2)) == 2
+    assert read == [2]
 
 
 def test_records_keep_ids_and_empty_lines_are_skipped(tmp_path: Path) -> None:
@@ -123,7 +171,10 @@ def test_a_chat_is_kept_as_messages(tmp_path: Path, form: Any) -> None:
         ('{"prompt": 3}', r"'prompt' is a int; data\.prompt_key must name text"),
         ('{"prompt": []}', r"'prompt' is a list"),
         ('{"prompt": [{"role": "user"}]}', r"no text under role and content"),
-        ('{"prompt": "a", "id": 1}\n{"prompt": "b", "id": 1}', "same id '1'"),
+        ('{"prompt": "a", "id": 1}\n{"prompt": "b", "id": 1}', r"d\.jsonl:1 and .*d\.jsonl:2 have the same id '1'"),
+        ('{"prompt": "a", "id": 2}\n{"prompt": "b"}', "same id '2'; a record without an id has its number for one"),
+        ('{"prompt": "a", "n": ' + "9" * 5000 + "}", r"d\.jsonl:1: not JSON: .*4300 digits"),
+        ('{"prompt": ""}', r"d\.jsonl:1: 'prompt' is empty"),
         ("\n", r"d\.jsonl' is empty"),
     ],
 )
@@ -189,8 +240,8 @@ def test_the_hub_is_left_alone_unless_asked_for(monkeypatch: pytest.MonkeyPatch,
 def test_a_missing_package_is_named_with_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     path = parquet(tmp_path / "d.parquet", ROWS)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(SetupError, match=r"data\.train_path: .*pyarrow.*pip install 'penstock\[data\]'"):
+    with pytest.raises(SetupError, match=r"data\.train_path: .*pyarrow.*pip install 'pyarrow>=15'"):
         train(path)
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(SetupError, match=r"data\.train_path: .*datasets.*pip install 'penstock\[data\]'"):
+    with pytest.raises(SetupError, match=r"data\.train_path: .*datasets.*pip install 'datasets>=3'"):
         train(str(tmp_path))

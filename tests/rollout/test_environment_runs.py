@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
@@ -12,6 +13,8 @@ import pytest
 
 import penstock
 from penstock.config.loading import parse_config
+from penstock.rollout.environments import Done, MultiTurnEnvironment, Prompt, Split
+from penstock.run.checks import check_config
 from tests.rollout.talking import CHAT
 from tests.support.tiny_models import char_tokenizer, save_tiny_model
 
@@ -72,4 +75,39 @@ def test_a_verifiers_environment(settings: dict[str, Any], tmp_path: Path, monke
     result = penstock.train(parse_config(settings))
     assert result.summary["steps"] == 2
     lines = [json.loads(line) for line in (result.run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    assert all(0 <= line["train/reward_mean"] <= 1 for line in lines if "train/reward_mean" in line)
+    rewards = [line["train/reward_mean"] for line in lines if "train/reward_mean" in line]
+    assert len(rewards) == 2
+    assert all(0 <= reward <= 1 for reward in rewards)
+
+
+class Cancelling(MultiTurnEnvironment):
+    """Raises for one held-out prompt what asyncio raises when a run is interrupted; counts how often it is closed."""
+
+    closed = 0
+
+    def prompts(self, split: Split) -> list[Prompt]:
+        return [Prompt(f"{split.value}-{n}", "go") for n in range(4)]
+
+    async def step(self, prompt: Prompt, turns: Any) -> Done:
+        if prompt.prompt_id == "eval-1":
+            raise asyncio.CancelledError
+        return Done(1.0)
+
+    async def close(self) -> None:
+        type(self).closed += 1
+
+
+def test_a_cancellation_inside_an_environment_is_no_interruption_of_the_run(settings: dict[str, Any]) -> None:
+    path = f"{__name__}:Cancelling"
+    settings["rollout"]["environment"] = {"kind": "custom", "path": path}
+    settings["training"]["max_steps"] = 1
+    result = penstock.train(parse_config(settings))
+    assert result.stopped_by != "interrupted"
+    assert (result.summary["steps"], result.summary["eval_reward"]) == (1, 1.0)
+
+
+def test_the_check_of_a_configuration_closes_the_environment_that_it_makes(settings: dict[str, Any]) -> None:
+    settings["rollout"]["environment"] = {"kind": "custom", "path": f"{__name__}:Cancelling"}
+    before = Cancelling.closed
+    check_config(parse_config(settings))
+    assert Cancelling.closed == before + 1

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from penstock.config.data import DataConfig
 from penstock.config.rollout import EnvironmentConfig
-from penstock.errors import ConfigError, EnvironmentFailure, EnvironmentTimeout, SetupError
+from penstock.controller.failure import classify
+from penstock.errors import ConfigError, EnvironmentFailure, EnvironmentTimeout, FailureKind, SetupError
 from penstock.rollout.environments.base import Split, checked_reward
 from penstock.rollout.environments.factory import make_environment
 from penstock.rollout.environments.reward_pool import RewardPool
@@ -70,8 +74,6 @@ async def test_a_timeout_inside_the_reward_is_its_own_failure_not_our_limit(pool
 
 
 async def test_async_rewards_are_awaited_and_limited_too(pool: RewardPool) -> None:
-    import asyncio
-
     async def good() -> float:
         await asyncio.sleep(0)
         return 2.0
@@ -88,14 +90,13 @@ async def test_async_rewards_are_awaited_and_limited_too(pool: RewardPool) -> No
         await pool.score(raising)
     assert isinstance(caught.value.__cause__, KeyError)
     for _ in range(3):
-        with pytest.raises(EnvironmentTimeout, match="timeout_seconds"):
+        with pytest.raises(EnvironmentTimeout, match="timeout_seconds") as late:
             await pool.score(hanging)
+        assert classify(late.value) is FailureKind.DATA
     assert await pool.score(good) == 2.0
 
 
 async def test_no_more_rewards_run_at_a_time_than_there_are_workers() -> None:
-    import asyncio
-
     pool = RewardPool(workers=2, timeout_seconds=5)
     running, most, lock = 0, 0, threading.Lock()
 
@@ -114,10 +115,45 @@ async def test_no_more_rewards_run_at_a_time_than_there_are_workers() -> None:
     await pool.close()
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), None, "high", [1]])
+@pytest.mark.parametrize("raised", [asyncio.CancelledError(), SystemExit(3)])
+async def test_an_async_reward_cannot_end_the_run(pool: RewardPool, raised: BaseException) -> None:
+    async def reward() -> float:
+        await asyncio.sleep(0)
+        raise raised
+
+    with pytest.raises(EnvironmentFailure, match=f"raised {type(raised).__name__}"):
+        await pool.score(reward)
+
+
+async def test_a_cancelled_call_of_an_async_reward_stays_cancelled(pool: RewardPool) -> None:
+    started = asyncio.Event()
+
+    async def reward() -> float:
+        started.set()
+        await asyncio.Event().wait()
+        return 0.0
+
+    call = asyncio.create_task(pool.score(reward))
+    await started.wait()
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+
+
+NOT_REWARDS = [float("nan"), float("inf"), None, "high", [1], "1.0", b"1", 1e39, -1e39, 10**400, 10**5000]
+
+
+@pytest.mark.parametrize("value", NOT_REWARDS, ids=range(len(NOT_REWARDS)))
 def test_only_finite_numbers_are_rewards(value: Any) -> None:
     with pytest.raises(EnvironmentFailure, match="prompt 7"):
         checked_reward(value, Prompt("7", "?"))
+
+
+@pytest.mark.parametrize("value", [3, True, np.float32(0.5), torch.tensor(-2.0), 3.4028234663852886e38])
+def test_numbers_that_a_row_can_hold_are_rewards(value: Any) -> None:
+    reward = checked_reward(value, Prompt("7", "?"))
+    assert type(reward) is float
+    assert torch.isfinite(torch.tensor(reward, dtype=torch.float32))
 
 
 def gym(task: str, **args: Any) -> EnvironmentConfig:

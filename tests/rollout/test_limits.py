@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from penstock.errors import EngineError, EnvironmentFailure, EnvironmentTimeout
+from penstock.controller.failure import classify
+from penstock.errors import EngineError, EnvironmentFailure, EnvironmentTimeout, FailureKind
 from penstock.rollout.engines.scripted import ScriptedEngine, ScriptedResponse
-from penstock.rollout.environments import GenerationHandle, Prompt, Segment, Trajectory
-from penstock.rollout.environments.limits import TurnLimits
+from penstock.rollout.environments import GenerationHandle, Prompt, Segment, Split, Trajectory
+from penstock.rollout.environments.limits import LimitedEnvironment, TurnLimits
+from penstock.rollout.environments.reward_pool import RewardPool
 from tests.rollout.talking import Talker
 
 PROMPT = Prompt("7", "go")
@@ -57,8 +60,9 @@ async def test_async_code_that_hangs_is_given_up() -> None:
 
     limits = TurnLimits(1, 0.05)
     for _ in range(2):
-        with pytest.raises(EnvironmentTimeout, match=r"mine took longer than 0\.05 s .*timeout_seconds"):
+        with pytest.raises(EnvironmentTimeout, match=r"mine took longer than 0\.05 s .*timeout_seconds") as caught:
             await play(hanging, limits=limits)
+        assert classify(caught.value) is FailureKind.DATA
     assert (await play(one_turn, limits=limits)).reward == 1.0
 
 
@@ -151,6 +155,12 @@ async def test_only_trajectories_of_what_the_engine_saw_are_accepted() -> None:
         played = await one_turn(prompt, handle)
         return replace(played, segments=(played.segments[0], replace(played.segments[1], token_ids=(9, 1))))
 
+    async def unspoken(prompt: Prompt, handle: GenerationHandle) -> Trajectory:
+        return replace(await one_turn(prompt, handle), segments=(Segment((9, 9)),))
+
+    async def text_for_reward(prompt: Prompt, handle: GenerationHandle) -> Trajectory:
+        return replace(await one_turn(prompt, handle), reward="1.0")  # type: ignore[arg-type]
+
     async def foreign(prompt: Prompt, handle: GenerationHandle) -> Trajectory:
         played = await one_turn(prompt, handle)
         generation = replace(played.segments[1].generation, request_id="other")  # type: ignore[type-var]
@@ -162,6 +172,138 @@ async def test_only_trajectories_of_what_the_engine_saw_are_accepted() -> None:
         (other_context, "segment 1 .*other tokens"),
         (other_tokens, "segment 1 .*other tokens"),
         (foreign, "segment 1 .*other tokens"),
+        (unspoken, "without a token that the model generated"),
+        (text_for_reward, "'1.0', not a number"),
     ):
         with pytest.raises(EnvironmentFailure, match=match):
             await play(run)
+
+
+async def test_rewards_are_kept_as_plain_numbers() -> None:
+    async def right(prompt: Prompt, handle: GenerationHandle) -> Trajectory:
+        return replace(await one_turn(prompt, handle), reward=True)
+
+    assert type((await play(right)).reward) is float
+
+
+async def give_up_within_a_task(handle: GenerationHandle) -> None:
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(handle.generate((5,)), 0.02)
+
+
+async def give_up_here(handle: GenerationHandle) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(0.02):
+            await handle.generate((5,))
+
+
+@pytest.mark.parametrize("give_up", [give_up_within_a_task, give_up_here])
+async def test_the_clock_runs_on_after_a_generation_that_the_environment_gave_up(give_up: Any) -> None:
+    talker = Talker(lambda text: "a")
+    talker.engine = ScriptedEngine(lambda request: ScriptedResponse(60.0))
+    limits = TurnLimits(1, 0.1)
+
+    async def impatient(prompt: Prompt, handle: GenerationHandle) -> Trajectory:
+        await give_up(handle)
+        assert limits.places.locked(), "it works again, and has a place"
+        await asyncio.wait_for(asyncio.Event().wait(), 5)
+        raise AssertionError
+
+    with pytest.raises(EnvironmentTimeout):
+        await limits.play(impatient, PROMPT, talker.handle(), "mine")
+    assert limits.places._value == 1
+
+
+async def test_the_clock_runs_on_where_the_environment_gave_up_waiting_for_a_place() -> None:
+    limits = TurnLimits(1, 0.1)
+
+    async def impatient(prompt: Prompt, handle: GenerationHandle) -> Trajectory:
+        generation = asyncio.create_task(handle.generate((5,)))
+        await asyncio.sleep(0)
+        await limits.places.acquire()  # another environment's work
+        await give_up_on(generation)
+        await asyncio.wait_for(asyncio.Event().wait(), 5)
+        raise AssertionError
+
+    async def give_up_on(generation: asyncio.Task[Any]) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(generation, 0.02)
+
+    with pytest.raises(EnvironmentTimeout):
+        await play(impatient, limits=limits)
+
+
+async def test_segments_that_are_none_are_the_environments_failure() -> None:
+    async def words(prompt: Prompt, handle: GenerationHandle) -> Trajectory:
+        return replace(await one_turn(prompt, handle), segments=("go", "a"))  # type: ignore[arg-type]
+
+    with pytest.raises(EnvironmentFailure, match="mine raised AttributeError"):
+        await play(words)
+
+
+async def test_a_generation_asked_for_when_time_is_up_does_not_hide_that() -> None:
+    async def clinging(prompt: Prompt, handle: GenerationHandle) -> Trajectory:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await handle.generate((5,))
+        raise AssertionError
+
+    with pytest.raises(EnvironmentTimeout):
+        await play(clinging, seconds=0.05)
+
+
+@pytest.mark.parametrize("raised", [asyncio.CancelledError(), SystemExit(3)])
+async def test_what_would_end_the_run_is_a_failure_where_the_environment_raises_it(raised: BaseException) -> None:
+    async def ending(prompt: Prompt, handle: GenerationHandle) -> Trajectory:
+        await asyncio.sleep(0)
+        raise raised
+
+    with pytest.raises(EnvironmentFailure, match=f"mine raised {type(raised).__name__}"):
+        await play(ending)
+
+
+class Closing:
+    """An environment of the user's whose end goes wrong."""
+
+    name = "closing"
+
+    def __init__(self, close: Callable[[], Awaitable[None]]) -> None:
+        self._close = close
+
+    def prompts(self, split: Split) -> list[Prompt]:
+        raise OSError("no disk")
+
+    async def run(self, prompt: Prompt, handle: GenerationHandle) -> Trajectory:
+        raise AssertionError
+
+    async def close(self) -> None:
+        await self._close()
+
+
+async def hang() -> None:
+    await asyncio.Event().wait()
+
+
+async def fail() -> None:
+    raise KeyError("server")
+
+
+@pytest.mark.parametrize(
+    ("close", "kind", "match"),
+    [
+        (fail, EnvironmentFailure, r"closing: close\(\) raised KeyError: 'server'"),
+        (hang, EnvironmentTimeout, r"closing: close\(\) took longer than 0\.05 s"),
+    ],
+)
+async def test_an_environment_that_cannot_be_closed_says_so_and_its_pool_is_closed(
+    close: Any, kind: type[Exception], match: str
+) -> None:
+    pool = RewardPool(1, 5)
+    await pool.score(lambda: 1.0)
+    limited = LimitedEnvironment(Closing(close), TurnLimits(1, 0.05), pool)
+    with pytest.raises(kind, match=match):
+        await limited.close()
+    assert not pool._idle
+    with pytest.raises(EnvironmentFailure, match=r"prompts\(Split\.TRAIN\) raised OSError: no disk"):
+        limited.prompts(Split.TRAIN)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,13 +13,22 @@ from hypothesis import strategies as st
 
 from penstock.data_plane import fields
 from penstock.data_plane.columns import JaggedColumn
-from penstock.errors import EnvironmentFailure, PromptTooLong
+from penstock.errors import ConfigError, EnvironmentFailure, PromptTooLong
 from penstock.rollout.engines.base import FinishReason, GenerationRequest
 from penstock.rollout.engines.scripted import ScriptedEngine, ScriptedResponse
 from penstock.rollout.environments import Done, MultiTurnEnvironment, Observation, Prompt, Split, Turn
 from penstock.rollout.environments.limits import LimitedEnvironment, TurnLimits
 from penstock.rollout.rows import group_columns
-from tests.rollout.talking import CHAT, DROPS_THOUGHTS, Talker, merging_tokenizer, tokenizer
+from tests.rollout.talking import (
+    ADDS_THOUGHTS,
+    CHAT,
+    DROPS_THOUGHTS,
+    SPACED,
+    Talker,
+    merging_tokenizer,
+    tagging_tokenizer,
+    tokenizer,
+)
 
 PROMPT = Prompt("7", "go")
 
@@ -80,6 +90,68 @@ async def test_a_template_that_drops_earlier_reasoning_is_refused() -> None:
     assert (await Echo().run(PROMPT, talker.handle())).reward == 1.0
 
 
+async def test_white_space_that_a_template_puts_around_the_models_words_is_no_change_of_them() -> None:
+    talker = Talker(lambda text: "end" if text.count("[a]") == 2 else "a", tokenizer(SPACED))
+    trajectory = await Echo().run(PROMPT, talker.handle())
+    assert shown(talker, trajectory) == [
+        (False, "[INST] go [/INST]"),
+        (True, "a<eos>"),
+        (False, "[INST] [a] [/INST]"),
+        (True, "a<eos>"),
+        (False, "[INST] [a] [/INST]"),
+        (True, "end<eos>"),
+    ]
+
+
+async def test_a_template_that_puts_words_into_the_models_mouth_is_refused_as_that() -> None:
+    talker = Talker(lambda text: "a", tokenizer(ADDS_THOUGHTS))
+    with pytest.raises(EnvironmentFailure, match="puts '<think></think>' before the model's words"):
+        await Echo().run(PROMPT, talker.handle())
+
+
+async def test_a_prompt_begins_as_in_an_environment_of_one_turn() -> None:
+    talker = Talker(lambda text: "end", tagging_tokenizer(opens=True))
+    trajectory = await Echo().run(PROMPT, talker.handle())
+    assert trajectory.segments[0].token_ids == talker.tokens.encode_prompt("go")
+    assert shown(talker, trajectory)[0] == (False, "<bos>go")
+
+
+async def test_a_chat_is_refused_where_the_run_uses_no_chat_template() -> None:
+    chat = Prompt("7", "go", messages=({"role": "user", "content": "go"},))
+    with pytest.raises(ConfigError, match=r"data\.chat_template: must be true"):
+        await Echo().run(chat, Talker(lambda text: "end").handle())
+
+
+class Tagged(Echo):
+    """Wants its words in tags."""
+
+    turn_ends = ("</w>",)
+
+    async def step(self, prompt: Prompt, turns: Sequence[Turn]) -> Observation | Done:
+        word = turns[-1].response
+        return Done(1.0) if word == "<w>end</w>" else Observation(f"<r>{word}</r>")
+
+
+async def test_tags_that_are_special_tokens_are_words_like_others() -> None:
+    tokens = tagging_tokenizer("<w>", "</w>", "<r>", "</r>")
+    talker = Talker(lambda text: "<w>end</w>" if "<r>" in text else "<w>a</w>", tokens)
+    trajectory = await Tagged().run(PROMPT, talker.handle())
+    assert (trajectory.reward, trajectory.response_text) == (1.0, "<w>a</w><r><w>a</w></r><w>end</w>")
+    assert talker.requests[0].sampling.stop_token_ids == {1, *tokens.encode("</w>")}
+
+
+async def test_a_special_token_that_ends_every_response_is_not_a_word() -> None:
+    tokens = tagging_tokenizer("<end_of_turn>", "</w>")
+    talker = Talker(lambda text: "", tokens)
+    handle = talker.handle()
+    [end], [tag] = tokens.encode("<end_of_turn>"), tokens.encode("</w>")
+    handle.sampling = replace(handle.sampling, stop_token_ids=frozenset({1, end}))
+    assert handle.decode((*tokens.encode("a</w>"), end, 1, 0)) == "a</w>"
+    handle.sampling = replace(handle.sampling, stop_token_ids=frozenset({1, tag}))
+    with pytest.raises(ConfigError, match=r"rollout\.sampling\.stop_token_ids: '</w>' ends every response"):
+        await Tagged().run(PROMPT, handle)
+
+
 async def test_too_many_turns_end_without_a_further_reply() -> None:
     talker = Talker(lambda text: "a")
     trajectory = await Echo().run(PROMPT, talker.handle())
@@ -101,13 +173,27 @@ async def test_a_conversation_without_room_for_a_turn_ends_as_truncated_not_as_a
         await Echo().run(PROMPT, Talker(lambda text: "abc", max_context=2).handle())
 
 
-async def test_a_text_that_is_one_token_ends_a_turn_and_others_are_left_to_the_model() -> None:
+async def test_a_text_that_is_one_token_ends_a_turn_and_others_are_left_to_the_model(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     class Stops(Echo):
         turn_ends = ("]", "end", "€")
 
     talker = Talker(lambda text: "end")
-    await Stops().run(PROMPT, talker.handle())
+    environment = Stops()
+    for _ in range(2):
+        await environment.run(PROMPT, talker.handle())
     assert talker.requests[0].sampling.stop_token_ids == {1, *talker.tokens.encode("]")}
+    [line] = [record.getMessage() for record in caplog.records]
+    assert line == "Stops: no turn ends at 'end', '€', which the tokenizer does not have as a single token"
+
+
+async def test_a_text_in_place_of_several_is_refused_as_each_letter_would_end_a_turn() -> None:
+    class Stops(Echo):
+        turn_ends = "</w>"  # type: ignore[assignment]
+
+    with pytest.raises(TypeError, match=r"turn_ends is the text '</w>', not a tuple .*write \(\"</w>\",\)"):
+        await Stops().run(PROMPT, Talker(lambda text: "end").handle())
 
 
 async def test_a_turn_can_be_shorter_but_never_longer_than_the_runs_limit() -> None:

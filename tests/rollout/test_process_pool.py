@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.errors import EnvironmentFailure, EnvironmentTimeout
+from penstock.controller.failure import classify
+from penstock.errors import EnvironmentFailure, EnvironmentTimeout, FailureKind
+from penstock.rollout.environments import process_pool
 from penstock.rollout.environments.process_pool import ProcessRewardPool
 from tests.support import process_rewards as rewards
 
@@ -59,8 +61,9 @@ async def test_a_reward_that_hangs_in_foreign_code_costs_its_process_only() -> N
     pool = ProcessRewardPool(workers=1, timeout_seconds=5)
     pid = await pool.score(rewards.own_pid)
     pool._timeout = 0.1
-    with pytest.raises(EnvironmentTimeout, match=r"0\.1 s \(rollout\.environment\.timeout_seconds\)"):
+    with pytest.raises(EnvironmentTimeout, match=r"0\.1 s \(rollout\.environment\.timeout_seconds\)") as caught:
         await pool.score(rewards.stuck_in_one_instruction)
+    assert classify(caught.value) is FailureKind.DATA
     assert gone(pid)
     pool._timeout = 5
     assert await pool.score(rewards.own_pid) not in (pid, os.getpid())
@@ -89,6 +92,15 @@ async def test_warming_up_is_not_a_rewards_time() -> None:
     await failing.close()
 
 
+async def test_a_process_that_does_not_get_warm_is_no_timeout_of_a_reward(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_pool, "_START_SECONDS", 0.2)
+    pool = ProcessRewardPool(workers=1, timeout_seconds=60, warm_up=rewards.slow_start)
+    with pytest.raises(EnvironmentFailure, match=r"did not start within 0\.2 s") as caught:
+        await pool.score(rewards.own_pid)
+    assert not isinstance(caught.value, EnvironmentTimeout)
+    await pool.close()
+
+
 async def test_only_plain_data_and_named_functions_cross(pool: ProcessRewardPool) -> None:
     with pytest.raises(EnvironmentFailure, match="importable by its name"):
         await pool.score(lambda: 1.0)
@@ -110,6 +122,27 @@ async def test_closing_leaves_nothing_running_also_in_the_middle_of_a_call() -> 
         await call
     with pytest.raises(EnvironmentFailure, match="closed"):
         await pool.score(rewards.own_pid)
+
+
+async def test_closing_leaves_nothing_running_also_while_a_process_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    spawned: list[asyncio.subprocess.Process] = []
+    spawn, spawning, closed = process_pool._spawn, asyncio.Event(), asyncio.Event()
+
+    async def slow_spawn() -> asyncio.subprocess.Process:
+        spawning.set()
+        await closed.wait()
+        spawned.append(await spawn())
+        return spawned[0]
+
+    monkeypatch.setattr(process_pool, "_spawn", slow_spawn)
+    pool = ProcessRewardPool(workers=1, timeout_seconds=60)
+    call = asyncio.create_task(pool.score(rewards.own_pid))
+    await spawning.wait()
+    await pool.close()
+    closed.set()
+    with pytest.raises(EnvironmentFailure, match="closed"):
+        await call
+    assert gone(spawned[0].pid)
 
 
 _PARENT = """

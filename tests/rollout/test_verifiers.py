@@ -22,7 +22,7 @@ from penstock.rollout.environments import Split, Trajectory
 from penstock.rollout.environments.factory import make_environment
 from penstock.rollout.environments.tool_calls import ParsedCall, parse_tool_calls
 from penstock.rollout.rows import group_columns
-from tests.rollout.talking import CHAT, Says, Talker, tokenizer
+from tests.rollout.talking import CHAT, Says, Talker, tagging_tokenizer, tokenizer
 
 
 @pytest.fixture(autouse=True)
@@ -127,6 +127,14 @@ async def test_tools_are_called_and_their_results_are_not_trained_on(adding_serv
         (True, "4<eos>"),
     ]
     assert trajectory.reward == 1.0
+
+
+async def test_calls_in_tags_that_are_special_tokens_are_calls(adding_server: str) -> None:
+    call = '<tool_call>{"name": "sum_add", "arguments": {"a": 2, "b": 2}}</tool_call>'
+    tokens = tagging_tokenizer("<tool_call>", "</tool_call>", template=CHAT)
+    model = Talker(lambda text: text.split("tool: ")[1].split("<eos>")[0] if "tool: " in text else call, tokens)
+    async with environment("penstock-adding", taskset={"tools": {"url": adding_server}}) as made:
+        assert (await made.run(made.prompts(Split.TRAIN)[0], model.handle(max_new_tokens=90))).reward == 1.0
 
 
 async def test_many_samples_at_once_stay_apart() -> None:
@@ -247,13 +255,68 @@ def test_held_out_tasks_must_leave_some() -> None:
     assert "data.eval_size: 50 held-out tasks leave none of the taskset's 4" in problems("penstock-echo", eval_size=50)
 
 
+def test_an_endless_taskset_that_repeats_itself_is_named() -> None:
+    config = EnvironmentConfig(kind="verifiers:penstock-endless")
+    with pytest.raises(ConfigError, match=r"data\.eval_size: of 250 tasks .* only 0 differ .* repeats itself"):
+        make_environment(config, DataConfig(chat_template=True, train_size=5, eval_size=3), seed=0)
+    made = make_environment(config, DataConfig(chat_template=True, train_size=5, eval_size=1), seed=0)
+    assert [prompt.text for prompt in made.prompts(Split.TRAIN)] == ["say w1", "say w2"] * 2 + ["say w1"]
+
+
+async def test_servers_that_do_not_start_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    from penstock.rollout.environments import verifiers_adapter
+
+    @asynccontextmanager
+    async def never(self: Any) -> AsyncIterator[None]:
+        await asyncio.Event().wait()
+        yield
+
+    monkeypatch.setattr(verifiers_adapter, "_START_SECONDS", 0.05)
+    async with environment("penstock-echo") as made:
+        monkeypatch.setattr(type(made._env), "serving", never)
+        for _ in range(2):
+            with pytest.raises(EnvironmentFailure, match=r"its servers did not start within 0\.05 s"):
+                await asyncio.wait_for(made.run(made.prompts(Split.TRAIN)[0], talker(words).handle()), 5)
+
+
 def test_without_the_package_the_command_to_install_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [
-        name for name in sys.modules if name.split(".")[0] == "verifiers" or name.endswith("verifiers_adapter")
-    ]:
+    for name in [name for name in sys.modules if name.split(".")[0] == "verifiers" or ".verifiers_" in name]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "verifiers", None)
-    assert "pip install 'penstock[environments]'" in problems("gsm8k")
+    assert "pip install 'verifiers>=0.4,<0.5'" in problems("gsm8k")
+
+
+HOSTILE = {
+    "digits": "9" * 5000,
+    "levels": "[" * 50_000,
+    "closed levels": "[" * 400 + "]" * 400,
+    "half a character": r'"\ud800"',
+}
+HOSTILE_CALLS = [
+    *(f'<tool_call>{{"name": "sum_add", "arguments": {{"a": {value}}}}}</tool_call>' for value in HOSTILE.values()),
+    r'<tool_call>{"name": "sum_\ud800"}</tool_call>',
+]
+
+
+@pytest.mark.parametrize("value", HOSTILE.values(), ids=list(HOSTILE))
+async def test_arguments_that_no_tool_could_take_are_told_to_the_model(value: str) -> None:
+    from penstock.rollout.environments.verifiers_harness import _tool_message
+
+    call = {"id": "1", "function": {"name": "sum_add", "arguments": f'{{"a": {value}}}'}}
+    said = await _tool_message(call, {"sum_add": ("sum", "add")}, {})
+    assert said["content"].startswith("error: arguments are not JSON that can be passed on: ")
+    said["content"].encode()
+
+
+async def test_a_model_that_writes_such_calls_fails_no_episode(adding_server: str) -> None:
+    quoted = r'<tool_call>{"name": "sum_add", "arguments": "{\"a\": \"\\ud800\"}"}</tool_call>'
+    async with environment("penstock-adding", taskset={"tools": {"url": adding_server}}) as made:
+        prompt = made.prompts(Split.TRAIN)[0]
+        for text in (*HOSTILE_CALLS, quoted):
+            model = talker(lambda chat, text=text: "0" if "tool: " in chat else text, max_context=200_000)
+            trajectory = await made.run(prompt, model.handle(max_new_tokens=60_000))
+            assert trajectory.reward == 0.0
+            assert ("tool: error" in "".join(part for _, part in shown(model, trajectory))) is (text is quoted)
 
 
 @pytest.mark.parametrize(
@@ -265,6 +328,7 @@ def test_without_the_package_the_command_to_install_it_is_given(monkeypatch: pyt
         ('<tool_call>{"name": "f", "arguments": "{}"}</tool_call>', "", [ParsedCall("f", "{}")]),
         ("<tool_call>{broken</tool_call>", "<tool_call>{broken</tool_call>", []),
         ('<tool_call>{"name": 3}</tool_call>', '<tool_call>{"name": 3}</tool_call>', []),
+        *((text, text, []) for text in HOSTILE_CALLS),
     ],
 )
 def test_tool_calls_are_found_in_text(text: str, content: str, calls: list[ParsedCall]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from penstock.observe.group_lives import GroupEnd
 from penstock.observe.timeline import Timeline
-from penstock.observe.trace import TraceFile
+from penstock.observe.trace import LIMIT_BYTES, TraceFile
 
 HOSTILE = "</script><img src=x onerror=alert(1)><!--\u2028 ' \" & </pre></style>"
 START = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
@@ -127,21 +127,21 @@ class StepClock:
         return self.now
 
 
-def write_trace(path: Path, steps: int, *, groups_per_step: int = 4, closed: bool = True) -> None:
+def write_trace(path: Path, steps: int, *, groups_per_step: int = 4, limit_bytes: int = LIMIT_BYTES) -> None:
     """The timeline of a run with half a second a step: generation, training and weight updates in turn."""
     clock = StepClock()
-    timeline = Timeline(TraceFile(path), clock)
+    timeline = Timeline(TraceFile(path, limit_bytes), clock)
     pump, trainer = timeline.lane("controller", "train pump"), timeline.lane("trainer", "trainer")
     pauses = timeline.lane("engines", "engine: weight updates")
-    for step in range(steps):
-        begin = 0.5 * step
-        groups = [f"group{step * groups_per_step + k:08d}" for k in range(groups_per_step)]
+    for step in range(1, steps + 1):
+        begin = 0.5 * (step - 1)
+        groups = [f"group{(step - 1) * groups_per_step + k:08d}" for k in range(groups_per_step)]
         clock.now = begin
         pump.begin(f"step {step}", step=step)
         pump.switch("waiting for groups")
         timeline.count("engines", "engine slots at work", percent=90.0)
         for group in groups:
-            timeline.groups.dispatched(group, prompt_id="7", start_version=step)
+            timeline.groups.dispatched(group, prompt_id="7", start_version=step - 1)
         clock.now = begin + 0.15
         for group in groups:
             timeline.groups.committed(group)
@@ -155,7 +155,6 @@ def write_trace(path: Path, steps: int, *, groups_per_step: int = 4, closed: boo
         for group in groups:
             timeline.groups.ended(group, GroupEnd.TRAINED)
         clock.now = begin + 0.49
-        pauses.record("paused for new weights", begin + 0.46, begin + 0.49, version=step + 1)
+        pauses.record("paused for new weights", begin + 0.46, begin + 0.49, version=step)
         pump.end()
-    if closed:
-        timeline.close()
+    timeline.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,7 +39,7 @@ class NumberTokenizer:
     def encode(self, text: str) -> tuple[int, ...]:
         return (int(text),)
 
-    def decode(self, token_ids: Sequence[int]) -> str:
+    def decode(self, token_ids: Sequence[int], ends: AbstractSet[int] | None = None) -> str:
         return " ".join(map(str, token_ids))
 
 

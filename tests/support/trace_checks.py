@@ -104,7 +104,9 @@ def lives(events: Sequence[Event]) -> dict[str, list[Event]]:
 
 
 def check_groups(events: Sequence[Event]) -> None:
-    """Every dispatched group has exactly one end, and its phases follow each other without a gap."""
+    """Every dispatched group has exactly one end, and its phases follow each other without a gap; none may be lost."""
+    dispatched = sum(e["ph"] == "b" and e["name"] == "group" for e in events)
+    assert dispatched == len(lives(events))
     order = [phase.value for phase in Phase]
     ends = {end.value for end in GroupEnd}
     for life in lives(events).values():

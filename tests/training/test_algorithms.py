@@ -76,7 +76,7 @@ async def step_gradients(
     await local.begin_train_step(0)
     for meta in metas:
         if uses_reference(algorithm):
-            meta = await local.prepare(meta)
+            meta = (await local.prepare(meta)).meta
         if kl_in_reward(algorithm):
             weight = torch.full((len(meta),), algorithm.kl.coefficient, dtype=torch.float64)
             plane.put_samples(meta.sample_ids, {fields.KL_WEIGHT: weight}, PARTITION)
@@ -133,7 +133,7 @@ async def test_the_reference_stays_where_the_run_began() -> None:
     await local.compute_logprobs(metas[0], fields.REFERENCE_LOGPROBS)
     before = plane.get_samples(metas[0], (fields.REFERENCE_LOGPROBS,)).jagged(fields.REFERENCE_LOGPROBS).values.clone()
     for step in range(2):
-        result = await local.train(step, [await local.prepare(meta) for meta in metas])
+        result = await local.train(step, [(await local.prepare(meta)).meta for meta in metas])
     after = plane.get_samples(metas[0], (fields.REFERENCE_LOGPROBS,)).jagged(fields.REFERENCE_LOGPROBS).values
     assert torch.equal(before, after)
     assert result.metrics["kl_reference"] > 0
@@ -151,7 +151,7 @@ async def test_kl_sums_give_the_mean_and_spread_of_token_advantages() -> None:
     (meta,) = put_groups(plane, 1, samples=3)
     local = trainer(model, plane, algorithm=algorithm)
     _move(model)
-    prepared = await local.prepare(meta)
+    prepared = (await local.prepare(meta)).meta
     await local.compute_logprobs(meta, fields.GENERATION_LOGPROBS)
     await local.close()
     assert {fields.KL_TO_GO_SUM, fields.KL_TO_GO_SQUARE_SUM} <= prepared.fields
@@ -170,7 +170,7 @@ async def test_several_updates_a_batch_are_one_version_and_clip_against_its_star
     model, plane = spread_model(), plane_for_all()
     metas = put_groups(plane, 2)
     local = trainer(model, plane, minibatches_per_step=2, min_groups_per_chunk=8, optimizer={"lr": 1e-2})
-    prepared = [await local.prepare(meta) for meta in metas]
+    prepared = [(await local.prepare(meta)).meta for meta in metas]
     results = []
     for place, meta in enumerate(prepared):
         await local.begin_train_step(0)

@@ -292,7 +292,7 @@ def test_targets_are_a_list_of_names_or_all_linear(targets: Any) -> None:
 
 def test_without_peft_the_message_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "peft", None)
-    with pytest.raises(SetupError, match=r"model\.lora: needs the peft package.*pip install 'penstock\[lora\]'"):
+    with pytest.raises(SetupError, match=r"model\.lora: needs the peft package.*pip install 'peft>=0\.21'"):
         attach_lora(tiny_model(), LoraConfig())
 
 
@@ -332,3 +332,37 @@ def test_frozen_weights_count_two_thirds() -> None:
     assert ours + attention == pytest.approx(torch_counter.get_total_flops(), rel=0.05)
     full = FlopCounter.of(tiny_model()).training([length] * rows, rows * length)
     assert ours < full
+
+
+def _saved_adapter(folder: Path) -> Path:
+    """An adapter of the tiny model as peft writes it."""
+    adapted = attach_lora(tiny_model("qwen3"), LoraConfig(rank=2, alpha=4))
+    adapter = LoraAdapter.of(adapted)
+    assert adapter is not None
+    adapter.save(folder)
+    return folder
+
+
+@pytest.mark.parametrize("change", ["less", "more"])
+def test_a_start_that_does_not_fit_the_model_is_refused(tmp_path: Path, change: str) -> None:
+    from safetensors.torch import load_file, save_file
+
+    folder = _saved_adapter(tmp_path / "adapter")
+    tensors = load_file(folder / "adapter_model.safetensors")
+    if change == "less":
+        tensors = {name: tensor for name, tensor in tensors.items() if "layers.0" in name}
+    else:
+        first = {name: tensor for name, tensor in tensors.items() if "layers.0" in name}
+        tensors |= {name.replace("layers.0", "layers.7"): tensor.clone() for name, tensor in first.items()}
+    save_file(tensors, folder / "adapter_model.safetensors")
+    with pytest.raises(SetupError, match=r"model\.lora\.path: .* does not fit"):
+        attach_lora(tiny_model("qwen3"), LoraConfig(path=str(folder)))
+
+
+@pytest.mark.parametrize("setting", [{"init_lora_weights": "pissa"}, {"use_dora": True}, {"use_qalora": True}])
+def test_a_start_that_would_change_the_base_is_refused(tmp_path: Path, setting: dict[str, Any]) -> None:
+    folder = _saved_adapter(tmp_path / "adapter")
+    config = json.loads((folder / "adapter_config.json").read_text())
+    (folder / "adapter_config.json").write_text(json.dumps(config | setting))
+    with pytest.raises(SetupError, match=next(iter(setting))):
+        attach_lora(tiny_model("qwen3"), LoraConfig(path=str(folder)))

@@ -189,7 +189,7 @@ async def by_penstock(folder: Path, samples: Samples, *, moved: bool = False, pa
     plane.register_partition("train", [*fields.ROLLOUT_FIELDS, *fields.LATER_FIELDS])
     config = training(optimizer={"lr": 0.0}, minibatches_per_step=2 if moved else 1)
     worker = LocalWorker(model, plane, algorithm, config, temperature=TEMPERATURE)
-    metas = [worker.prepare(meta) for meta in _put(plane, samples)]
+    metas = [worker.prepare(meta).meta for meta in _put(plane, samples)]
     scored = await _scored(plane, algorithm, metas)
     if moved:
         move(model)

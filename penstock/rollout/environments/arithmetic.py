@@ -33,7 +33,7 @@ def evaluate(expression: str) -> Fraction:
         raise ArithmeticProblem("not arithmetic")
     try:
         tree = ast.parse(text, mode="eval")
-        return _value(tree.body)
+        return _value(tree.body, text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         if isinstance(error, ArithmeticProblem):
             raise
@@ -44,7 +44,10 @@ def show(value: Fraction) -> str:
     """A whole number as such, another one with up to six decimals."""
     if value.denominator == 1:
         return str(value.numerator)
-    return f"{float(value):.{_DECIMALS}f}".rstrip("0").rstrip(".")
+    scaled = round(value * 10**_DECIMALS)
+    whole, decimals = divmod(abs(scaled), 10**_DECIMALS)
+    sign = "-" if scaled < 0 else ""
+    return f"{sign}{whole}.{decimals:0{_DECIMALS}d}".rstrip("0").rstrip(".")
 
 
 def read_number(text: str) -> Fraction | None:
@@ -53,15 +56,15 @@ def read_number(text: str) -> Fraction | None:
     return Fraction(found[1]) if found else None
 
 
-def _value(node: ast.expr) -> Fraction:
+def _value(node: ast.expr, text: str) -> Fraction:
     if isinstance(node, ast.Constant) and isinstance(node.value, int | float):
-        # Floats are read from their text, so that 0.1 is a tenth.
-        value = Fraction(str(node.value)) if isinstance(node.value, float) else Fraction(node.value)
+        # From the text itself, so that 0.1 is a tenth and no digit is lost.
+        value = Fraction(ast.get_source_segment(text, node) or "")
     elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
-        inner = _value(node.operand)
+        inner = _value(node.operand, text)
         value = -inner if isinstance(node.op, ast.USub) else inner
     elif isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
-        left, right = _value(node.left), _value(node.right)
+        left, right = _value(node.left, text), _value(node.right, text)
         if isinstance(node.op, ast.Div) and right == 0:
             raise ArithmeticProblem("division by zero")
         value = _OPERATORS[type(node.op)](left, right)

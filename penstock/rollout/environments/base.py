@@ -13,6 +13,9 @@ from penstock.errors import EnvironmentFailure
 from penstock.rollout.engines.base import FinishReason, GenerationResult
 from penstock.rollout.prompts import Message, Prompt
 
+_LARGEST_REWARD = (2 - 2**-23) * 2.0**127
+"""The largest 32-bit floating-point number: rows hold rewards as such."""
+
 
 class Split(Enum):
     """Which prompts are meant."""
@@ -67,7 +70,10 @@ class GenerationHandle(Protocol):
         """Plain text as token ids."""
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Token ids as text, without special tokens."""
+        """What the model wrote, as text: without tokens that begin, pad or end a response, with all other special ones.
+
+        Tags that are special tokens of the tokenizer (`</calc>`, `<tool_call>`) are words like others.
+        """
 
     def decode_raw(self, token_ids: Sequence[int]) -> str:
         """Token ids as text, special tokens included."""
@@ -108,11 +114,16 @@ class Environment(Protocol):
 
 
 def checked_reward(value: object, prompt: Prompt) -> float:
-    """A reward that is a finite number; everything else is the environment's failure."""
+    """A reward that is a finite number, as rows hold it; everything else is the environment's failure."""
     try:
+        if isinstance(value, str | bytes):
+            raise TypeError("text is not a number")
         reward = float(value)  # type: ignore[arg-type]
+    except OverflowError:
+        reward = math.inf
     except (TypeError, ValueError) as error:
         raise EnvironmentFailure(f"the reward of prompt {prompt.prompt_id} is {value!r}, not a number") from error
-    if not math.isfinite(reward):
-        raise EnvironmentFailure(f"the reward of prompt {prompt.prompt_id} is {reward}")
-    return reward
+    if math.isfinite(reward) and abs(reward) <= _LARGEST_REWARD:
+        return reward
+    problem = "is not a number" if math.isnan(reward) else "is larger than a 32-bit number can be"
+    raise EnvironmentFailure(f"the reward of prompt {prompt.prompt_id} is {reward}, which {problem}")

@@ -58,12 +58,13 @@ class CalculatorEnvironment(MultiTurnEnvironment):
         number = read_number(answer)
         if number is not None and show(number) == prompt.answer:
             return self._args.correct
-        understood = any(turn.reply is not None and _PROBLEM not in turn.reply for turn in turns)
+        understood = any(_is_understood(turn.response) for turn in turns)
         return self._args.wrong + (self._args.tool_bonus if understood else 0.0)
 
     def _draw(self, part: str, size: int, seed: int, taken: frozenset[str]) -> list[Prompt]:
         rng = random.Random(derive_seed(seed, "calculator", part))
         prompts: list[Prompt] = []
+        problem, problems = "", 0
         for _ in range(size * _DRAWS_PER_PROMPT):
             if len(prompts) == size:
                 return prompts
@@ -71,18 +72,32 @@ class CalculatorEnvironment(MultiTurnEnvironment):
             text = self._args.prompt.replace("{expression}", expression)
             try:
                 answer = show(evaluate(expression))
-            except ArithmeticProblem:  # a division by zero that parentheses made
+            except ArithmeticProblem as error:  # such as a division by zero that parentheses made
+                problem, problems = str(error), problems + 1
                 continue
             if text not in taken:
                 prompts.append(Prompt(f"{part}-{len(prompts)}", text, answer, {"expression": expression}))
         if len(prompts) == size:
             return prompts
+        if problems > size * _DRAWS_PER_PROMPT // 2:
+            raise ConfigError(
+                [
+                    f"rollout.environment.args: of {size * _DRAWS_PER_PROMPT} expressions drawn {problems} cannot be "
+                    f"calculated ({problem}); lower max_terms or max_digits, or take operators away"
+                ]
+            )
         raise ConfigError(
             [
                 f"data.eval_size: held-out prompts take {len(taken)} different expressions and leave too few for "
                 f"data.train_size = {size}; lower it, or widen rollout.environment.args (terms, digits, operators)"
             ]
         )
+
+
+def _is_understood(response: str) -> bool:
+    """Whether the turn is a call that the calculator has a result for, also where nobody is left to see it."""
+    call = _CALL.search(response)
+    return call is not None and not _ANSWER.search(response) and not _calculate(call[1]).startswith(_PROBLEM)
 
 
 def _calculate(expression: str) -> str:

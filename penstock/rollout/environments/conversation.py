@@ -65,9 +65,9 @@ class Conversation:
         self._between = [text]
         self._say(text)
 
-    def open_text(self, text: str) -> None:
-        """Begin with plain text, without a chat template."""
-        self._say(text)
+    def open_ids(self, token_ids: Sequence[int]) -> None:
+        """Begin with a prompt that is no chat."""
+        self.segments.append(Segment(tuple(token_ids)))
 
     def add(self, generation: GenerationResult, message: Message | None = None) -> None:
         """The model's turn; `message` is how a chat's later requests will quote it."""
@@ -84,8 +84,7 @@ class Conversation:
         self._between.append(text)
         last = self._turns[-1].generation
         if last.token_ids and last.finish_reason is FinishReason.STOP:
-            # The template's end of turn is already there where the model wrote it.
-            text = text.removeprefix(self._handle.decode_raw(last.token_ids[-1:]))
+            text = _after(text, self._handle.decode_raw(last.token_ids[-1:]))
         self._say(text)
 
     def reply_text(self, text: str) -> None:
@@ -123,19 +122,44 @@ class Conversation:
         return chat
 
     def _rendered_tail(self, rendered: str) -> str:
-        """What follows the model's last turn; an error where the text before it has changed."""
-        position = 0
+        """What follows the model's last turn; an error where the text before it has changed.
+
+        White space that a template puts before the model's words is the model's own affair: it saw none, and wrote some
+        or not.
+        """
+        rest = rendered
         for between, turn in zip(self._between, self._turns, strict=True):
-            for part in (between, turn.stand_in):
-                if not rendered.startswith(part, position):
-                    raise EnvironmentFailure(
-                        "the tokenizer's chat template changes what it wrote of earlier turns when a further one "
-                        "follows (some drop reasoning), so tokens that the model saw would differ from those trained; "
-                        f"use a template that keeps them. Expected {_shown(part)}, got "
-                        f"{_shown(rendered[position : position + len(part)])}"
-                    )
-                position += len(part)
-        return rendered[position:]
+            if not rest.startswith(between):
+                raise EnvironmentFailure(
+                    "the tokenizer's chat template changes what it wrote of earlier turns when a further one "
+                    "follows, so tokens that the model saw would differ from those trained; use a template that keeps "
+                    f"them. Expected {_shown(between)}, got {_shown(rest[: len(between)])}"
+                )
+            rest = rest[len(between) :]
+            if not rest.lstrip().startswith(turn.stand_in):
+                raise EnvironmentFailure(_not_as_written(rest, turn.stand_in))
+            rest = rest.lstrip()[len(turn.stand_in) :]
+        return rest
+
+
+def _after(text: str, end: str) -> str:
+    """`text` without the end of turn that the model wrote itself, and white space before that; else as it is."""
+    stripped = text.lstrip()
+    return stripped[len(end) :] if end.strip() and stripped.startswith(end) else text.removeprefix(end)
+
+
+def _not_as_written(rest: str, stand_in: str) -> str:
+    before, found, _ = rest.partition(stand_in)
+    if found:
+        return (
+            f"the tokenizer's chat template puts {_shown(before)} before the model's words once they are quoted, which "
+            "the model did not see when it wrote them; use a template that ends with it where the model is to go on"
+        )
+    return (
+        "the tokenizer's chat template changes what it wrote of earlier turns when a further one follows (some drop "
+        "reasoning), so tokens that the model saw would differ from those trained; use a template that keeps them. "
+        f"Expected {_shown(stand_in)}, got {_shown(rest[: len(stand_in)])}"
+    )
 
 
 def _stand_in(number: int, text: str) -> str:

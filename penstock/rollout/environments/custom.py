@@ -10,6 +10,7 @@ from typing import Any
 from penstock.errors import ConfigError
 from penstock.rollout.environments.base import Environment, Split
 from penstock.rollout.environments.imports import import_callable
+from penstock.rollout.environments.multi_turn import check_turn_ends
 from penstock.rollout.environments.reward_pool import RewardPool
 from penstock.rollout.prompts import Prompt
 
@@ -32,8 +33,13 @@ class PromptData:
     """How many held-out prompts to make, for an environment that makes its own."""
 
 
-def make_custom(path: str, args: Mapping[str, Any], data: PromptData, pool: RewardPool, seed: int) -> Environment:
-    """Construct `module:Class` with `args` and with those of `data`, `seed` and `pool` that it asks for."""
+def make_custom(
+    path: str, args: Mapping[str, Any], data: PromptData, pool: RewardPool, seed: int, settings: Sequence[str] = ()
+) -> Environment:
+    """Construct `module:Class` with `args` and with those of `data`, `seed` and `pool` that it asks for.
+
+    `settings` are the keys behind `data`: without effect, and refused, where the class does not ask for it.
+    """
     made = import_callable(path, _KEY, "class")
     offered = {"data": data, "seed": seed, "pool": pool}
     try:
@@ -45,8 +51,9 @@ def make_custom(path: str, args: Mapping[str, Any], data: PromptData, pool: Rewa
         raise ConfigError(
             [f"{_KEY}: {path} cannot be constructed with rollout.environment.args ({given}): {error}"]
         ) from error
-    if "data" not in wanted and (data.train or data.held_out):
-        raise ConfigError([f"data.train_path: has no effect, as {path} takes no parameter named data; remove it"])
+    if "data" not in wanted and settings:
+        reason = f"has no effect, as {path} takes no parameter named data; remove it"
+        raise ConfigError([f"{key}: {reason}" for key in settings])
     try:
         environment = made(**args, **wanted)
     except ConfigError:
@@ -68,8 +75,19 @@ def _check(environment: Any, path: str) -> None:
             wrong.append(f"has a {name} that is not async")
     if wrong:
         raise ConfigError([f"{_KEY}: {path} is not an environment: it {'; it '.join(wrong)}"])
+    try:
+        check_turn_ends(_get(environment, "turn_ends"))
+    except TypeError as error:
+        raise ConfigError([f"{_KEY}: {path}: {error}"]) from error
+    _check_prompts(environment, path)
+
+
+def _check_prompts(environment: Any, path: str) -> None:
     for split in Split:
-        prompts = environment.prompts(split)
+        try:
+            prompts = environment.prompts(split)
+        except Exception as error:  # whatever a user's method raises
+            raise ConfigError([f"{_KEY}: {path}.prompts({split}) raised {type(error).__name__}: {error}"]) from error
         if not isinstance(prompts, Sequence) or not all(isinstance(prompt, Prompt) for prompt in prompts):
             raise ConfigError([f"{_KEY}: {path}.prompts({split}) must give a list of Prompt objects"])
         ids = [prompt.prompt_id for prompt in prompts]

@@ -19,12 +19,17 @@ from penstock.rollout.environments.reasoning_gym import ReasoningGymEnvironment
 from penstock.rollout.environments.reward_pool import RewardPool
 
 
-def make_environment(config: EnvironmentConfig, data: DataConfig, *, seed: int) -> Environment:
-    """The environment that `rollout.environment` describes, with the prompts of `data`.
+def make_environment(
+    config: EnvironmentConfig, data: DataConfig, *, seed: int, at_most: int | None = None
+) -> Environment:
+    """The environment that `rollout.environment` describes, with the prompts of `data`, or `at_most` so many of each.
 
     Rewards are computed in a bounded pool with a time limit; environments that take turns are bounded and timed as a
     whole.
     """
+    settings = _settings_of_prompts(data)
+    if at_most is not None:
+        data = data.model_copy(update={"train_size": at_most, "eval_size": at_most})
     kind, _, name = config.kind.partition(":")
     if kind == "function":
         return _function(config, data)
@@ -45,7 +50,16 @@ def make_environment(config: EnvironmentConfig, data: DataConfig, *, seed: int) 
     assert config.path is not None
     given = PromptData(train=read_prompts(data, "train"), held_out=read_prompts(data, "eval"), **sizes)
     pool = RewardPool(config.workers, config.timeout_seconds)
-    return LimitedEnvironment(make_custom(config.path, config.args, given, pool, seed), limits, pool)
+    return LimitedEnvironment(make_custom(config.path, config.args, given, pool, seed, settings), limits, pool)
+
+
+def _settings_of_prompts(data: DataConfig) -> list[str]:
+    """Keys that say which prompts, and how many, where they are not as they come."""
+    return [
+        f"data.{name}"
+        for name in ("train_path", "eval_path", "train_size", "eval_size")
+        if getattr(data, name) != DataConfig.model_fields[name].default
+    ]
 
 
 def _function(config: EnvironmentConfig, data: DataConfig) -> Environment:
@@ -66,7 +80,7 @@ def _verifiers(name: str, config: EnvironmentConfig, data: DataConfig, limits: T
         raise ConfigError(
             [
                 f"rollout.environment.kind: verifiers:{name} needs the verifiers package, which cannot be imported "
-                f"({error}): pip install 'penstock[environments]'"
+                f"({error}): pip install 'verifiers>=0.4,<0.5'"
             ]
         ) from error
     return VerifiersEnvironment(name, config.args, limits, train_size=data.train_size, eval_size=data.eval_size)

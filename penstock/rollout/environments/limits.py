@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 from types import TracebackType
 
 from penstock.errors import EnvironmentFailure, EnvironmentTimeout, PenstockError
 from penstock.rollout.engines.base import GenerationResult
 from penstock.rollout.environments.base import Environment, GenerationHandle, Split, Trajectory, checked_reward
-from penstock.rollout.environments.reward_pool import RewardPool
+from penstock.rollout.environments.reward_pool import RewardPool, is_being_cancelled
 from penstock.rollout.prompts import Message, Prompt
 
 Play = Callable[[Prompt, GenerationHandle], Awaitable[Trajectory]]
@@ -31,22 +32,34 @@ class TurnLimits:
         """One sample, bounded and checked; whatever the environment raises is an `EnvironmentFailure`."""
         work = _Work(self)
         watched = _WatchedHandle(handle, work)
-        try:
-            async with work:
-                trajectory = await play(prompt, watched)
-        except PenstockError:
+        with told_as_failures(name):
+            try:
+                async with work:
+                    trajectory = await play(prompt, watched)
+            except TimeoutError:
+                if not work.expired:
+                    raise
+                # Without its cause: a bare TimeoutError would count as the machinery's fault.
+                raise EnvironmentTimeout(
+                    f"{name} took longer than {self.timeout_seconds} s between two turns of the model "
+                    "(rollout.environment.timeout_seconds)"
+                ) from None
+            return watched.checked(trajectory, prompt, name)
+
+
+@contextmanager
+def told_as_failures(what: str) -> Iterator[None]:
+    """Whatever the user's code raises is an `EnvironmentFailure`; a cancellation from outside stays one."""
+    try:
+        yield
+    except PenstockError:
+        raise
+    except asyncio.CancelledError as error:
+        if is_being_cancelled():
             raise
-        except TimeoutError as error:
-            if not work.expired:
-                raise EnvironmentFailure(f"{name} raised TimeoutError: {error}") from error
-            raise EnvironmentTimeout(
-                f"{name} took longer than {self.timeout_seconds} s between two turns of the model "
-                "(rollout.environment.timeout_seconds)"
-            ) from error
-        except Exception as error:  # whatever an environment of the user's raises
-            raise EnvironmentFailure(f"{name} raised {type(error).__name__}: {error}") from error
-        watched.check(trajectory, prompt, name)
-        return trajectory
+        raise EnvironmentFailure(f"{what} raised CancelledError") from error
+    except (Exception, SystemExit) as error:
+        raise EnvironmentFailure(f"{what} raised {type(error).__name__}: {error}") from error
 
 
 class _Work:
@@ -83,12 +96,12 @@ class _Work:
     async def model_turn(self) -> AsyncIterator[None]:
         """The model is at work, not the environment; several may be, where an environment asks for several."""
         self._generating += 1
-        self._clock.reschedule(None)
+        self._set_clock(None)
         self._leave_place()
         try:
             yield
         except asyncio.CancelledError:
-            self._generating -= 1
+            await self._go_on_at_once()
             raise
         except BaseException:
             await self._go_on()
@@ -98,14 +111,32 @@ class _Work:
     async def _go_on(self) -> None:
         self._generating -= 1
         if not self._generating:
+            try:
+                await self._take_place()
+            finally:  # the clock runs also where a cancelled wait leaves the environment without a place
+                if self._over:  # a generation that nobody waited for
+                    self._leave_place()
+                else:
+                    self._start_clock()
+
+    async def _go_on_at_once(self) -> None:
+        """After a cancelled generation: the environment may live on, as it does where it was itself that cancelled.
+
+        It goes on without a place if none is free, as waiting for one would hold up a cancellation from outside.
+        """
+        self._generating -= 1
+        if self._generating or self._over:
+            return
+        if not self._holds_place and not self._limits.places.locked():
             await self._take_place()
-            if self._over:  # a generation that nobody waited for
-                self._leave_place()
-            else:
-                self._start_clock()
+        self._start_clock()
 
     def _start_clock(self) -> None:
-        self._clock.reschedule(asyncio.get_running_loop().time() + self._limits.timeout_seconds)
+        self._set_clock(asyncio.get_running_loop().time() + self._limits.timeout_seconds)
+
+    def _set_clock(self, when: float | None) -> None:
+        if not self._over and not self._clock.expired():  # else it cannot be set any more
+            self._clock.reschedule(when)
 
     async def _take_place(self) -> None:
         if not self._holds_place and not self._over:
@@ -159,11 +190,12 @@ class _WatchedHandle:
         self._seen[result.request_id] = (context, result.token_ids)
         return result
 
-    def check(self, trajectory: object, prompt: Prompt, name: str) -> None:
+    def checked(self, trajectory: object, prompt: Prompt, name: str) -> Trajectory:
         """Refuse a result that is no trajectory, or whose tokens are not those that the model saw and wrote."""
         if not isinstance(trajectory, Trajectory):
             raise EnvironmentFailure(f"{name} returned {type(trajectory).__name__}, not a Trajectory")
-        checked_reward(trajectory.reward, prompt)
+        if not trajectory.length:
+            raise EnvironmentFailure(f"{name} returned a trajectory without a token that the model generated")
         before: tuple[int, ...] = ()
         for number, segment in enumerate(trajectory.segments):
             if segment.generation is not None:
@@ -174,6 +206,7 @@ class _WatchedHandle:
                         "trajectory says; segments must be what the engine saw, in order"
                     )
             before += tuple(segment.token_ids)
+        return replace(trajectory, reward=checked_reward(trajectory.reward, prompt))
 
 
 class LimitedEnvironment:
@@ -189,12 +222,26 @@ class LimitedEnvironment:
         return self.environment.name
 
     def prompts(self, split: Split) -> Sequence[Prompt]:
-        return self.environment.prompts(split)
+        with told_as_failures(f"{self.name}: prompts({split})"):
+            return self.environment.prompts(split)
 
     async def run(self, prompt: Prompt, handle: GenerationHandle) -> Trajectory:
         return await self._limits.play(self.environment.run, prompt, handle, self.name)
 
     async def close(self) -> None:
-        await self.environment.close()
-        if self._pool is not None:
-            await self._pool.close()
+        """Close the environment, which may fail or hang, and then the pool in any case."""
+        limit = asyncio.timeout(self._limits.timeout_seconds)
+        try:
+            with told_as_failures(f"{self.name}: close()"):
+                async with limit:
+                    await self.environment.close()
+        except EnvironmentFailure:
+            if not limit.expired():
+                raise
+            raise EnvironmentTimeout(
+                f"{self.name}: close() took longer than {self._limits.timeout_seconds} s "
+                "(rollout.environment.timeout_seconds)"
+            ) from None
+        finally:
+            if self._pool is not None:
+                await self._pool.close()

@@ -5,11 +5,15 @@ from __future__ import annotations
 import functools
 import logging
 import re
+from decimal import Decimal
 from typing import Any, Literal
 
 _MARKED = re.compile(r"\$|\\boxed|\\\(|\\\[")
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{3,}")
 """Text in which formulas are marked, and text with words that are no commands of LaTeX."""
+
+_EXPONENT = re.compile(r"(?<![\w.\\])\d{1,40}(?:\.\d{1,40})?[eE][+-]?\d{1,3}(?![\w^]|\.\d)")
+"""A number in exponent notation, of a length that can be written out."""
 
 Outcome = Literal["correct", "wrong", "unparsed"]
 
@@ -48,4 +52,9 @@ def _parse(text: str) -> Any:
     from math_verify import parse
 
     logging.getLogger("math_verify").setLevel(logging.ERROR)
-    return parse(text, parsing_timeout=None)
+    return parse(_EXPONENT.sub(_positional, text), parsing_timeout=None)
+
+
+def _positional(number: re.Match[str]) -> str:
+    """`1.5e-7` with all its digits: math-verify reads e as Euler's number, or stops before it."""
+    return format(Decimal(number[0]), "f")

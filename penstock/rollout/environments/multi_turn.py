@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from penstock.errors import PromptTooLong
+from penstock.errors import ConfigError, PromptTooLong
 from penstock.rollout.engines.base import FinishReason
 from penstock.rollout.environments.base import GenerationHandle, Split, Trajectory, checked_reward
 from penstock.rollout.environments.conversation import Conversation
 from penstock.rollout.prompts import Prompt
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,7 @@ class MultiTurnEnvironment(ABC):
     max_turns: int = 8
     turn_ends: tuple[str, ...] = ()
     """Texts that end a turn, where the tokenizer has each as a single token; others are left to the model."""
+    _told_left_out = False
 
     @property
     def name(self) -> str:
@@ -70,9 +74,9 @@ class MultiTurnEnvironment(ABC):
 
     async def run(self, prompt: Prompt, handle: GenerationHandle) -> Trajectory:
         """Take turns with the model until the end."""
+        stops = self._stop_token_ids(handle)
         talk = Conversation(handle)
         _open(talk, prompt, handle)
-        stops = self._stop_token_ids(handle)
         turns: list[Turn] = []
         while True:
             try:
@@ -105,13 +109,40 @@ class MultiTurnEnvironment(ABC):
         return Trajectory(tuple(talk.segments), checked_reward(value, prompt), text, out_of_room)
 
     def _stop_token_ids(self, handle: GenerationHandle) -> frozenset[int]:
-        encoded = [(text, handle.encode(text)) for text in self.turn_ends]
-        return frozenset(ids[0] for text, ids in encoded if len(ids) == 1 and handle.decode_raw(ids) == text)
+        check_turn_ends(self.turn_ends)
+        encoded = {text: handle.encode(text) for text in self.turn_ends}
+        single = {t: ids[0] for t, ids in encoded.items() if len(ids) == 1 and handle.decode_raw(ids) == t}
+        unseen = [text for text, token in single.items() if handle.decode((token,)) != text]
+        if unseen:
+            raise ConfigError(
+                [
+                    f"rollout.sampling.stop_token_ids: {unseen[0]!r} ends every response of this run, so {self.name} "
+                    "would not see it; its turn_ends has it already: remove it here, or there if it is the end of "
+                    "sequence"
+                ]
+            )
+        self._tell_left_out([text for text in encoded if text not in single])
+        return frozenset(single.values())
+
+    def _tell_left_out(self, texts: Sequence[str]) -> None:
+        if texts and not self._told_left_out:
+            self._told_left_out = True
+            _log.warning(
+                "%s: no turn ends at %s, which the tokenizer does not have as a single token",
+                self.name,
+                ", ".join(map(repr, texts)),
+            )
+
+
+def check_turn_ends(turn_ends: object) -> None:
+    """Refuse one text where several are meant: each of its letters would end a turn."""
+    if isinstance(turn_ends, str):
+        raise TypeError(f'turn_ends is the text {turn_ends!r}, not a tuple of texts: write ("{turn_ends}",)')
 
 
 def _open(talk: Conversation, prompt: Prompt, handle: GenerationHandle) -> None:
     if not handle.uses_chat:
-        talk.open_text(prompt.text)
+        talk.open_ids(handle.encode_prompt(prompt.content))
     elif prompt.messages is None:
         talk.open([{"role": "user", "content": prompt.text}])
     else:

@@ -17,6 +17,8 @@ _LONGEST_LINE = 64 * 1024 * 1024
 _START_SECONDS = 120.0
 """How long a process may take to start and warm up; imports are slow on a busy machine."""
 
+_CLOSED = "the pool of reward processes is closed"
+
 _Process = asyncio.subprocess.Process
 
 
@@ -47,7 +49,7 @@ class ProcessRewardPool:
         line = _encode(function, args, kwargs, self._timeout)
         async with self._slots:
             if self._closed:
-                raise EnvironmentFailure("the pool of reward processes is closed")
+                raise EnvironmentFailure(_CLOSED)
             process = self._idle.pop() if self._idle else await self._start()
             answer = await self._ask(process, line, self._timeout)
             self._idle.append(process)
@@ -68,12 +70,22 @@ class ProcessRewardPool:
     async def _start(self) -> _Process:
         process = await _spawn()
         self._live.add(process)
+        if self._closed:  # `close` did not see this one
+            _kill(process)
+            raise EnvironmentFailure(_CLOSED)
         if self._warm_up is not None:
-            answer = await self._ask(process, _encode(self._warm_up, (), {}, _START_SECONDS), _START_SECONDS)
-            if "error" in answer:
-                _kill(process)
-                raise EnvironmentFailure(f"a reward process could not start: {answer['error']}")
+            await self._warm(process, self._warm_up)
         return process
+
+    async def _warm(self, process: _Process, warm_up: Callable[[], object]) -> None:
+        try:
+            answer = await self._ask(process, _encode(warm_up, (), {}, _START_SECONDS), _START_SECONDS)
+        except EnvironmentTimeout:
+            # Not a timeout of the environment's: what it says of the reward and its setting would be wrong.
+            raise EnvironmentFailure(f"a reward process did not start within {_START_SECONDS} s") from None
+        if "error" in answer:
+            _kill(process)
+            raise EnvironmentFailure(f"a reward process could not start: {answer['error']}")
 
     async def _ask(self, process: _Process, line: bytes, seconds: float) -> dict[str, Any]:
         """One call; a process that does not answer as it should is killed, and never used again."""
@@ -96,10 +108,11 @@ async def _exchange(process: _Process, line: bytes, seconds: float) -> dict[str,
             process.stdin.write(line)
             await process.stdin.drain()
             reply = await process.stdout.readline()
-    except TimeoutError as error:
+    except TimeoutError:
+        # Without its cause: a bare TimeoutError would count as the machinery's fault.
         raise EnvironmentTimeout(
             f"the reward took longer than {seconds} s (rollout.environment.timeout_seconds); its process was ended"
-        ) from error
+        ) from None
     except (OSError, ValueError) as error:
         raise EnvironmentFailure(f"the reward process failed: {error}") from error
     if not reply.endswith(b"\n"):

@@ -63,15 +63,26 @@ class RewardPool:
         try:
             async with limit:
                 return await result
-        except Exception as error:  # whatever a user's coroutine raises
+        except asyncio.CancelledError as error:
+            if is_being_cancelled():
+                raise
+            raise _raised(error) from error
+        except (Exception, SystemExit) as error:  # whatever a user's coroutine raises
             if limit.expired() and isinstance(error, TimeoutError):
-                raise self._too_long() from error
+                # Without its cause: a bare TimeoutError would count as the machinery's fault.
+                raise self._too_long() from None
             raise _raised(error) from error
 
     def _too_long(self) -> EnvironmentTimeout:
         return EnvironmentTimeout(
             f"the reward took longer than {self._timeout} s (rollout.environment.timeout_seconds)"
         )
+
+
+def is_being_cancelled() -> bool:
+    """Whether somebody cancels the current task: else a `CancelledError` comes from the code that it runs."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def _raised(error: BaseException) -> EnvironmentFailure:

@@ -12,7 +12,7 @@ from penstock.config.training import TrainingConfig
 from penstock.data_plane.client import DataPlaneClient
 from penstock.data_plane.meta import KVBatchMeta
 from penstock.runtime.local import WorkerThread
-from penstock.training.interface import ChunkResult, StepResult, Trainer
+from penstock.training.interface import ChunkResult, Prepared, StepResult, Trainer
 from penstock.training.step import StepState
 from penstock.training.workers.local_worker import LocalWorker
 from penstock.weights.source import WeightSource
@@ -80,7 +80,7 @@ class LocalTrainer(Trainer):
         """Write the current policy's per-token log-probs into a column."""
         await self._call(self._worker.compute_logprobs, meta, field_name)
 
-    async def prepare(self, meta: KVBatchMeta) -> KVBatchMeta:
+    async def prepare(self, meta: KVBatchMeta) -> Prepared:
         """Write the columns that advantages and loss need besides those of the rollout."""
         return await self._call(self._worker.prepare, meta)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,28 +16,21 @@ from penstock.algorithms.reduction import MetricAccumulator, Normaliser
 from penstock.config.algorithm import AlgorithmConfig
 from penstock.config.training import TrainingConfig
 from penstock.data_plane.client import DataPlaneClient
-from penstock.data_plane.columns import Column, JaggedColumn
-from penstock.data_plane.fields import INPUT_IDS, OLD_LOGPROBS, REFERENCE_LOGPROBS, group_of
+from penstock.data_plane.columns import JaggedColumn
+from penstock.data_plane.fields import INPUT_IDS, group_of
 from penstock.data_plane.meta import KVBatchMeta
 from penstock.errors import NonFiniteError, StepStateError
-from penstock.training.batching import Microbatch, Rows, TrainColumns, build_microbatch
+from penstock.training.batching import Rows, TrainColumns, build_microbatch
 from penstock.training.checkpointing import load_trainer, save_trainer
 from penstock.training.flops import FlopCounter, peak_tflops
-from penstock.training.interface import ChunkResult, StepResult
+from penstock.training.interface import ChunkResult, Prepared, StepResult
 from penstock.training.objective import policy_objective
 from penstock.training.optimizer import PolicyOptimizer
-from penstock.training.packing import Batching, Plan, plan_microbatches
+from penstock.training.packing import Batching
 from penstock.training.policy import Policy
-from penstock.training.reference import KL_INPUTS, kl_sums
+from penstock.training.preparation import PREPARED_FROM, LogprobPasses
 from penstock.training.step import StepMachine, StepState
-from penstock.training.targets import (
-    loss_normaliser,
-    needs_kl_sums,
-    needs_preparation,
-    target_columns,
-    train_fields,
-    uses_reference,
-)
+from penstock.training.targets import loss_normaliser, target_columns, train_fields, uses_reference
 from penstock.weights.hf import named_weights
 from penstock.weights.source import WeightSource
 
@@ -91,6 +84,7 @@ class LocalWorker:
         )
         if self._batching is Batching.PACKED:
             self._policy.check_packing()
+        self._passes = LogprobPasses(self._policy, training)
         self._optimizer = PolicyOptimizer(model, training.optimizer, training.max_steps)
         self._flops = FlopCounter.of(model)
         self._machine = StepMachine()
@@ -116,7 +110,7 @@ class LocalWorker:
             batch = self._data_plane.get_samples(meta, train_fields(self._algorithm, self._training))
             rows = Rows.of(batch)
             columns = TrainColumns.of(batch, rows)
-            plan = self._plan(rows, columns.trained_rows)
+            plan = self._passes.plan(rows, columns.trained_rows)
             for indices in plan:
                 self._forward_backward(rows, columns, indices, meta)
             self._wait_for_device()
@@ -149,9 +143,9 @@ class LocalWorker:
                         self._wait_for_device()
                     stepped = self._moved = True
             self._drop()
-        updated = self._tick() if last else stepped
         if nonfinite and self._training.nonfinite == "stop":
-            raise _nonfinite_error(step_id, metrics, gathered)
+            raise _nonfinite_error(step_id, metrics, gathered, moved=self._moved)
+        updated = self._tick() if last else stepped
         metrics = {name: value for name, value in metrics.items() if stepped or math.isfinite(value)}
         metrics |= {"empty_steps": float(count == 0), "nonfinite_steps": float(nonfinite)}
         metrics |= self._amounts(gathered, gathered.seconds + time.perf_counter() - started)
@@ -184,37 +178,16 @@ class LocalWorker:
     def compute_logprobs(self, meta: KVBatchMeta, field_name: str) -> None:
         """Write the current policy's log-prob of every token into a column; 0 for each row's first token."""
         rows = Rows.of(self._data_plane.get_samples(meta, (INPUT_IDS,)))
-        column = JaggedColumn(self._logprobs_of(self._policy.logprobs, rows), rows.offsets_R1)
+        column = JaggedColumn(self._passes.logprobs(self._policy.logprobs, rows), rows.offsets_R1)
         self._data_plane.put_samples(meta.sample_ids, {field_name: column}, meta.partition_id)
 
-    def prepare(self, meta: KVBatchMeta) -> KVBatchMeta:
-        """Write the columns that advantages and loss need besides those of the rollout: log-probs of the reference."""
-        if not needs_preparation(self._algorithm, self._training):
-            return meta
-        batch = self._data_plane.get_samples(meta, KL_INPUTS)
-        rows = Rows.of(batch)
-        columns: dict[str, Column] = {}
-        several = self._training.minibatches_per_step > 1
-        sums = needs_kl_sums(self._algorithm)
-        current_S = self._logprobs_of(self._policy.logprobs, rows) if several or sums else None
-        if several and current_S is not None:
-            columns[OLD_LOGPROBS] = JaggedColumn(current_S, rows.offsets_R1)
-        if uses_reference(self._algorithm):
-            reference_S = self._logprobs_of(self._policy.reference_logprobs, rows)
-            columns[REFERENCE_LOGPROBS] = JaggedColumn(reference_S, rows.offsets_R1)
-            if sums and current_S is not None:
-                columns |= kl_sums(batch, current_S, reference_S)
-        self._data_plane.put_samples(meta.sample_ids, columns, meta.partition_id)
-        return meta.with_fields(*columns)
-
-    def _logprobs_of(self, logprobs: Callable[[Microbatch], tuple[Tensor, Tensor]], rows: Rows) -> Tensor:
-        """Log-probs of all tokens of all rows; 0 for each row's first token."""
-        logprobs_S = torch.zeros(rows.ids_S.shape[0], dtype=self._policy.exact_dtype)
-        with torch.no_grad():
-            for indices in self._plan(rows, range(len(rows.lengths_R))):
-                microbatch = build_microbatch(rows, indices, self._batching).to(self._policy.device)
-                logprobs_S[microbatch.sources_T] = logprobs(microbatch)[0].cpu()
-        return logprobs_S
+    def prepare(self, meta: KVBatchMeta) -> Prepared:
+        """Write the columns that advantages and loss need besides those of the rollout."""
+        started = time.perf_counter()
+        columns = self._passes.added_columns(self._data_plane.get_samples(meta, PREPARED_FROM), self._algorithm)
+        if columns:
+            self._data_plane.put_samples(meta.sample_ids, columns, meta.partition_id)
+        return Prepared(meta.with_fields(*columns), time.perf_counter() - started)
 
     def weights(self) -> WeightSource:
         """The current weights."""
@@ -235,14 +208,6 @@ class LocalWorker:
         self._drop()
         self._moved = False
         self._machine.reset()
-
-    def _plan(self, rows: Rows, indices: Sequence[int]) -> Plan:
-        lengths: list[int] = rows.lengths_R.tolist()
-        chosen = [index for index in indices if lengths[index] > 0]
-        plan = plan_microbatches(
-            [lengths[index] for index in chosen], self._training.max_tokens_per_microbatch, self._batching
-        )
-        return tuple(tuple(chosen[place] for place in microbatch) for microbatch in plan)
 
     def _forward_backward(self, rows: Rows, columns: TrainColumns, indices: Sequence[int], meta: KVBatchMeta) -> None:
         device = self._policy.device
@@ -281,7 +246,7 @@ class LocalWorker:
     def _wait_for_device(self) -> None:
         """Timings are the device's, and its errors surface in the call that caused them."""
         if self._policy.device.type == "cuda":
-            torch.cuda.synchronize(self._policy.device)
+            torch.cuda.current_stream(self._policy.device).synchronize()
 
     def _drop(self) -> None:
         self._optimizer.zero_gradients()
@@ -295,8 +260,9 @@ def _guilty_groups(gathered: _Accumulated) -> tuple[str, ...]:
     return tuple(dict.fromkeys(group for part in named for group in part))
 
 
-def _nonfinite_error(step_id: int, metrics: dict[str, float], gathered: _Accumulated) -> NonFiniteError:
+def _nonfinite_error(step_id: int, metrics: dict[str, float], gathered: _Accumulated, *, moved: bool) -> NonFiniteError:
+    weights = "weights as the updates before this one left them" if moved else "weights untouched"
     return NonFiniteError(
-        f"step {step_id}: loss {metrics['loss']}, gradient norm {metrics['grad_norm']}, weights untouched; groups "
+        f"step {step_id + 1}: loss {metrics['loss']}, gradient norm {metrics['grad_norm']}, {weights}; groups "
         f"{', '.join(_guilty_groups(gathered))}. Set training.nonfinite to skip to go on without such steps"
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 from torch import Tensor
 
 from penstock.data_plane.meta import KVBatchMeta
-from penstock.training.interface import ChunkResult, StepResult
+from penstock.training.interface import ChunkResult, Prepared, StepResult
 from penstock.training.step import StepMachine
 from penstock.weights.source import WeightSource
 
@@ -81,9 +81,9 @@ class ScriptedTrainer:
     async def compute_logprobs(self, meta: KVBatchMeta, field_name: str) -> None:
         """There is no model: nothing is written."""
 
-    async def prepare(self, meta: KVBatchMeta) -> KVBatchMeta:
+    async def prepare(self, meta: KVBatchMeta) -> Prepared:
         """There is no model: nothing is written."""
-        return meta
+        return Prepared(meta, 0.0)
 
     async def publish_weights(self) -> WeightSource:
         def no_tensors() -> Iterator[tuple[str, Tensor]]:

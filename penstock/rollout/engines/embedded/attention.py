@@ -18,7 +18,7 @@ from transformers import AttentionInterface
 from penstock.errors import SetupError
 
 SLOT_ATTENTION = "penstock_slots"
-_CHANGES_SCORES = ("softcap", "s_aux", "position_bias", "head_mask")
+_CHANGES_SCORES = ("s_aux", "position_bias", "head_mask")
 """Arguments by which some families change attention scores; this attention does not know them."""
 
 
@@ -30,6 +30,8 @@ def slot_attention(
     mask_BK1C: Tensor | None,
     scaling: float | None = None,
     dropout: float = 0.0,
+    softcap: float | None = None,
+    sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Without a mask: causal attention over whole prefixes. With one (additive): one query token per row."""
@@ -37,26 +39,77 @@ def slot_attention(
         if kwargs.get(name) is not None:
             raise SetupError(f"{type(module).__name__} uses attention with {name}: unsupported by the embedded engine")
     if mask_BK1C is None:
-        output_BNTD = F.scaled_dot_product_attention(
-            query_BNTD,
-            key_BKTD,
-            value_BKTD,
-            is_causal=query_BNTD.shape[2] > 1,
-            scale=scaling,
-            enable_gqa=query_BNTD.shape[1] != key_BKTD.shape[1],
-        )
+        output_BNTD = _prefix_attention(query_BNTD, key_BKTD, value_BKTD, scaling, softcap, sliding_window)
         return output_BNTD.transpose(1, 2).contiguous(), None
-    mixed_BJ = decode_attention(query_BNTD.squeeze(2), key_BKTD, value_BKTD, mask_BK1C, scaling)
+    if sliding_window is not None:
+        mask_BK1C = _windowed(mask_BK1C, sliding_window)
+    mixed_BJ = decode_attention(query_BNTD.squeeze(2), key_BKTD, value_BKTD, mask_BK1C, scaling, softcap)
     return mixed_BJ.view(query_BNTD.shape[0], 1, query_BNTD.shape[1], -1), None
 
 
+def _prefix_attention(
+    query_BNTD: Tensor,
+    key_BKTD: Tensor,
+    value_BKTD: Tensor,
+    scaling: float | None,
+    softcap: float | None,
+    window: int | None,
+) -> Tensor:
+    """Causal attention over whole prefixes; a position sees `window` positions, itself included."""
+    length = query_BNTD.shape[2]
+    visible_TT = None
+    if softcap is not None or (window is not None and window < length):
+        visible_TT = torch.ones(length, length, dtype=torch.bool, device=query_BNTD.device).tril()
+        visible_TT = visible_TT if window is None else visible_TT.triu(1 - window)
+    if softcap is not None and visible_TT is not None:
+        mask_TT = torch.zeros_like(visible_TT, dtype=query_BNTD.dtype).masked_fill_(~visible_TT, -torch.inf)
+        group = query_BNTD.shape[1] // key_BKTD.shape[1]
+        key_BNTD, value_BNTD = (side.repeat_interleave(group, 1) for side in (key_BKTD, value_BKTD))
+        return _capped_attention(query_BNTD, key_BNTD, value_BNTD, mask_TT, scaling, softcap)
+    return F.scaled_dot_product_attention(
+        query_BNTD,
+        key_BKTD,
+        value_BKTD,
+        attn_mask=visible_TT,
+        is_causal=visible_TT is None and length > 1,
+        scale=scaling,
+        enable_gqa=query_BNTD.shape[1] != key_BKTD.shape[1],
+    )
+
+
+def _windowed(mask_BK1C: Tensor, window: int) -> Tensor:
+    """The mask of a layer that sees only the last `window` positions of those that the mask leaves visible."""
+    width = mask_BK1C.shape[-1]
+    if width <= window:
+        return mask_BK1C
+    visible_BK11 = (mask_BK1C == 0).sum(-1, keepdim=True)
+    return mask_BK1C.masked_fill(torch.arange(width, device=mask_BK1C.device) < visible_BK11 - window, -torch.inf)
+
+
+def _capped_attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float | None, softcap: float
+) -> Tensor:
+    """Attention whose scores go through `cap * tanh(score / cap)`, which no fused kernel of torch does."""
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    scores = (query @ key.transpose(-1, -2)).mul_(scale / softcap).tanh_().mul_(softcap).add_(mask)
+    return scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(value.dtype) @ value
+
+
 def decode_attention(
-    query_BND: Tensor, key_BKCD: Tensor, value_BKCD: Tensor, mask_BK1C: Tensor, scaling: float | None
+    query_BND: Tensor,
+    key_BKCD: Tensor,
+    value_BKCD: Tensor,
+    mask_BK1C: Tensor,
+    scaling: float | None,
+    softcap: float | None = None,
 ) -> Tensor:
     """One query token per row over the row's slot; gives `[B, N * D]`. The mask is contiguous and additive."""
     rows, heads, depth = query_BND.shape
     kv_heads, width = key_BKCD.shape[1], key_BKCD.shape[2]
     query_BKGD = query_BND.reshape(rows, kv_heads, heads // kv_heads, depth)
+    if softcap is not None:
+        output_BKGD = _capped_attention(query_BKGD, key_BKCD, value_BKCD, mask_BK1C, scaling, softcap)
+        return output_BKGD.reshape(rows, heads * depth)
     if query_BND.device.type != "cpu" or query_BND.dtype not in (torch.float32, torch.float64):
         output_BKGD = F.scaled_dot_product_attention(
             query_BKGD, key_BKCD, value_BKCD, attn_mask=mask_BK1C, scale=scaling

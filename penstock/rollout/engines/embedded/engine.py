@@ -13,9 +13,9 @@ import torch
 from penstock.errors import EngineError, SetupError
 from penstock.rollout.engines.base import EngineHealth, EngineStats, GenerationRequest, GenerationResult
 from penstock.rollout.engines.embedded import weight_update
+from penstock.rollout.engines.embedded.choice import Decoding, make_scheduler
 from penstock.rollout.engines.embedded.requests import InvalidRequest, Ticket, check_request
 from penstock.rollout.engines.embedded.runner import ModelRunner
-from penstock.rollout.engines.embedded.scheduler import Scheduler
 from penstock.rollout.engines.embedded.worker import Phase, Worker
 from penstock.weights.source import WeightSource
 
@@ -50,7 +50,7 @@ class EmbeddedEngine:
     running requests: `"keep"` goes on with the keys and values of the old weights, `"recompute"` makes them anew.
     `deterministic` makes tokens and log-probs bit-equal whatever else is running, at the price of fixed shapes.
     `threads` is the engine's number of CPU threads; 0 leaves it to the engine: one where a decode step is too small to
-    gain from more, else torch's count.
+    gain from more, else torch's count. `decoding` says how tokens are computed (see `choice.Decoding`).
 
     Worked example, 2 slots: three `generate` calls; two run, one waits. `await pause()` returns at a token boundary,
     say after 5 tokens each. `await update_weights(source)` with version 1, `await resume()`. The running ones end with
@@ -68,6 +68,7 @@ class EmbeddedEngine:
         deterministic: bool = False,
         kv_cache: Literal["keep", "recompute"] = "keep",
         threads: int = 0,
+        decoding: Decoding = "auto",
     ) -> None:
         if slots < 1 or max_context < 2:
             raise SetupError(
@@ -81,13 +82,20 @@ class EmbeddedEngine:
         self._name, self._recompute = name, kv_cache == "recompute"
         with torch.inference_mode():
             model.eval()
-            runner = ModelRunner(model, slots=slots, max_context=max_context, deterministic=deterministic)
-        self._model, self._runner = model, runner
-        self._scheduler = Scheduler(runner, version)
+            self._scheduler = make_scheduler(
+                model,
+                name=name,
+                slots=slots,
+                max_context=max_context,
+                deterministic=deterministic,
+                version=version,
+                decoding=decoding,
+            )
+        self._model, self._runner = model, self._scheduler.runner
         self._tickets: dict[str, Ticket] = {}
         self._residency = Residency.AWAKE
         self._weight_shapes: list[torch.Size] = []
-        self._worker = Worker(name, self._scheduler, threads or _own_threads(model, runner))
+        self._worker = Worker(name, self._scheduler, threads or _own_threads(model, self._runner))
 
     @property
     def name(self) -> str:
@@ -198,10 +206,9 @@ class EmbeddedEngine:
 
     def _free(self, weights: bool) -> None:
         self._residency = Residency.WEIGHTS_FREED if weights else Residency.KV_FREED
-        self._runner.cache.free()
-        self._scheduler.prefills.clear()
+        self._scheduler.free()
         if weights and not self._weight_shapes:
-            self._runner.release_weights()
+            self._scheduler.release_weights()
             self._weight_shapes = weight_update.free_weights(self._model.parameters())
 
     def _restore(self) -> None:
@@ -211,8 +218,8 @@ class EmbeddedEngine:
         if self._weight_shapes:
             weight_update.restore_weights(self._model.parameters(), self._weight_shapes)
             self._weight_shapes = []
-            self._runner.attach_weights()
-        self._runner.cache.allocate()
+            self._scheduler.attach_weights()
+        self._scheduler.restore()
         self._residency = Residency.WEIGHTS_UNSET if freed else Residency.AWAKE
 
 

@@ -10,7 +10,6 @@ rounded are part of what a trainer must agree with.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,20 +17,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from penstock.rollout.engines.embedded.attention import decode_attention
+from penstock.rollout.engines.embedded.merged import merge_linears
 from penstock.rollout.engines.embedded.slot_cache import SlotCache
+from penstock.rollout.engines.embedded.supported import sliding_window
 
 _BODIES = {"LlamaModel", "MistralModel", "Qwen2Model", "Qwen3Model", "Qwen3MoeModel"}
-
-
-@dataclass(frozen=True)
-class _Merged:
-    """Several linear layers of one input as one; J is the sum of their outputs."""
-
-    weight_JH: Tensor
-    bias_J: Tensor | None
-
-    def __call__(self, hidden_BH: Tensor) -> Tensor:
-        return F.linear(hidden_BH, self.weight_JH, self.bias_J)
 
 
 class _Norm:
@@ -86,10 +76,10 @@ class _FusedLayer:
         self._norm_before, self._norm_between = _Norm(layer.input_layernorm), _Norm(layer.post_attention_layernorm)
         self._q_norm = _Norm(attention.q_norm) if hasattr(attention, "q_norm") else None
         self._k_norm = _Norm(attention.k_norm) if hasattr(attention, "k_norm") else None
-        self._qkv = _merge(attention.q_proj, attention.k_proj, attention.v_proj)
+        self._qkv = merge_linears(attention.q_proj, attention.k_proj, attention.v_proj)
         self._out = attention.o_proj
         self._mlp = mlp
-        self._gate_up = _merge(mlp.gate_proj, mlp.up_proj) if hasattr(mlp, "gate_proj") else None
+        self._gate_up = merge_linears(mlp.gate_proj, mlp.up_proj) if hasattr(mlp, "gate_proj") else None
 
     def __call__(
         self, hidden_BH: Tensor, cos_B1D: Tensor, sin_B1D: Tensor, mask_BK1C: Tensor, cache: SlotCache
@@ -117,34 +107,27 @@ class _FusedLayer:
 
 def fuse(body: Any, max_context: int) -> FusedDecoder | None:
     """The lean decoder of a model's body; None where the architecture, a layer or the precision is not one it knows."""
-    known = type(body).__name__ in _BODIES and type(body).__module__.startswith("transformers.models.")
-    if not known or body.embed_tokens.weight.dtype is not torch.float32:
+    if not is_lean(body, max_context) or body.embed_tokens.weight.dtype is not torch.float32:
         return None
+    return FusedDecoder(body, max_context)
+
+
+def is_lean(body: Any, max_context: int) -> bool:
+    """Whether a body is attention and MLP (or experts) with pre-norms and nothing else, in plain linear layers.
+
+    Layers with a window that the context outgrows are something else.
+    """
+    known = type(body).__name__ in _BODIES and type(body).__module__.startswith("transformers.models.")
+    if not known or sliding_window(body.config, max_context) is not None:
+        return False
     for layer in body.layers:
         attention, mlp = layer.self_attn, layer.mlp
         linears = [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
         if hasattr(mlp, "gate_proj"):
             linears += [mlp.gate_proj, mlp.up_proj, mlp.down_proj]
         if any(type(linear) is not nn.Linear for linear in linears):
-            return None
-    return FusedDecoder(body, max_context)
-
-
-def _merge(*linears: Any) -> _Merged:
-    """One matrix for several layers, whose own parameters become views of it."""
-    return _Merged(
-        _joined([linear.weight for linear in linears]),
-        None if linears[0].bias is None else _joined([linear.bias for linear in linears]),
-    )
-
-
-def _joined(parameters: list[Tensor]) -> Tensor:
-    with torch.inference_mode(False), torch.no_grad():
-        joined = torch.cat([parameter.detach() for parameter in parameters])
-        parts = torch.split(joined, [parameter.shape[0] for parameter in parameters])
-        for parameter, part in zip(parameters, parts, strict=True):
-            parameter.data = part
-    return joined
+            return False
+    return True
 
 
 def _add_linear(residual_BH: Tensor, inner_BJ: Tensor, linear: Any) -> Tensor:

@@ -40,7 +40,7 @@ class Rows:
         self.stops_SX = np.full((slots, 1), -1, dtype=np.int64)
         self._uniforms_SU = np.zeros((slots, _UNIFORMS))
         self._next_uniform_S = np.zeros(slots, dtype=np.int64)
-        self._generators: list[np.random.Generator] = []
+        self._generators: list[np.random.Generator | None] = []
         self._row_S = np.arange(slots)
 
     @property
@@ -59,12 +59,9 @@ class Rows:
         self.temperature_S[row] = sampling.temperature
         self.top_k_S[row], self.top_p_S[row] = sampling.top_k, sampling.top_p
         self._set_stops(row, sampling.stop_token_ids)
-        # Counter-based and keyed by the request's seed alone: nothing that shares the batch can shift its numbers.
-        generator = np.random.Generator(np.random.Philox(key=request.seed % 2**128))
-        self._uniforms_SU[row] = generator.random(_UNIFORMS)
-        self._next_uniform_S[row] = 0
+        self._generators.append(None)
+        self._next_uniform_S[row] = _UNIFORMS
         self.tickets.append(ticket)
-        self._generators.append(generator)
         self.count += 1
 
     def _set_stops(self, row: int, stop_ids: frozenset[int]) -> None:
@@ -78,27 +75,33 @@ class Rows:
         """The next random number of each active row; 0 for the inactive ones up to `rows`."""
         uniforms_B = np.zeros(rows)
         index_B = self._next_uniform_S[: self.count]
-        for row in np.flatnonzero(index_B == _UNIFORMS):
-            self._uniforms_SU[row] = self._generators[row].random(_UNIFORMS)
+        for row in np.flatnonzero(index_B == _UNIFORMS).tolist():
+            self._uniforms_SU[row] = self._generator(row).random(_UNIFORMS)
             index_B[row] = 0
         uniforms_B[: self.count] = self._uniforms_SU[self._row_S[: self.count], index_B]
         index_B += 1
         return uniforms_B
 
-    def append(self, tokens_B: NDArray[np.int64], logprobs_B: NDArray[np.float64]) -> NDArray[np.int64]:
-        """Add one token to every active row; gives the rows that ended, the last one first."""
-        count = self.count
-        position_B = self.feed_2S[1, :count]
-        position_B += 1
-        self.feed_2S[0, :count] = tokens_B
-        self.tokens_SC[self._row_S[:count], position_B] = tokens_B
-        self.logprobs_SC[self._row_S[:count], position_B] = logprobs_B
-        ended_B = (position_B + 1 >= self.end_S[:count]) | self._stopped(count)
-        return np.flatnonzero(ended_B)[::-1]
+    def _generator(self, row: int) -> np.random.Generator:
+        """Counter-based and keyed by the request's seed alone: nothing that shares the batch can shift its numbers."""
+        generator = self._generators[row]
+        if generator is None:
+            key = self.tickets[row].request.seed % 2**128
+            generator = self._generators[row] = np.random.Generator(np.random.Philox(key=key))
+        return generator
 
-    def _stopped(self, count: int) -> NDArray[np.bool_]:
-        stopped: NDArray[np.bool_] = (self.feed_2S[0, :count, None] == self.stops_SX[:count]).any(axis=1)
-        return stopped
+    def append(
+        self, tokens_B: NDArray[np.int64], logprobs_B: NDArray[np.floating], rows_B: NDArray[np.integer] | None = None
+    ) -> NDArray[np.integer]:
+        """Add one token to every active row, or to those given; gives the rows that ended, the last one first."""
+        rows_B = self._row_S[: self.count] if rows_B is None else rows_B
+        position_B = self.feed_2S[1, rows_B] + 1
+        self.feed_2S[0, rows_B], self.feed_2S[1, rows_B] = tokens_B, position_B
+        self.tokens_SC[rows_B, position_B] = tokens_B
+        self.logprobs_SC[rows_B, position_B] = logprobs_B
+        stopped_B = (tokens_B[:, None] == self.stops_SX[rows_B]).any(axis=1)
+        ended_B = (position_B + 1 >= self.end_S[rows_B]) | stopped_B
+        return np.sort(rows_B[ended_B])[::-1]
 
     def generated(self, row: int) -> int:
         """How many tokens the row's response has."""

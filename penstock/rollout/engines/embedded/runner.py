@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from penstock.errors import SetupError
@@ -29,7 +28,9 @@ class ModelRunner:
     one by one.
     """
 
-    def __init__(self, model: Any, *, slots: int, max_context: int, deterministic: bool) -> None:
+    def __init__(
+        self, model: Any, *, slots: int, max_context: int, deterministic: bool, use_fused: bool = True
+    ) -> None:
         check_config(model.config, max_context)
         self.lm = CausalLM(model)
         self.slots, self.max_context, self.deterministic = slots, max_context, deterministic
@@ -41,7 +42,8 @@ class ModelRunner:
         if deterministic and hasattr(model.config, "_experts_implementation"):
             # The one whose result for a token does not depend on which other tokens chose the same expert.
             model.set_experts_implementation("batched_mm")
-        self._fused = fuse(self.lm.body, max_context)
+        self._fused = fuse(self.lm.body, max_context) if use_fused else None
+        self._use_fused = use_fused
         self._column_C = torch.arange(max_context, device=self.device)
         prefix_ZKTD = self._probe_prefix(probe_ids_1T)
         self.cache = SlotCache(KVShape.of_prefix(prefix_ZKTD), slots, max_context)
@@ -62,7 +64,12 @@ class ModelRunner:
 
     def attach_weights(self) -> None:
         """Take hold of the weights again, which have new memory."""
-        self._fused = fuse(self.lm.body, self.max_context)
+        self._fused = fuse(self.lm.body, self.max_context) if self._use_fused else None
+
+    def allow_fused(self) -> None:
+        """Take the lean decode step after all, where the model fits it."""
+        self._use_fused = True
+        self.attach_weights()
 
     # Prefill
 
@@ -121,7 +128,7 @@ class ModelRunner:
         return hidden_B1H[:, 0]
 
     def _head(self, hidden_BH: Tensor) -> Tensor:
-        return F.linear(hidden_BH, self.lm.head_weight_VH).float()
+        return self.lm.logits(hidden_BH)
 
     # Trying the model out, once
 

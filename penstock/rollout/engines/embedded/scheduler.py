@@ -19,7 +19,8 @@ from penstock.rollout.engines.embedded.rows import Rows
 from penstock.rollout.engines.embedded.runner import ModelRunner
 from penstock.rollout.engines.embedded.sampling import SamplingPlan, plan_sampling, sample
 
-_PREFILL_ENTRIES = 8
+PREFILL_ENTRIES = 8
+"""Prefixes that are remembered for requests to come."""
 _SLOTS_PER_ADMISSION = 16
 """A new prompt is prefilled when one in this many slots is free ..."""
 _MAX_HELD = 8
@@ -61,7 +62,7 @@ class Scheduler:
         self.version = version
         self.waiting: deque[Ticket] = deque()
         self.rows = Rows(runner.slots, runner.max_context)
-        self.prefills = PrefillCache(_PREFILL_ENTRIES)
+        self.prefills = PrefillCache(PREFILL_ENTRIES)
         self.counters = Counters()
         self._plan: SamplingPlan | None = None
         self._held = 0
@@ -82,24 +83,51 @@ class Scheduler:
         self.counters.slot_seconds += elapsed * active / self.runner.slots
         return ended
 
+    def drain(self) -> list[tuple[Ticket, GenerationResult]]:
+        """Finish what is under way on the device, so that a job finds a token boundary; gives what ended by it."""
+        return []
+
     def drop(self, gone: Set[Ticket]) -> None:
-        """Remove requests, waiting or running, without settling them."""
+        """Remove requests, waiting or running, without settling them; only after `drain`."""
         self.waiting = deque(ticket for ticket in self.waiting if ticket not in gone)
         for row in reversed(range(self.rows.count)):
             if self.rows.tickets[row] in gone:
                 self._remove(row)
 
     def weights_changed(self, version: int, recompute: bool) -> None:
-        """Go on under new weights; with `recompute`, the running requests' keys and values are made anew."""
+        """Go on under new weights; with `recompute`, the running requests' keys and values are made anew.
+
+        Only after `drain`.
+        """
         self.version = version
         self.prefills.clear()
         for row, ticket in enumerate(self.rows.tickets):
             ticket.version_marks.append((self.rows.generated(row), version))
         if recompute and self.rows.count:
             fed = [row for row in range(self.rows.count) if self.rows.feed_2S[1, row] > 0]
-            for row, kv_ZKTD in zip(fed, self.runner.prefill([self.rows.prefix(row) for row in fed]), strict=True):
-                self.runner.cache.write_prefix(row, 1, kv_ZKTD)
+            self._recompute(fed)
             self.counters.recomputed += len(fed)
+
+    def release_weights(self) -> None:
+        """Let go of the weights, which are about to be freed."""
+        self.runner.release_weights()
+
+    def attach_weights(self) -> None:
+        """Take hold of the weights again, which have new memory."""
+        self.runner.attach_weights()
+
+    def free(self) -> None:
+        """Give the memory for keys and values back."""
+        self.runner.cache.free()
+        self.prefills.clear()
+
+    def restore(self) -> None:
+        """Take the memory again."""
+        self.runner.cache.allocate()
+
+    def _recompute(self, rows: list[int]) -> None:
+        for row, kv_ZKTD in zip(rows, self.runner.prefill([self.rows.prefix(row) for row in rows]), strict=True):
+            self.runner.cache.write_prefix(row, 1, kv_ZKTD)
 
     def _admit(self) -> None:
         free = self.runner.slots - self.rows.count
@@ -109,13 +137,7 @@ class Scheduler:
         for _ in range(min(free, len(self.waiting))):
             ticket = self.waiting.popleft()
             by_prefix.setdefault(ticket.prefix_ids, []).append(ticket)
-        for prefix, kv_ZKTD in self._prefixes(list(by_prefix)).items():
-            tickets = by_prefix[prefix]
-            if kv_ZKTD is not None:
-                self.runner.cache.write_prefix(self.rows.count, len(tickets), kv_ZKTD)
-            for ticket in tickets:
-                ticket.version_marks.append((0, self.version))
-                self.rows.add(ticket)
+        self._seat(by_prefix)
         self.counters.shared_prefills += sum(len(tickets) - 1 for tickets in by_prefix.values())
         self._plan = None
 
@@ -128,6 +150,16 @@ class Scheduler:
             return False
         self._held += 1
         return True
+
+    def _seat(self, by_prefix: dict[Prefix, list[Ticket]]) -> None:
+        """Give each request a row, with the keys and values of its prefix."""
+        for prefix, kv_ZKTD in self._prefixes(list(by_prefix)).items():
+            tickets = by_prefix[prefix]
+            if kv_ZKTD is not None:
+                self.runner.cache.write_prefix(self.rows.count, len(tickets), kv_ZKTD)
+            for ticket in tickets:
+                ticket.version_marks.append((0, self.version))
+                self.rows.add(ticket)
 
     def _prefixes(self, wanted: list[Prefix]) -> dict[Prefix, Tensor | None]:
         """Keys and values of each prefix, from the cache or the model; None for the empty prefix."""

@@ -71,6 +71,11 @@ class SlotCache(Cache):  # type: ignore[misc]
         self._offset_SK = lanes_SK * self._context
         self._target_I = torch.empty(0, dtype=torch.long, device=shape.device)
 
+    @property
+    def kv_ZSKCD(self) -> Tensor:
+        """All of the memory; empty while it is freed."""
+        return self._kv_ZSKCD
+
     def free(self) -> None:
         """Give the memory back; `allocate` before the next use."""
         self._kv_ZSKCD = torch.empty(0)
@@ -99,6 +104,10 @@ class SlotCache(Cache):  # type: ignore[misc]
         """Copy one prefix into `count` rows."""
         length = prefix_ZKTD.shape[2]
         self._kv_ZSKCD[:, start : start + count, :, :length] = prefix_ZKTD.unsqueeze(1)
+
+    def read_prefix(self, row: int, length: int) -> Tensor:
+        """The first positions of a row, in memory of their own."""
+        return self._kv_ZSKCD[:, row, :, :length].clone()
 
     def move(self, target: int, source: int, length: int) -> None:
         """Copy the first `length` positions of one row over another."""

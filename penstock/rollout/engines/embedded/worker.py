@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import torch
 
 from penstock.errors import EngineError, RequestAborted
+from penstock.rollout.engines.base import GenerationResult
 from penstock.rollout.engines.embedded.requests import Ticket
 from penstock.rollout.engines.embedded.scheduler import Scheduler
 from penstock.runtime.cpu import keep_own_threads, take_threads
@@ -72,6 +73,7 @@ class Worker:
         future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
 
         def job() -> None:
+            self._drain()
             try:
                 self._settle([(future, function(), None)])
             except Exception as error:
@@ -97,8 +99,13 @@ class Worker:
 
     def discard(self, ticket: Ticket) -> None:
         """Take out a request that nobody waits for any more; a no-op where the engine is gone."""
+
+        def job() -> None:
+            self._drain()
+            self._drop({ticket}, RequestAborted("cancelled"))
+
         with contextlib.suppress(EngineError):
-            self._post(lambda: self._drop({ticket}, RequestAborted("cancelled")))
+            self._post(job)
 
     async def close(self, join_seconds: float = 10.0) -> None:
         """Abort everything and end the thread; one stuck in foreign code is left behind, its callers are not."""
@@ -138,8 +145,7 @@ class Worker:
                 self._started.set()
             with torch.inference_mode():
                 while self._serve_inbox():
-                    if ended := self.scheduler.step():
-                        self._settle([(ticket.future, result, None) for ticket, result in ended])
+                    self._settle_ended(self.scheduler.step())
         except BaseException as error:  # noqa: BLE001 - every caller is told, whatever it is
             self.failure = error
         self._end()
@@ -157,6 +163,14 @@ class Worker:
                 if not self._inbox:
                     self._changed.wait()
 
+    def _drain(self) -> None:
+        """Come to a token boundary: a step may still be under way on the device."""
+        self._settle_ended(self.scheduler.drain())
+
+    def _settle_ended(self, ended: list[tuple[Ticket, GenerationResult]]) -> None:
+        if ended:
+            self._settle([(ticket.future, result, None) for ticket, result in ended])
+
     def _set_phase(self, phase: Phase) -> None:
         with self._changed:
             if self.phase is not Phase.CLOSED:
@@ -173,8 +187,7 @@ class Worker:
             left = list(self._open)
         closed = f"engine {self._name} was closed"
         self._settle([(future, None, self.gone() if self.failure else RequestAborted(closed)) for future in left])
-        self.scheduler.runner.cache.free()
-        self.scheduler.prefills.clear()
+        self.scheduler.free()
         if self.failure is not None:  # its frames hold the failed step's tensors
             traceback.clear_frames(self.failure.__traceback__)
 

@@ -1,0 +1,80 @@
+"""Log-prob passes without gradients, and the columns they add to rows before these are scored and trained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from penstock.algorithms.kl import KlEstimator, kl_estimate, kl_to_go
+from penstock.config.algorithm import AlgorithmConfig
+from penstock.config.training import TrainingConfig
+from penstock.data_plane import fields
+from penstock.data_plane.client import SampleBatch
+from penstock.data_plane.columns import Column, JaggedColumn
+from penstock.training.batching import Microbatch, Rows, build_microbatch
+from penstock.training.packing import Batching, Plan, plan_microbatches
+from penstock.training.policy import Policy
+from penstock.training.targets import needs_kl_sums, uses_reference
+
+PREPARED_FROM = (fields.INPUT_IDS, fields.TOKEN_MASK)
+"""The columns that `LogprobPasses.added_columns` reads."""
+
+
+class LogprobPasses:
+    """Cuts rows into microbatches and runs a policy over them, as `training` says; keeps no state of a step."""
+
+    def __init__(self, policy: Policy, training: TrainingConfig) -> None:
+        self._policy = policy
+        self._training = training
+        self._batching = Batching(training.batching)
+
+    def plan(self, rows: Rows, indices: Sequence[int]) -> Plan:
+        """Which of the rows at `indices` go through the model together; empty rows do not go at all."""
+        lengths: list[int] = rows.lengths_R.tolist()
+        chosen = [index for index in indices if lengths[index] > 0]
+        plan = plan_microbatches(
+            [lengths[index] for index in chosen], self._training.max_tokens_per_microbatch, self._batching
+        )
+        return tuple(tuple(chosen[place] for place in microbatch) for microbatch in plan)
+
+    def logprobs(self, policy: Callable[[Microbatch], tuple[Tensor, Tensor]], rows: Rows) -> Tensor:
+        """Log-probs of all tokens of all rows; 0 for each row's first token."""
+        logprobs_S = torch.zeros(rows.ids_S.shape[0], dtype=self._policy.exact_dtype)
+        with torch.no_grad():
+            for indices in self.plan(rows, range(len(rows.lengths_R))):
+                microbatch = build_microbatch(rows, indices, self._batching).to(self._policy.device)
+                logprobs_S[microbatch.sources_T] = policy(microbatch)[0].cpu()
+        return logprobs_S
+
+    def added_columns(self, batch: SampleBatch, algorithm: AlgorithmConfig) -> dict[str, Column]:
+        """The old policy's log-probs where a step has several updates, the reference's where there is a KL penalty."""
+        rows, columns = Rows.of(batch), dict[str, Column]()
+        several, sums = self._training.minibatches_per_step > 1, needs_kl_sums(algorithm)
+        current_S = self.logprobs(self._policy.logprobs, rows) if several or sums else torch.empty(0)
+        if several:
+            columns[fields.OLD_LOGPROBS] = JaggedColumn(current_S, rows.offsets_R1)
+        if uses_reference(algorithm):
+            reference_S = self.logprobs(self._policy.reference_logprobs, rows)
+            columns[fields.REFERENCE_LOGPROBS] = JaggedColumn(reference_S, rows.offsets_R1)
+            if sums:
+                columns |= kl_sums(batch, current_S, reference_S)
+        return columns
+
+
+def kl_sums(batch: SampleBatch, logprobs_S: Tensor, reference_logprobs_S: Tensor) -> dict[str, Column]:
+    """Each sample's sums, over its trained tokens, of the KL to go and of its square.
+
+    From them the controller, which never sees tokens, gets mean and deviation of the per-token advantages exactly.
+    """
+    rows = Rows.of(batch)
+    mask_S = batch.jagged(fields.TOKEN_MASK).values.cpu().to(torch.float64, copy=True)
+    mask_S[rows.offsets_R1[:-1][rows.lengths_R > 0]] = 0  # a row's first token has no prediction
+    kl_S = kl_estimate(logprobs_S, reference_logprobs_S, KlEstimator.K1).to(torch.float64) * mask_S
+    to_go_S = kl_to_go(kl_S, rows.row_S) * mask_S
+
+    def per_sample(values_S: Tensor) -> Tensor:
+        return torch.zeros(len(batch), dtype=torch.float64).index_add_(0, rows.row_S, values_S)
+
+    return {fields.KL_TO_GO_SUM: per_sample(to_go_S), fields.KL_TO_GO_SQUARE_SUM: per_sample(to_go_S.square())}
