@@ -46,6 +46,7 @@ def _root(
       penstock doctor
       penstock config check run.yaml
       penstock train run.yaml training.max_steps=20
+      penstock report runs/default
     """
 
 

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from enum import Enum
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Self
+from typing import Any, Self
+
+from penstock.errors import RecordError
+
+_BLOCK_BYTES = 2**16
 
 
 class JsonlWriter:
@@ -17,14 +23,17 @@ class JsonlWriter:
 
     A line torn by a crash is cut off when the file is opened again. NaN and infinity are written as null, since JSON
     has neither; scalars of numpy and torch are written as numbers, and what JSON has no form for as text.
+
+    A disk that refuses raises `RecordError`; what it took of the line is cut off again, so the file keeps whole lines.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         self._lock = threading.Lock()
-        self._file: BinaryIO = self.path.open("ab")
-        self._cut_torn_line()
+        with writing(self.path):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = self.path.open("ab", buffering=0)
+            self._cut_torn_line()
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Append one object."""
@@ -32,8 +41,8 @@ class JsonlWriter:
         with self._lock:
             if self._file.closed:
                 raise ValueError(f"{self.path} is closed")
-            self._file.write(line)
-            self._file.flush()
+            with writing(self.path):
+                self._append(line)
 
     def close(self) -> None:
         """Close the file; further calls do nothing."""
@@ -48,11 +57,40 @@ class JsonlWriter:
     ) -> None:
         self.close()
 
+    def _append(self, line: bytes) -> None:
+        before = os.fstat(self._file.fileno()).st_size
+        rest = memoryview(line)
+        try:
+            while rest:
+                rest = rest[self._file.write(rest) :]
+        except OSError:
+            with suppress(OSError):
+                self._file.truncate(before)
+            raise
+
     def _cut_torn_line(self) -> None:
-        content = self.path.read_bytes()
-        complete = content.rfind(b"\n") + 1
-        if complete != len(content):
-            self._file.truncate(complete)
+        """Look for the end of the last whole line, from the end of the file backwards."""
+        size = begin = os.fstat(self._file.fileno()).st_size
+        with self.path.open("rb") as file:
+            while begin > 0:
+                end, begin = begin, max(0, begin - _BLOCK_BYTES)
+                file.seek(begin)
+                newline = file.read(end - begin).rfind(b"\n")
+                if newline >= 0:
+                    begin += newline + 1
+                    break
+        if begin != size:
+            self._file.truncate(begin)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn what the operating system refuses inside the block into an error that names the file."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise RecordError(f"{str(path)!r} cannot be written: {reason}") from error
 
 
 def plain(value: Any) -> Any:

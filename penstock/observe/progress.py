@@ -7,9 +7,10 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
+from penstock.observe.event_kinds import Severity, severity_of
+
 Metrics = Mapping[str, float]
 
-_IMPORTANT = ("drop", "retr", "fail", "error", "stall", "timeout", "nonfinite", "skip", "replay", "out_of_service")
 _SHOWN_ELSEWHERE = ("run_failed",)
 _TOKEN_RATES = ("throughput/generated_tokens_s", "throughput/trained_tokens_s")
 
@@ -101,7 +102,7 @@ def duration(seconds: float | None) -> str:
 
 def is_important(event: str) -> bool:
     """Whether a person following the run wants to see the event: drops, retries, failures, stalls."""
-    return event not in _SHOWN_ELSEWHERE and any(word in event for word in _IMPORTANT)
+    return event not in _SHOWN_ELSEWHERE and severity_of(event) in (Severity.FAILURE, Severity.NOTABLE)
 
 
 def event_line(event: str, fields: Mapping[str, Any], width: int = 160) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, BinaryIO, Protocol
 
-from penstock.observe.jsonl import plain
+from penstock.observe.jsonl import plain, writing
 
 LIMIT_BYTES = 256 * 2**20
 """Where a trace ends: viewers in a browser take no more, and a long run must not fill the disk."""
@@ -18,6 +18,8 @@ GATHER_SECONDS = 0.02
 """How long events are gathered before they are written together."""
 FULL = "the trace is full: nothing after this was recorded"
 _JOIN_SECONDS = 10.0
+MOST_WAITING = 200_000
+"""Events that may wait for a slow disk, some hundred megabytes of memory at most; more end the trace."""
 
 Extra = float | str | Mapping[str, str]
 """A field that only some kinds of events have: a duration, a scope, a category, an id."""
@@ -51,7 +53,8 @@ class TraceFile:
 
     So recording neither waits for the disk nor gives up its turn in the interpreter, and a killed run leaves all but
     its last moment: an array that is not closed, which Perfetto and Chrome read. `close` makes it valid JSON. At
-    `limit_bytes` the trace ends with an event that says so. A disk that refuses ends the trace, never the run.
+    `limit_bytes` the trace ends with an event that says so. A disk that refuses, or does not keep up, ends the trace,
+    never the run.
     """
 
     def __init__(self, path: str | Path, limit_bytes: int = LIMIT_BYTES) -> None:
@@ -59,14 +62,21 @@ class TraceFile:
         self._limit = limit_bytes
         self._inbox: SimpleQueue[_Event | None] = SimpleQueue()
         self._closed = threading.Event()
-        file = self.path.open("wb", buffering=0)
+        with writing(self.path):
+            file = self.path.open("wb", buffering=0)
         self._thread = threading.Thread(target=self._run, args=(file,), name="trace", daemon=True)
         self._thread.start()
 
     def write(self, ph: str, name: str, ts: float, pid: int, tid: int, args: Mapping[str, Any], **extra: Extra) -> None:
         """Append one event; nothing where the trace is closed or full. The arguments must not change any more."""
-        if not self._closed.is_set():
-            self._inbox.put((ph, name, ts, pid, tid, args, extra))
+        if self._closed.is_set():
+            return
+        if self._inbox.qsize() >= MOST_WAITING:
+            self._closed.set()
+            self._inbox.put(None)
+            _log.warning("%s: the disk does not keep up, the trace ends here", self.path)
+            return
+        self._inbox.put((ph, name, ts, pid, tid, args, extra))
 
     def close(self) -> None:
         """Write what is left and close the array."""
@@ -79,9 +89,10 @@ class TraceFile:
         try:
             with file:
                 self._stream(file)
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, the run goes on without a trace
             _log.warning("%s cannot be written any more, the trace ends here: %s", self.path, error)
-        self._closed.set()
+        finally:
+            self._closed.set()
 
     def _stream(self, file: BinaryIO) -> None:
         size, last = 0, False

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
 from penstock.errors import SetupError
+from penstock.observe.jsonl import writing
 
 
 class RunDirectory:
@@ -21,21 +23,27 @@ class RunDirectory:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        if self.path.is_file():
-            raise SetupError(f"run_dir: {str(path)!r} is a file; give a folder")
+        _refuse_a_file(self.path)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock: TextIO | None = (self.path / ".lock").open("w")
         except OSError as error:
             raise SetupError(f"run_dir: {str(path)!r} cannot be written: {error}") from error
         self._take_lock()
-        if self.metrics.exists() and self.metrics.stat().st_size:
+        try:
+            _refuse_a_run(self.path)
+            self._remove_leftovers()
+        except SetupError:
             self.close()
-            raise SetupError(
-                f"run_dir: {str(path)!r} already holds a run; choose another folder (run_dir=...) or remove this one"
-            )
-        for leftover in (self.events, self.samples, self.trace):
-            leftover.unlink(missing_ok=True)
+            raise
+
+    def _remove_leftovers(self) -> None:
+        """What a run that failed before its first step has left would be taken for this one's."""
+        for leftover in (self.summary, self.report, self.events, self.samples, self.trace):
+            try:
+                leftover.unlink(missing_ok=True)
+            except OSError as error:
+                raise SetupError(f"run_dir: {str(leftover)!r} cannot be removed: {error.strerror}") from error
 
     def _take_lock(self) -> None:
         assert self._lock is not None
@@ -71,16 +79,62 @@ class RunDirectory:
         return self.path / "samples.jsonl"
 
     @property
+    def summary(self) -> Path:
+        """How the run ended."""
+        return self.path / "summary.json"
+
+    @property
+    def report(self) -> Path:
+        """The page about the run."""
+        return self.path / "report.html"
+
+    @property
     def checkpoints(self) -> Path:
         """Folder of `step_N` folders."""
         return self.path / "checkpoints"
 
+    def write_config(self, text: str) -> None:
+        """The resolved configuration."""
+        with writing(self.config):
+            self.config.write_text(text, encoding="utf-8")
+
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """How the run ended."""
-        (self.path / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+        """How the run ended; whole or not at all."""
+        draft = self.path / ".summary.json.writing"
+        with writing(self.summary):
+            try:
+                draft.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+                draft.replace(self.summary)
+            finally:
+                draft.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Give the folder free; a second call is a no-op."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None
+
+
+def check_run_dir(path: str | Path) -> None:
+    """Raise `SetupError` where no run could use the folder; makes and changes nothing."""
+    folder = Path(path)
+    _refuse_a_file(folder)
+    _refuse_a_run(folder)
+    nearest = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+        raise SetupError(
+            f"run_dir: {str(path)!r} cannot be written: {str(nearest)!r} is no folder this user may write to"
+        )
+
+
+def _refuse_a_file(folder: Path) -> None:
+    if folder.is_file():
+        raise SetupError(f"run_dir: {str(folder)!r} is a file; give a folder")
+
+
+def _refuse_a_run(folder: Path) -> None:
+    metrics = folder / "metrics.jsonl"
+    if metrics.exists() and metrics.stat().st_size:
+        raise SetupError(
+            f"run_dir: {str(folder)!r} already holds a run; choose another folder (run_dir=...) or remove this one"
+        )

@@ -95,7 +95,10 @@ PARTS: tuple[Part, ...] = (
     Part("torch", "training and generation", "torch", ("torch",), "torch>=2.6", True, True, _TORCH_PROBE),
     Part("transformers", "models and tokenizers", "transformers", ("transformers",), "transformers>=5.17", True, True),
     Part("reasoning-gym", "tasks", "reasoning_gym", ("reasoning-gym",), "reasoning-gym>=0.1.25", True, True),
-    Part("math-verify", "mathematical answers", "math_verify", ("math-verify",), "math-verify>=0.8", False, False),
+    Part("math-verify", "mathematical answers", "math_verify", ("math-verify",), "math-verify>=0.8", True, True),
+    Part("verifiers", "environments", "verifiers", ("verifiers",), "verifiers>=0.4,<0.5", used=True),
+    Part("datasets", "datasets", "datasets", ("datasets",), "datasets>=3", used=True),
+    Part("pyarrow", "Parquet files", "pyarrow", ("pyarrow",), "pyarrow>=15", used=True),
     Part("ray", "clusters", "ray", ("ray",), "ray[default]>=2.40"),
     Part("TransferQueue", "data plane", "transfer_queue", ("TransferQueue",), "TransferQueue"),
     Part(
@@ -107,12 +110,17 @@ PARTS: tuple[Part, ...] = (
     ),
     Part("vllm", "generation engine", "vllm", ("vllm",), "vllm>=0.25"),
     Part("megatron-core", "parallel training", "megatron.core", ("megatron-core",), "megatron-core>=0.16"),
-    Part("peft", "LoRA adapters", "peft", ("peft",), "penstock[lora]", used=True),
-    Part("tensorboard", "metrics", "tensorboard", ("tensorboard",), "penstock[loggers]", used=True),
-    Part("wandb", "metrics", "wandb", ("wandb",), "penstock[loggers]", used=True),
-    Part("mlflow", "metrics", "mlflow", ("mlflow", "mlflow-skinny"), "penstock[loggers]", used=True),
+    Part("peft", "LoRA adapters", "peft", ("peft",), "peft>=0.21", used=True),
+    Part("tensorboard", "metrics", "tensorboard", ("tensorboard",), "tensorboard>=2.15", used=True),
+    Part("wandb", "metrics", "wandb", ("wandb",), "wandb>=0.31", used=True),
+    Part("mlflow", "metrics", "mlflow", ("mlflow", "mlflow-skinny"), "mlflow-skinny>=2.15", used=True),
     Part(
-        "prometheus-client", "metrics", "prometheus_client", ("prometheus-client",), "penstock[prometheus]", used=True
+        "prometheus-client",
+        "metrics",
+        "prometheus_client",
+        ("prometheus-client",),
+        "prometheus-client>=0.20",
+        used=True,
     ),
 )
 

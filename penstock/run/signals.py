@@ -21,6 +21,7 @@ class StopSignals:
     def __init__(self, note: Callable[[str], None]) -> None:
         self._note = note
         self._stop: Callable[[str], None] | None = None
+        self._stop_note = ""
         self._task: asyncio.Task[object] | None = None
 
     def __enter__(self) -> StopSignals:
@@ -39,9 +40,11 @@ class StopSignals:
                 asyncio.get_running_loop().remove_signal_handler(number)
 
     @contextmanager
-    def stopping(self, stop: Callable[[str], None]) -> Iterator[None]:
-        """While inside, the first signal calls `stop("interrupted")`."""
-        self._stop = stop
+    def stopping(
+        self, stop: Callable[[str], None], note: str = "stopping, with a checkpoint; once more ends at once"
+    ) -> Iterator[None]:
+        """While inside, the first signal calls `stop("interrupted")` and says `note`."""
+        self._stop, self._stop_note = stop, note
         try:
             yield
         finally:
@@ -50,7 +53,7 @@ class StopSignals:
     def _received(self) -> None:
         stop, self._stop = self._stop, None
         if stop is not None:
-            self._note("stopping, with a checkpoint; once more ends at once")
+            self._note(self._stop_note)
             stop("interrupted")
         elif self._task is not None:
             self._note("ending at once")

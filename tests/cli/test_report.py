@@ -53,6 +53,15 @@ def test_a_folder_that_is_no_run_is_wrong_usage(tmp_path: Path) -> None:
     assert done.stderr.startswith(f"error: {tmp_path}: is not the folder of a run: it has none of config.yaml")
 
 
+def test_a_page_that_cannot_be_written_leaves_nothing_and_says_so(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    (tmp_path / "pages").mkdir()
+    done = penstock("report", str(folder), "--output", str(tmp_path / "pages"))
+    assert done.returncode == 2
+    assert done.stderr == f"error: {tmp_path / 'pages'}: the report cannot be written: Is a directory\n"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["pages", "run"]
+
+
 def test_a_run_that_has_not_finished_a_step(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("{}")
     shown = invoke(str(tmp_path), "--json")

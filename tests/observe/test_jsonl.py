@@ -45,7 +45,7 @@ def test_second_writer_appends(tmp_path: Path) -> None:
 
 def test_line_torn_by_a_crash_is_cut_off(tmp_path: Path) -> None:
     path = tmp_path / "m.jsonl"
-    path.write_text('{"step": 1}\n{"ste')
+    path.write_text('{"step": 1}\n{"ste' + "p" * 200_000)
     with JsonlWriter(path) as writer:
         writer.write({"step": 2})
     assert lines(path) == [{"step": 1}, {"step": 2}]

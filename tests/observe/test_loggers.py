@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import sys
 import threading
 import time
@@ -18,6 +19,7 @@ from penstock.config.observe import ObserveConfig
 from penstock.errors import SetupError
 from penstock.observe.events import EventLog
 from penstock.observe.loggers.base import MetricName, Outcome, RunInfo, flat_settings
+from penstock.observe.loggers.checks import check_loggers
 from penstock.observe.loggers.factory import make_loggers
 from penstock.observe.loggers.fanout import Loggers
 from tests.support.loggers import Call, Remembering, failing_at, waiting_in
@@ -204,23 +206,70 @@ def test_no_logger_is_made_unless_asked_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("section", "module", "extra"),
+    ("section", "module", "requirement"),
     [
-        ("tensorboard", "tensorboard", "loggers"),
-        ("wandb", "wandb", "loggers"),
-        ("mlflow", "mlflow", "loggers"),
-        ("prometheus", "prometheus_client", "prometheus"),
+        ("tensorboard", "tensorboard", "tensorboard>=2.15"),
+        ("wandb", "wandb", "wandb>=0.31"),
+        ("mlflow", "mlflow", "mlflow-skinny>=2.15"),
+        ("prometheus", "prometheus_client", "prometheus-client>=0.20"),
     ],
 )
 def test_missing_package_names_the_setting_and_the_command(
-    section: str, module: str, extra: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    section: str, module: str, requirement: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == module]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, module, None)
     (logger,) = make_loggers(ObserveConfig.model_validate({section: {}}), EventLog())
-    with pytest.raises(SetupError, match=rf"^observe\.{section}: needs .* pip install 'penstock\[{extra}\]'$"):
+    with pytest.raises(SetupError, match=rf"^observe\.{section}: needs .* pip install '{requirement}'$"):
         logger.start(RunInfo("first", tmp_path))
+    with pytest.raises(SetupError, match=rf"^observe\.{section}: needs .* pip install '{requirement}'$"):
+        check_loggers(ObserveConfig.model_validate({section: {}}))
+
+
+class TestChecks:
+    """What `penstock config check` finds out without starting anything."""
+
+    @pytest.mark.parametrize(
+        ("sections", "message"),
+        [
+            ({"mlflow": {"tracking_uri": "foo://bar"}}, r"tracking_uri: 'foo://bar' has the scheme 'foo'"),
+            ({"mlflow": {"tracking_uri": "http:///x"}}, r"tracking_uri: 'http:///x' names no host"),
+            ({"prometheus": {"host": "no.such.host.invalid"}}, r"prometheus\.host: cannot listen on 'no\.such"),
+            ({"prometheus": {"host": "192.0.2.1", "port": 0}}, r"prometheus\.host: cannot listen on '192\.0\.2\.1'"),
+        ],
+    )
+    def test_what_could_not_start_is_found(self, sections: dict[str, Any], message: str) -> None:
+        with pytest.raises(SetupError, match=rf"^observe\..*{message}"):
+            check_loggers(ObserveConfig.model_validate(sections))
+
+    def test_a_port_in_use(self) -> None:
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            taken.listen()
+            port = taken.getsockname()[1]
+            with pytest.raises(SetupError, match=rf"^observe\.prometheus\.port: {port} on 127\.0\.0\.1 is in use"):
+                check_loggers(ObserveConfig.model_validate({"prometheus": {"port": port}}))
+
+    def test_a_folder_that_cannot_be_written(self, tmp_path: Path) -> None:
+        (tmp_path / "file").touch()
+        with pytest.raises(SetupError, match=r"^observe\.tensorboard\.folder: .* cannot be written"):
+            check_loggers(ObserveConfig.model_validate({"tensorboard": {"folder": str(tmp_path / "file" / "x")}}))
+
+    def test_offline_and_online_at_the_same_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("WANDB_MODE", "offline")
+        with pytest.raises(SetupError, match=r"^observe\.wandb\.mode: is online, but"):
+            check_loggers(ObserveConfig.model_validate({"wandb": {"mode": "online"}}))
+
+    def test_what_can_start_is_let_pass_and_leaves_nothing(self, tmp_path: Path) -> None:
+        sections = {
+            "tensorboard": {"folder": str(tmp_path / "a" / "b")},
+            "wandb": {},
+            "mlflow": {"tracking_uri": "https://mlflow.example.org"},
+            "prometheus": {"port": 0},
+        }
+        check_loggers(ObserveConfig.model_validate(sections))
+        assert list(tmp_path.iterdir()) == []
 
 
 def test_settings_are_flat_and_without_what_is_no_hyper_parameter() -> None:

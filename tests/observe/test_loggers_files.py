@@ -142,10 +142,17 @@ class TestMlflow:
             MlflowLogger(MlflowConfig(tracking_uri=uri)).start(RunInfo("first", tmp_path))
         assert str(caught.value).startswith(f"observe.mlflow.tracking_uri: {uri!r} {reason}")
 
-    def test_a_password_in_the_address_is_refused_and_not_repeated(self) -> None:
-        with pytest.raises(ConfigError, match=r"^observe\.mlflow\.tracking_uri: holds a password") as caught:
-            parse_config(settings(observe__mlflow={"tracking_uri": "https://me:hunter2@mlflow.example.org"}))
+    @pytest.mark.parametrize(
+        "uri",
+        ["https://me:hunter2@mlflow.example.org", "https://hunter2@mlflow.example.org", "mysql://me:hunter2@db/mlflow"],
+    )
+    def test_a_secret_in_the_address_is_refused_and_not_repeated(self, uri: str) -> None:
+        with pytest.raises(ConfigError, match=r"^observe\.mlflow\.tracking_uri: holds a password or token") as caught:
+            parse_config(settings(observe__mlflow={"tracking_uri": uri}))
         assert "hunter2" not in str(caught.value)
+
+    def test_the_user_of_a_database_is_no_secret(self) -> None:
+        parse_config(settings(observe__mlflow={"tracking_uri": "postgresql://me@db.example.org/mlflow"}))
 
     def test_a_server_that_is_not_there_is_given_up_soon(self, tmp_path: Path) -> None:
         with socket.socket() as taken:  # bound and not listening: connections are refused

@@ -73,12 +73,15 @@ def test_time_left_ignores_nonsense_and_unknown_ends() -> None:
     assert endless.after(1) is None
 
 
-@pytest.mark.parametrize("event", ["prompt_dropped", "rollout_retried", "run_stalled", "train_microbatch_failed"])
+@pytest.mark.parametrize(
+    "event",
+    ["prompt_dropped", "rollout_retried", "stalled", "partial_step_dropped", "samples_not_kept", "step_replayed"],
+)
 def test_failures_are_important(event: str) -> None:
     assert is_important(event)
 
 
-@pytest.mark.parametrize("event", ["weights_published", "checkpoint_saved", "run_started", "run_failed"])
+@pytest.mark.parametrize("event", ["weights_published", "checkpoint_saved", "group_evicted", "run_failed"])
 def test_the_ordinary_is_not_important(event: str) -> None:
     assert not is_important(event)
 

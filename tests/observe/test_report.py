@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import fcntl
+import itertools
 import json
+import math
 import re
 import time
 from html.parser import HTMLParser
@@ -11,14 +13,30 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from penstock.errors import ConfigError, SetupError
+from penstock.errors import ConfigError
+from penstock.observe.group_lives import GroupEnd
 from penstock.observe.report.build import write_report
 from penstock.observe.report.data import RunStatus, load_run
-from penstock.observe.report.sections_samples import MOST_RESPONSE, pick_samples
+from penstock.observe.report.event_data import EventTally
+from penstock.observe.report.sample_data import choose_samples
+from penstock.observe.report.sections_samples import MOST_RESPONSE
 from penstock.observe.report.trace_data import read_trace
+from penstock.observe.timeline import Timeline
+from penstock.observe.trace import TraceFile
 from tests.observe.test_report_drawing import check_html
-from tests.support.run_files import HOSTILE, sample, write_lines, write_run, write_trace
+from tests.support.run_files import (
+    HOSTILE,
+    StepClock,
+    events,
+    sample,
+    step_metrics,
+    write_lines,
+    write_run,
+    write_trace,
+)
 
 SECTIONS = ("reward", "time", "staleness", "optimisation", "throughput", "samples", "failures", "settings")
 
@@ -106,6 +124,34 @@ class TestThePage:
         assert time.process_time() - started < 5
         assert written.size < 3 * 2**20
 
+    def test_checkpoints_are_a_part_of_a_step_on_top_of_its_time(self, tmp_path: Path) -> None:
+        folder = write_run(tmp_path / "run", steps=2)
+        lines = [step_metrics(step) | {"timing/exposed_s": 0.1} for step in (1, 2)]
+        write_lines(folder / "metrics.jsonl", [lines[0], lines[1] | {"timing/checkpoint_s": 0.5}])
+        page = page_of(folder)
+        assert "checkpoint 33 %" in page
+        assert "training 45 %" in page
+
+    def test_the_line_of_overlap_lies_under_that_of_the_busier_side(self, tmp_path: Path) -> None:
+        page = page_of(write_run(tmp_path / "run"))
+        chart = page[page.index("Share of time at work") :]
+        wide, *strong = re.findall(r'class="line (\w+) (c\d)"', chart)[:3]
+        assert (wide, strong) == (("wide", "c3"), [("strong", "c1"), ("strong", "c2")])
+
+    @pytest.mark.parametrize(
+        ("evals", "words"),
+        [([], "no evaluation"), ([0.1], "one evaluation"), ([0.1, 0.2], "first and last evaluation")],
+    )
+    def test_the_tile_says_how_many_evaluations_it_is_about(
+        self, evals: list[float], words: str, tmp_path: Path
+    ) -> None:
+        lines = [step_metrics(1), *({"step": k, "eval/reward_mean": value} for k, value in enumerate(evals))]
+        write_lines(tmp_path / "metrics.jsonl", lines)
+        assert f">{words}<" in page_of(tmp_path)
+
+    def test_the_page_does_not_say_where_on_the_disk_the_run_is(self, tmp_path: Path) -> None:
+        assert str(tmp_path) not in page_of(write_run(tmp_path / "run"))
+
     def test_the_same_run_gives_the_same_page(self, tmp_path: Path) -> None:
         folder = write_run(tmp_path / "run")
         assert page_of(folder) == page_of(folder)
@@ -143,12 +189,13 @@ class TestFilesAsTheyAre:
         assert len(written.notes) == 4
         page = written.path.read_text(encoding="utf-8")
         assert "cut off before its end" in page
-        assert "metrics.jsonl: 1 line is cut off and left out" in page
+        assert "metrics.jsonl: the last line is cut off and left out" in page
         assert tuple(sections(page)) == SECTIONS
 
     def test_a_run_that_holds_its_lock_is_still_running(self, tmp_path: Path) -> None:
         folder = write_run(tmp_path / "run")
         (folder / "summary.json").unlink()
+        write_lines(folder / "events.jsonl", list(events(30, failures=False))[:-1])
         with (folder / ".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             assert load_run(folder).status is RunStatus.RUNNING
@@ -191,8 +238,12 @@ class TestFilesAsTheyAre:
 
     def test_a_place_that_cannot_be_written(self, tmp_path: Path) -> None:
         folder = write_run(tmp_path / "run")
-        with pytest.raises(SetupError, match="cannot be written"):
+        with pytest.raises(ConfigError, match="cannot be written"):
             write_report(folder, tmp_path / "no" / "such" / "folder.html")
+        (tmp_path / "folder").mkdir()
+        with pytest.raises(ConfigError, match="cannot be written: Is a directory"):
+            write_report(folder, tmp_path / "folder")
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "run"]
 
 
 class TestTimeline:
@@ -202,7 +253,7 @@ class TestTimeline:
         assert trace is not None
         (window,) = trace.windows
         assert window.label == "all steps"
-        assert [span.name for span in window.steps] == ["step 0", "step 1", "step 2"]
+        assert [span.name for span in window.steps] == ["step 1", "step 2", "step 3"]
         assert len(window.groups) == 12
         assert window.groups[0].facts["end"] == "trained"
         assert sum(span.end - span.begin for span in window.trainer) == pytest.approx(3 * 0.3)
@@ -214,23 +265,76 @@ class TestTimeline:
         trace = read_trace(tmp_path / "trace.json")
         assert trace is not None
         assert [(w.label, w.steps[0].name, w.steps[-1].name) for w in trace.windows] == [
-            ("first steps", "step 0", "step 7"),
-            ("middle", "step 26", "step 33"),
-            ("last steps", "step 52", "step 59"),
+            ("first steps", "step 1", "step 8"),
+            ("middle", "step 27", "step 34"),
+            ("last steps", "step 53", "step 60"),
         ]
 
-    def test_a_large_trace_is_read_in_pieces(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("penstock.observe.report.trace_data._PIECE_BYTES", 40_000)
+    @pytest.mark.parametrize("chunk", [1_000, 2**24])
+    def test_a_large_trace_is_parsed_only_where_it_is_shown(
+        self, chunk: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("penstock.observe.report.trace_index._CHUNK_BYTES", chunk)
         write_trace(tmp_path / "trace.json", 200)
-        assert (tmp_path / "trace.json").stat().st_size > 5 * 40_000
+        content = (tmp_path / "trace.json").read_bytes()
+        place = content.index(b"group00000300")  # of step 76, which no window shows
+        (tmp_path / "trace.json").write_bytes(content[: place - 9] + b"garbage" + content[place:])
         trace = read_trace(tmp_path / "trace.json")
         assert trace is not None
         assert trace.notes == []
         first, middle, last = trace.windows
-        assert first.steps[0].name == "step 0"
-        assert 80 < int(middle.steps[0].args["step"]) < 120
-        assert last.steps[-1].name == "step 199"
-        assert all(window.trainer and window.pauses for window in trace.windows)
+        assert first.steps[0].name == "step 1"
+        assert [span.args["step"] for span in middle.steps] == list(range(97, 105))
+        assert last.steps[-1].name == "step 200"
+        assert all(window.trainer and window.pauses and len(window.groups) == 32 for window in trace.windows)
+
+    @pytest.mark.parametrize("groups", [1_024, 2_048])
+    def test_steps_with_more_groups_than_can_be_drawn_keep_their_timeline_and_say_so(
+        self, groups: int, tmp_path: Path
+    ) -> None:
+        folder = write_run(tmp_path / "run")
+        write_trace(folder / "trace.json", 4, groups_per_step=groups)
+        page = page_of(folder)
+        assert len(load_run(folder).notes) == 0
+        assert page.count('class="lane-panel"') == 3
+        assert page.count(f"96 of {groups:,} groups are drawn") == 3
+
+    def test_groups_that_began_before_a_window_are_in_it(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("penstock.observe.report.trace_data._STEPS_BEFORE", 0)
+        clock = StepClock()
+        timeline = Timeline(TraceFile(tmp_path / "trace.json"), clock)
+        pump = timeline.lane("controller", "train pump")
+        timeline.groups.dispatched("early")
+        timeline.groups.committed("early")
+        for step in range(1, 21):
+            clock.now = float(step)
+            with pump.span(f"step {step}", step=step):
+                if step == 20:
+                    timeline.groups.selected("early", step=step, lag=3)
+                clock.now += 0.5
+        timeline.groups.ended("early", GroupEnd.TRAINED)
+        timeline.close()
+        trace = read_trace(tmp_path / "trace.json")
+        assert trace is not None
+        (life,) = trace.windows[-1].groups
+        assert (life.dispatched, life.committed, life.selected) == (-math.inf, -math.inf, 20.0)
+
+    def test_a_full_trace_does_not_pass_for_the_whole_run(self, tmp_path: Path) -> None:
+        write_trace(tmp_path / "trace.json", 30, limit_bytes=50_000)
+        trace = read_trace(tmp_path / "trace.json")
+        assert trace is not None
+        assert trace.notes == ["trace.json is full: it ends before the run does"]
+        assert trace.windows[-1].label == "last steps in the trace"
+
+    def test_damage_in_the_middle_is_not_called_an_early_end(self, tmp_path: Path) -> None:
+        write_trace(tmp_path / "trace.json", 3)
+        lines = (tmp_path / "trace.json").read_bytes().splitlines(keepends=True)
+        middle = next(k for k, line in enumerate(lines) if b"train_microbatch" in line)
+        lines[middle] = lines[middle][:20] + b"\n"
+        (tmp_path / "trace.json").write_bytes(b"".join(lines))
+        trace = read_trace(tmp_path / "trace.json")
+        assert trace is not None
+        assert trace.notes == ["trace.json: 1 event could not be read"]
 
     def test_steps_with_very_many_groups_make_a_window_shorter(self, tmp_path: Path) -> None:
         write_trace(tmp_path / "trace.json", 10, groups_per_step=150)
@@ -246,14 +350,132 @@ class TestTimeline:
         assert written.notes == ("trace.json has no finished step, so there is no timeline",)
 
 
-class TestPickedSamples:
-    def test_few_are_all_shown_newest_first(self) -> None:
-        assert [s["step"] for s in pick_samples([sample(k) for k in range(1, 6)])] == [5, 4, 3, 2, 1]
+class TestChosenSamples:
+    @pytest.mark.parametrize("count", [0, 1, 5, 240])
+    def test_few_are_all_shown_newest_first(self, count: int) -> None:
+        choice = choose_samples(sample(k) for k in range(count))
+        assert [s["step"] for s in choice.shown] == list(range(count - 1, -1, -1))
+        assert choice.total == count
 
-    def test_of_many_the_best_and_the_worst_and_both_ends_are_there(self) -> None:
-        many = [sample(k) | {"reward": ((k * 7919) % 5000) / 5000} for k in range(5000)]
-        picked = pick_samples(many)
-        rewards = [s["reward"] for s in picked]
-        assert len(picked) <= 240
-        assert (min(rewards), max(rewards)) == (0.0, 4999 / 5000)
-        assert (picked[0]["step"], picked[-1]["step"]) == (4999, 0)
+    @pytest.mark.parametrize("count", [241, 480, 481, 5000])
+    def test_of_many_the_best_and_the_worst_and_both_ends_are_there(self, count: int) -> None:
+        many = (sample(k) | {"reward": ((k * 7919) % count) / count} for k in range(count))
+        choice = choose_samples(many)
+        rewards = [s["reward"] for s in choice.shown]
+        steps = [s["step"] for s in choice.shown]
+        assert 150 <= len(choice.shown) <= 240
+        assert choice.total == count
+        assert (min(rewards), max(rewards)) == (0.0, (count - 1) / count)
+        assert (steps[0], steps[-1]) == (count - 1, 0)
+        assert max(a - b for a, b in itertools.pairwise(steps)) <= count / 60
+
+
+class TestEvents:
+    def test_missing_records_are_failures_and_data_that_ended_is_none(self, tmp_path: Path) -> None:
+        folder = write_run(tmp_path / "run")
+        names = ["run_started", "partial_step_dropped", "run_ended"]
+        write_lines(folder / "events.jsonl", [{"time": "2026-03-01T12:00:00Z", "event": name} for name in names])
+        written = write_report(folder)
+        assert written.figures["failures"] == 0
+        assert "Nothing went wrong." in written.path.read_text(encoding="utf-8")
+        names = ["run_started", "samples_not_kept", "logger_behind", "logger_gaps", "run_ended"]
+        write_lines(folder / "events.jsonl", [{"time": "2026-03-01T12:00:00Z", "event": name} for name in names])
+        written = write_report(folder)
+        assert written.figures["failures"] == 3
+        page = written.path.read_text(encoding="utf-8")
+        assert "Nothing went wrong." not in page
+        assert "responses of a step are missing in samples.jsonl" in page
+
+    def test_very_many_causes_take_no_memory_and_the_newest_are_shown(self) -> None:
+        tally = EventTally.of({"event": "prompt_dropped", "cause": f"cause {k}"} for k in range(10_000))
+        kind = tally.kinds["prompt_dropped"]
+        assert (kind.count, len(kind.causes), next(reversed(kind.causes))) == (10_000, 100, "cause 9999")
+        assert kind.forgotten == 9_900
+
+
+class TestDamagedFiles:
+    def test_times_with_and_without_a_place_can_be_compared(self, tmp_path: Path) -> None:
+        folder = write_run(tmp_path / "run")
+        times = ["2026-03-01T12:00:00+00:00", "2026-03-01T12:00:05", "0001-01-01T00:00:00+14:00", "yesterday", None]
+        write_lines(folder / "events.jsonl", [{"time": time, "event": "stalled"} for time in times])
+        assert "+5 s" in page_of(folder)
+
+    @pytest.mark.parametrize(
+        "line",
+        [
+            {"staleness/lag_histogram/none": 3.0},
+            {"staleness/lag_histogram/0": None},
+            {"staleness/lag_histogram/99999999999999999999": 1.0},
+            {"train/loss": 10**401},
+            {"train/loss": 1e308, "train/entropy": -1e308, "timing/step_s": 1e308},
+            {"train/loss": 5e-324, "timing/elapsed_s": "soon"},
+            {"train/loss": {"a": [1]}, "timing/step_s": [], "train/reward_mean": {}},
+        ],
+        ids=str,
+    )
+    def test_values_that_make_no_sense_are_left_out(self, line: dict[str, Any], tmp_path: Path) -> None:
+        folder = write_run(tmp_path / "run", steps=3)
+        with (folder / "metrics.jsonl").open("a") as metrics:
+            metrics.write(json.dumps({"step": 4, "train/reward_mean": 0.5} | line) + "\n")
+        page = page_of(folder)
+        check_html(page)
+        assert not re.search(r"[^a-z]nan|infinity", page[page.index("<body") : page.index("<script>")].lower())
+
+    def test_json_too_deep_to_be_read_is_a_line_that_is_left_out(self, tmp_path: Path) -> None:
+        folder = write_run(tmp_path / "run")
+        with (folder / "events.jsonl").open("a") as log:
+            log.write("[" * 100_000 + "\nno json\n")
+        assert write_report(folder).notes == ("events.jsonl: 2 lines cannot be read and are left out",)
+
+    def test_steps_out_of_order_are_put_in_order(self, tmp_path: Path) -> None:
+        lines = [{"step": step, "train/reward_mean": step / 10} for step in (3, 1, 2, 2)]
+        write_lines(tmp_path / "metrics.jsonl", lines)
+        assert load_run(tmp_path).points("train/reward_mean") == [(1.0, 0.1), (2.0, 0.2), (3.0, 0.3)]
+        assert write_report(tmp_path).figures["steps"] == 3
+
+    def test_a_torn_summary_is_told_and_the_events_say_how_the_run_ended(self, tmp_path: Path) -> None:
+        folder = write_run(tmp_path / "run")
+        (folder / "summary.json").write_text('{"stopped_by": "max_st')
+        written = write_report(folder)
+        assert (written.figures["status"], written.figures["stopped_by"]) == ("ended", "max_steps")
+        assert written.notes == ("summary.json cannot be read; how the run ended is told by its events",)
+
+    def test_a_config_that_cannot_be_read_is_told(self, tmp_path: Path) -> None:
+        folder = write_run(tmp_path / "run")
+        (folder / "config.yaml").write_text("model: {path: [")
+        assert write_report(folder).notes == ("config.yaml cannot be read, so settings are missing",)
+
+    @settings(max_examples=60, deadline=None)
+    @given(name=st.sampled_from(["metrics", "events", "samples", "trace", "summary"]), data=st.data())
+    def test_whatever_is_in_the_files_there_is_a_page(
+        self, tmp_path_factory: pytest.TempPathFactory, name: str, data: st.DataObject
+    ) -> None:
+        folder = write_run(tmp_path_factory.mktemp("run"), steps=3)
+        (path,) = folder.glob(f"{name}.json*")
+        lines = path.read_text().splitlines()
+        for place in data.draw(st.lists(st.integers(0, len(lines) - 1), min_size=1, max_size=4)):
+            lines[place] = data.draw(_damaged(lines[place]))
+        path.write_text("\n".join(lines))
+        check_html(page_of(folder))
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=3,
+)
+
+
+def _damaged(line: str) -> st.SearchStrategy[str]:
+    """The line torn, or with another value somewhere."""
+    try:
+        record = json.loads(line.rstrip(","))
+    except ValueError:
+        record = None
+    torn = st.integers(0, len(line)).map(lambda end: line[:end])
+    if not isinstance(record, dict):
+        return torn
+    changed = st.tuples(st.sampled_from(sorted(record)), VALUES).map(
+        lambda item: json.dumps({**record, item[0]: item[1]})
+    )
+    return torn | changed

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from penstock.observe.report.chart import SMALL, Line, Look, line_chart
 from penstock.observe.report.markup import Html, join, script_json, tag
-from penstock.observe.report.numerals import percent, seconds, short, step_axis, tick_labels, value_axis
+from penstock.observe.report.numerals import alike, percent, seconds, short, step_axis, tick_labels, value_axis
 from penstock.observe.report.stack import Layer, Row, binned, bins_of, stacked_bars, strip
 from penstock.observe.report.thinning import Series, smoothed, thinned
 from tests.support.run_files import HOSTILE
@@ -195,3 +195,43 @@ class TestCharts:
 
     def test_binned_is_the_mean_of_each_bin(self) -> None:
         assert binned([1.0, 3.0, 5.0, 7.0], bins_of([1.0, 2.0, 3.0, 4.0], most=2)) == [2.0, 6.0]
+
+
+class TestOutliers:
+    def chart(self, values: list[float], dots: list[float] | None = None) -> str:
+        lines = [Line("each step", thinned(enumerate(values)), look=Look.FAINT)]
+        means = smoothed(values, 5)
+        lines.append(Line("mean", thinned(enumerate(means))))
+        if dots:
+            lines.append(Line("held-out", thinned(enumerate(dots)), look=Look.DOTS))
+        return line_chart("Loss", lines)
+
+    def test_one_outlier_does_not_flatten_a_chart_and_is_marked(self) -> None:
+        values = [math.sin(k) for k in range(100)]
+        calm, wild = self.chart(values), self.chart([*values[:50], 1e6, *values[51:]])
+        assert wild.count('class="outside"') == 1
+        assert "beyond the axis: up to 1M, at step 50" in wild
+        assert re.findall(r'top:[^"]*', wild) == re.findall(r'top:[^"]*', calm)
+        assert "outside" not in calm
+
+    def test_nothing_is_drawn_outside_the_frame(self) -> None:
+        drawn = self.chart([math.sin(k) for k in range(50)] + [-1e9])
+        ys = [
+            float(y) for path in re.findall(r' d="([^"]*)"', drawn) for y in re.findall(r"[ML][\d.-]+ ([\d.-]+)", path)
+        ]
+        assert 0 <= min(ys) <= max(ys) <= 500
+
+    def test_dots_and_steps_of_a_staircase_are_never_outliers(self) -> None:
+        assert "outside" not in self.chart([0.1 + 0.001 * (k % 7) for k in range(40)], dots=[0.9])
+        assert "outside" not in self.chart([0.0] * 50 + [1.0] * 50)
+        assert "outside" not in self.chart([0.0] * 5 + [1.0])
+
+    def test_thinned_values_keep_their_outlier(self) -> None:
+        assert "beyond the axis: up to 1M" in self.chart([*(math.sin(k) for k in range(5_000)), 1e6])
+
+
+def test_values_that_are_compared_have_the_same_decimals() -> None:
+    assert alike((0.0011, 0.00303)) == ["0.00110", "0.00303"]
+    assert alike((0.2, 0.85)) == ["0.200", "0.850"]
+    assert alike((950.0, 12.5)) == ["950", "12"]
+    assert alike((0.0, 2e6)) == ["0", "2M"]

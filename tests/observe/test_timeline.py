@@ -217,6 +217,41 @@ class TestFile:
             timeline.close()
         assert "the trace ends here" in caplog.text
 
+    def test_whatever_goes_wrong_in_its_thread_ends_the_trace_and_nothing_else(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def explode(*event: object) -> bytes:
+            raise UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogates not allowed")
+
+        monkeypatch.setattr("penstock.observe.trace._encoded", explode)
+        with caplog.at_level(logging.WARNING):
+            sink = TraceFile(tmp_path / "trace.json")
+            sink.write("i", "tick", 0.0, 1, 1, {})
+            sink._thread.join(10)
+        assert "the trace ends here" in caplog.text
+        sink.write("i", "tick", 0.0, 1, 1, {})
+        assert sink._inbox.empty()
+
+    def test_a_disk_that_hangs_ends_the_trace_before_memory_is_full(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        go_on = threading.Event()
+
+        def slow(*event: object) -> bytes:
+            go_on.wait()
+            return b"{}"
+
+        monkeypatch.setattr("penstock.observe.trace._encoded", slow)
+        monkeypatch.setattr("penstock.observe.trace.MOST_WAITING", 100)
+        sink = TraceFile(tmp_path / "trace.json")
+        for _ in range(1_000):
+            sink.write("i", "tick", 0.0, 1, 1, {})
+        assert sink._inbox.qsize() <= 101
+        assert "the disk does not keep up" in caplog.text
+        go_on.set()
+        sink.close()
+        assert json.loads((tmp_path / "trace.json").read_text())
+
     def test_a_killed_process_leaves_all_but_its_last_moment(self, tmp_path: Path) -> None:
         path = tmp_path / "trace.json"
         code = f"""

@@ -34,6 +34,13 @@ def test_a_run_leaves_a_valid_trace_samples_and_a_report(make_config: ConfigMake
     assert {"evaluation", "checkpoint", "train_microbatch", "finish_train_step", "paused for new weights"} <= names_of(
         events
     )
+    trainer = next(e["pid"] for e in events if e["name"] == "process_name" and e["args"]["name"] == "trainer")
+    assert [e["pid"] for e in events if e["name"] == "save_checkpoint"] == [trainer, trainer]
+    assert [e["name"] for e in events if e["ph"] == "B" and e["name"].startswith("step ")] == [
+        "step 1",
+        "step 2",
+        "step 3",
+    ]
     assert {"embedded requests", "embedded slots at work", "buffer", "weight version"} <= {
         event["name"] for event in events if event["ph"] == "C"
     }
@@ -67,7 +74,7 @@ def test_a_report_that_fails_does_not_fail_the_run(make_config: ConfigMaker, mon
     def broken(run_dir: Path) -> None:
         raise ZeroDivisionError("a bug")
 
-    monkeypatch.setattr("penstock.run.train.write_report", broken)
+    monkeypatch.setattr("penstock.run.records.write_report", broken)
     result = penstock.train(make_config())
     assert result.stopped_by == "max_steps"
     (failed,) = [line for line in lines(result.run_dir / "events.jsonl") if line["event"] == "report_failed"]

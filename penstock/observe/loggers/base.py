@@ -99,14 +99,20 @@ class MetricName:
 
 
 @contextmanager
-def needs(package: str, key: str, extra: str) -> Iterator[None]:
+def needs(key: str, requirement: str) -> Iterator[None]:
     """Turn a failing import inside the block into a message that says which setting asks for it and what to install."""
     try:
         yield
     except ImportError as error:
-        raise SetupError(
-            f"{key}: needs the package {package}, which cannot be imported ({error}); pip install 'penstock[{extra}]'"
-        ) from error
+        raise missing_package(key, requirement, str(error)) from error
+
+
+def missing_package(key: str, requirement: str, reason: str) -> SetupError:
+    """The error of a setting that asks for a package which cannot be imported."""
+    package = requirement.partition(">")[0]
+    return SetupError(
+        f"{key}: needs the package {package}, which cannot be imported ({reason}); pip install '{requirement}'"
+    )
 
 
 @contextmanager

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from penstock.errors import PenstockError, SetupError
@@ -17,6 +18,10 @@ QUEUED_RECORDS = 1000
 """Records that may wait for a logger. A step is one record: hours of a server's absence, at a few megabytes."""
 START_SECONDS = 60.0
 CLOSE_SECONDS = 30.0
+_QUIET_SECONDS = 1.0
+"""How long the end of a run waits for loggers without a word."""
+
+_log = logging.getLogger(__name__)
 
 
 class Loggers:
@@ -24,7 +29,7 @@ class Loggers:
 
     Each works in a thread of its own, so that one that hangs holds up no other. What goes wrong once the run has begun
     is an event: `logger_failed`, `logger_behind` when records had to be dropped, `logger_gaps` with their number at the
-    end.
+    end. Where the event log cannot be written, that is only logged: a logger's thread has nobody to raise to.
     """
 
     def __init__(
@@ -42,6 +47,7 @@ class Loggers:
         self._close_seconds = close_seconds
         self._lock = threading.Lock()
         self._closed = False
+        self._hurried = False
 
     async def start(self, run: RunInfo) -> dict[str, str]:
         """Start them one after the other; where each is to be found, by name. The first that cannot start raises."""
@@ -57,21 +63,41 @@ class Loggers:
         for thread in self._threads:
             thread.log(step, record)
 
-    def close(self, outcome: Outcome, summary: Mapping[str, Any]) -> None:
-        """Have the summary written and everything closed, within the time limit; further calls do nothing."""
+    def close(
+        self, outcome: Outcome, summary: Mapping[str, Any], say: Callable[[str], None] = lambda text: None
+    ) -> None:
+        """Have the summary written and everything closed, within the time limit; further calls do nothing.
+
+        Where that takes more than a moment, `say` is told for whom it waits.
+        """
         if self._closed:
             return
         for thread in self._threads:
             thread.end(outcome, summary)
-        deadline = time.monotonic() + self._close_seconds
+        started = time.monotonic()
+        self._wait(started + min(_QUIET_SECONDS, self._close_seconds))
+        if late := [thread.name for thread in self._threads if not thread.has_ended(0.0)]:
+            say(f"waiting for loggers: {', '.join(late)}")
+        self._wait(started + self._close_seconds)
         for thread in self._threads:
-            if not thread.has_ended(max(0.0, deadline - time.monotonic())):
-                cause = f"did not end within {self._close_seconds:g} s; what it had not written by then is missing"
+            if not thread.has_ended(0.0):
+                limit = "before the run was told to end" if self._hurried else f"within {self._close_seconds:g} s"
+                cause = f"did not end {limit}; what it had not written by then is missing"
                 self._report("logger_failed", logger=thread.name, cause=cause)
             if thread.dropped:
                 self._report("logger_gaps", logger=thread.name, dropped=thread.dropped)
         with self._lock:
             self._closed = True
+
+    def hurry(self) -> None:
+        """Whoever waits in `close` waits no longer."""
+        self._hurried = True
+        for thread in self._threads:
+            thread.give_up()
+
+    def _wait(self, deadline: float) -> None:
+        for thread in self._threads:
+            thread.has_ended(max(0.0, deadline - time.monotonic()))
 
     async def _start(self, thread: LoggerThread, run: RunInfo) -> str:
         started = thread.start(run)
@@ -88,5 +114,9 @@ class Loggers:
     def _report(self, event: str, /, **fields: Any) -> None:
         """Record an event; after `close` the event log may be gone, and what a straggler has to say is not recorded."""
         with self._lock:
-            if not self._closed:
+            if self._closed:
+                return
+            try:
                 self._events.emit(event, **fields)
+            except PenstockError as error:
+                _log.warning("the event %s of logger %s is not recorded: %s", event, fields.get("logger"), error)

@@ -19,6 +19,8 @@ _BATCH = 100
 _METRICS = 1000
 _LONGEST = 4000
 """Characters of a parameter's or tag's value that every store takes."""
+DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
+WHOLE_PACKAGE = "a database needs the whole package: pip install mlflow"
 _STATUS = {Outcome.FINISHED: "FINISHED", Outcome.FAILED: "FAILED", Outcome.INTERRUPTED: "KILLED"}
 
 
@@ -40,7 +42,7 @@ class MlflowLogger:
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         # MLflow keeps its store of plain files, the only one that needs no database package, behind this switch.
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
-        with needs("mlflow-skinny", "observe.mlflow", "loggers"):
+        with needs("observe.mlflow", "mlflow-skinny>=2.15"):
             from mlflow.tracking import MlflowClient
         uri = self._config.tracking_uri or (run.folder.absolute() / "mlflow").as_uri()
         with environment(MLFLOW_HTTP_REQUEST_MAX_RETRIES="1", MLFLOW_HTTP_REQUEST_TIMEOUT="20"):
@@ -119,7 +121,5 @@ def _refusal(uri: str | None, error: Exception) -> str:
     reason = f"{type(error).__name__}: {error}"
     if uri is None:
         return f"observe.mlflow: files in the run directory cannot be written: {reason}"
-    advice = ""
-    if re.match(r"(sqlite|postgresql|mysql|mssql)\b", uri):
-        advice = "; a database needs the whole package: pip install mlflow"
+    advice = f"; {WHOLE_PACKAGE}" if uri.partition(":")[0].partition("+")[0] in DATABASES else ""
     return f"observe.mlflow.tracking_uri: {uri!r} cannot be used{advice}: {reason}"

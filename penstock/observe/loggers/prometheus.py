@@ -32,7 +32,7 @@ class PrometheusLogger:
 
     def start(self, run: RunInfo) -> str:
         """Listen."""
-        with needs("prometheus-client", "observe.prometheus", "prometheus"):
+        with needs("observe.prometheus", "prometheus-client>=0.20"):
             from prometheus_client import CollectorRegistry, start_http_server
         self._info = {
             "run": run.name,
@@ -46,7 +46,7 @@ class PrometheusLogger:
         try:
             self._server, self._thread = start_http_server(self._config.port, self._config.host, registry)
         except OSError as error:
-            raise SetupError(_refusal(self._config, error)) from error
+            raise SetupError(refusal(self._config, error)) from error
         host = f"[{self._config.host}]" if ":" in self._config.host else self._config.host
         return f"http://{host}:{self._server.server_port}/metrics"
 
@@ -89,7 +89,8 @@ def gauge_name(base: str) -> str:
     return "penstock_" + re.sub(r"[^a-zA-Z0-9_]", "_", base)
 
 
-def _refusal(config: PrometheusConfig, error: OSError) -> str:
+def refusal(config: PrometheusConfig, error: OSError) -> str:
+    """Why nothing can listen there, and what to do."""
     if error.errno == errno.EADDRINUSE:
         advice = "is in use; choose another port, or 0 for a free one"
         return f"observe.prometheus.port: {config.port} on {config.host} {advice}"

@@ -27,7 +27,7 @@ class TensorboardLogger:
 
     def start(self, run: RunInfo) -> str:
         """Open an event file and write the settings."""
-        with needs("tensorboard", "observe.tensorboard", "loggers"):
+        with needs("observe.tensorboard", "tensorboard>=2.15"):
             from tensorboard.summary.writer.record_writer import RecordWriter
         folder = Path(self._config.folder) if self._config.folder is not None else run.folder / "tensorboard"
         name = f"events.out.tfevents.{int(time.time()):010d}.{uuid.uuid4().hex[:12]}"

@@ -35,7 +35,7 @@ class WandbLogger:
         # Read by the helper process, which lives as long as this one: crash reports are not sent.
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         with environment(WANDB_SILENT="true", WANDB_CACHE_DIR=str(run.folder.absolute() / "wandb" / "cache")):
-            with needs("wandb", "observe.wandb", "loggers"):
+            with needs("observe.wandb", "wandb>=0.31"):
                 import wandb
             run.folder.mkdir(parents=True, exist_ok=True)
             if self._config.mode == "online":
@@ -85,13 +85,19 @@ class WandbLogger:
         )
 
 
+def check_mode() -> None:
+    """Raise where the environment contradicts `mode: online`."""
+    mode = os.environ.get("WANDB_MODE", "online")
+    if mode != "online":
+        raise SetupError(f"observe.wandb.mode: is online, but the environment has WANDB_MODE={mode}; unset one")
+
+
 def _log_in() -> None:
     """Find credentials and have the server accept them; never asks a person."""
     import wandb
 
     key = "observe.wandb.mode"
-    if os.environ.get("WANDB_MODE", "online") != "online":
-        raise SetupError(f"{key}: is online, but the environment has WANDB_MODE={os.environ['WANDB_MODE']}; unset one")
+    check_mode()
     try:
         is_known = wandb.run is not None or wandb.login(prompt=False, verify=True)
     except wandb.errors.Error as error:

@@ -59,10 +59,13 @@ class LoggerThread:
         self._off = False
         self._started: Future[str] = Future()
         self._thread: threading.Thread | None = None
+        self._through = False
+        self._over = threading.Event()
+        """The thread is through, or nobody waits for it any more."""
 
     def start(self, run: RunInfo) -> Future[str]:
         """Start the logger; the result is what its `start` gives or raises."""
-        self._thread = threading.Thread(target=self._run, args=(run,), name=f"logger-{self.name}", daemon=True)
+        self._thread = threading.Thread(target=self._live, args=(run,), name=f"logger-{self.name}", daemon=True)
         self._thread.start()
         return self._started
 
@@ -93,8 +96,19 @@ class LoggerThread:
         started = self._started
         if self._thread is None or not started.done() or started.cancelled() or started.exception() is not None:
             return True
-        self._thread.join(seconds)
-        return not self._thread.is_alive()
+        self._over.wait(seconds)
+        return self._through
+
+    def give_up(self) -> None:
+        """Whoever waits in `has_ended` waits no longer."""
+        self._over.set()
+
+    def _live(self, run: RunInfo) -> None:
+        try:
+            self._run(run)
+        finally:
+            self._through = True
+            self._over.set()
 
     def _run(self, run: RunInfo) -> None:
         if not self._started.set_running_or_notify_cancel():

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock.errors import SetupError
+from penstock.errors import ConfigError
 from penstock.observe.report.data import load_run
 from penstock.observe.report.headline import figures
 from penstock.observe.report.page import render_page
@@ -27,7 +28,10 @@ class WrittenReport:
 
 
 def write_report(run_dir: str | Path, output: str | Path | None = None) -> WrittenReport:
-    """Write the page of a run, whole or not at all; by default into its folder. `ConfigError` where there is no run."""
+    """Write the page of a run, whole or not at all; by default into its folder.
+
+    `ConfigError` where there is no run, or where the page cannot be written.
+    """
     data = load_run(run_dir)
     path = Path(output) if output is not None else Path(run_dir) / FILE_NAME
     content = render_page(data).encode()
@@ -36,5 +40,7 @@ def write_report(run_dir: str | Path, output: str | Path | None = None) -> Writt
         draft.write_bytes(content)
         draft.replace(path)
     except OSError as error:
-        raise SetupError(f"the report cannot be written to {str(path)!r}: {error}") from error
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
+        raise ConfigError([f"the report cannot be written: {error.strerror or error}"], source=str(path)) from error
     return WrittenReport(path, len(content), figures(data), tuple(data.notes))

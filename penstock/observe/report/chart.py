@@ -16,6 +16,9 @@ WIDTH, HEIGHT = 1000, 500
 """Units of the drawing in either direction, whatever its size on the page."""
 SMALL = "small"
 LARGE = "large"
+_OUTLIERS, _FLATTENED, _LEAST_VALUES = 0.005, 3.0, 12
+"""The share of values at either end that may be left out of an axis, and how many times the range of the others they
+must lie away; charts of fewer values show all."""
 
 
 class Look(Enum):
@@ -23,6 +26,8 @@ class Look(Enum):
 
     STRONG = "strong"
     FAINT = "faint"
+    WIDE = "wide"
+    """Pale and wide, to lie under other lines."""
     DOTS = "dots"
 
 
@@ -50,18 +55,19 @@ def line_chart(
     if not drawn:
         return NOTHING
     x_axis = step_axis(*(x_range or _x_range(drawn)))
-    y_axis = value_axis(
-        chain.from_iterable((*line.series.y, *line.series.low, *line.series.high) for line in drawn),
-        count=2 if size == SMALL else 4,
-        floor=floor,
-    )
-    marks = [_grid(y_axis), *(_drawing(line, x_axis, y_axis) for line in drawn)]
+    y_axis = value_axis(_shown_values(drawn), count=2 if size == SMALL else 4, floor=floor)
+    outside = [point for line in _raw(drawn) for point in _outside(line, y_axis)]
+    marks = [
+        _grid(y_axis),
+        *(_drawing(line, x_axis, y_axis) for line in drawn),
+        _outside_marks(outside, x_axis, y_axis),
+    ]
     return figure(
         title,
         join(marks),
         x_axis,
         y_axis,
-        note=note,
+        note="; ".join(part for part in (note, _outside_note(outside)) if part),
         size=size,
         legend=[(line.name, line.colour, line.look.value) for line in drawn] if len(drawn) > 1 else [],
         spoken=_spoken(title, drawn),
@@ -150,7 +156,63 @@ def _drawing(line: Line, x_axis: Axis, y_axis: Axis) -> Html:
 
 
 def _y(value: float, axis: Axis) -> float:
-    return HEIGHT * (1 - axis.place(value))
+    """From the top; what lies outside the axis is drawn at its end."""
+    return HEIGHT * (1 - min(max(axis.place(value), 0.0), 1.0))
+
+
+def _raw(lines: Sequence[Line]) -> list[Line]:
+    """The lines that show each step's own value; a running mean carries an outlier on for many steps."""
+    faint = [line for line in lines if line.look is Look.FAINT]
+    return faint or [line for line in lines if line.look is not Look.DOTS]
+
+
+def _all_values(line: Line) -> tuple[float, ...]:
+    return (*line.series.y, *line.series.low, *line.series.high)
+
+
+def _shown_values(lines: Sequence[Line]) -> list[float]:
+    """The values that the axis must hold: all, but for the few that would flatten the others. Dots are always held."""
+    raw = _raw(lines)
+    values = sorted(chain.from_iterable(map(_all_values, raw)))
+    kept = _without_outliers(values)
+    others = [line for line in lines if line not in raw and (line.look is Look.DOTS or len(kept) == len(values))]
+    return [*kept, *chain.from_iterable(map(_all_values, others))]
+
+
+def _without_outliers(values: Sequence[float]) -> Sequence[float]:
+    """Sorted values without the few that lie far from all others."""
+    few = max(1, round(_OUTLIERS * len(values)))
+    if len(values) < _LEAST_VALUES:
+        return values
+    low, high = values[few], values[-few - 1]
+    room = _FLATTENED * (high - low)
+    return [value for value in values if low - room <= value <= high + room] if room > 0 else values
+
+
+def _outside(line: Line, axis: Axis) -> list[tuple[float, float]]:
+    """Points whose values the axis does not hold."""
+    series, slack = line.series, 1e-9 * (axis.high - axis.low)
+    found = []
+    for k, x in enumerate(series.x):
+        for value in {series.y[k], *series.low[k : k + 1], *series.high[k : k + 1]}:
+            if not axis.low - slack <= value <= axis.high + slack:
+                found.append((x, value))
+    return sorted(found)
+
+
+def _outside_marks(points: Sequence[tuple[float, float]], x_axis: Axis, y_axis: Axis) -> Html:
+    if not points:
+        return NOTHING
+    marks = "".join(f"M{WIDTH * x_axis.place(x):.1f} {_y(value, y_axis):.1f}h.01" for x, value in points)
+    return tag("path", d=marks, class_="outside")
+
+
+def _outside_note(points: Sequence[tuple[float, float]]) -> str:
+    """`beyond the axis: 1.2k at step 7`, with the most extreme value."""
+    if not points:
+        return ""
+    x, value = max(points, key=lambda point: abs(point[1]))
+    return f"beyond the axis: up to {short(value)}, at step {short(x)}"
 
 
 def _spoken(title: str, lines: Sequence[Line]) -> str:

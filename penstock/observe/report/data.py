@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import fcntl
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from enum import Enum
 from functools import cached_property
 from pathlib import Path
@@ -16,8 +14,11 @@ import yaml
 
 from penstock.config.yaml_dialect import parse_yaml
 from penstock.errors import ConfigError
-from penstock.observe.report.reading import read_lines, read_object, read_text
+from penstock.observe.report.event_data import EventTally
+from penstock.observe.report.reading import Lines, read_object, read_text
+from penstock.observe.report.sample_data import SampleChoice, choose_samples
 from penstock.observe.report.trace_data import TraceData, read_trace
+from penstock.observe.report.values import number
 
 Record = Mapping[str, Any]
 _FILES = ("config.yaml", "metrics.jsonl", "events.jsonl", "summary.json", "trace.json", "samples.jsonl")
@@ -41,15 +42,17 @@ class RunData:
 
     folder: Path
     steps: Sequence[Record]
-    """One record per finished step, in order."""
+    """One record per finished step, in the order of the steps."""
     evals: Sequence[Record]
-    events: Sequence[Record]
-    samples: Sequence[Record]
+    events: EventTally
+    samples: SampleChoice
     summary: Record | None
     config_text: str | None
     config: Record
     trace: TraceData | None
     status: RunStatus
+    stopped_by: str | None
+    """Why it ended; None where nothing says so."""
     notes: Sequence[str]
     """What is missing or cut off, for a person to read."""
 
@@ -58,7 +61,7 @@ class RunData:
         """Every metric over the steps, where it has a finite value."""
         columns: dict[str, list[tuple[float, float]]] = {}
         for line in self.steps:
-            step = float(line["step"])
+            step = number(line["step"]) or 0.0
             for key, value in line.items():
                 if (found := number(value)) is not None:
                     columns.setdefault(key, []).append((step, found))
@@ -89,13 +92,6 @@ class RunData:
         return value
 
 
-def number(value: object) -> float | None:
-    """A finite number, or None."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return None
-    return float(value)
-
-
 def load_run(run_dir: str | Path) -> RunData:
     """Read a run directory; `ConfigError` where it is none, or where no step or evaluation has finished yet."""
     folder = Path(run_dir)
@@ -103,16 +99,18 @@ def load_run(run_dir: str | Path) -> RunData:
         raise ConfigError(["is not a folder"], source=str(run_dir))
     if not any((folder / name).is_file() for name in _FILES):
         raise ConfigError([f"is not the folder of a run: it has none of {', '.join(_FILES)}"], source=str(run_dir))
-    metrics, broken_metrics = read_lines(folder / "metrics.jsonl")
-    steps, evals = _split(metrics)
+    lines = {name: Lines(folder / f"{name}.jsonl") for name in ("metrics", "events", "samples")}
+    steps, evals = _split(lines["metrics"])
     if not steps and not evals:
         raise ConfigError(["has no metrics yet: no step and no evaluation has finished"], source=str(run_dir))
-    events, broken_events = read_lines(folder / "events.jsonl")
-    samples, broken_samples = read_lines(folder / "samples.jsonl")
+    events = EventTally.of(lines["events"])
+    samples = choose_samples(lines["samples"])
     summary = read_object(folder / "summary.json")
     config_text = read_text(folder / "config.yaml")
+    config = _parsed_config(config_text)
     trace = read_trace(folder / "trace.json")
-    broken = {"metrics": broken_metrics, "events": broken_events, "samples": broken_samples}
+    stopped_by = str(summary.get("stopped_by")) if summary is not None else events.stopped_by
+    damage = [note for found in lines.values() for note in found.notes()]
     return RunData(
         folder=folder.resolve(),
         steps=steps,
@@ -121,33 +119,46 @@ def load_run(run_dir: str | Path) -> RunData:
         samples=samples,
         summary=summary,
         config_text=config_text,
-        config=_parsed_config(config_text),
+        config=config or {},
         trace=trace,
-        status=_status(folder, summary),
-        notes=tuple(_notes(folder, broken, trace)),
+        status=_status(folder, summary, stopped_by),
+        stopped_by=stopped_by,
+        notes=(*damage, *_notes(folder, summary, config, trace)),
     )
 
 
-def _split(metrics: Sequence[Record]) -> tuple[list[Record], list[Record]]:
-    """Lines of steps and lines of evaluations; a line may be both."""
-    numbered = [line for line in metrics if number(line.get("step")) is not None]
-    evals = [line for line in numbered if any(key.startswith("eval/") for key in line)]
-    steps = [line for line in numbered if any(key.startswith(("train/", "timing/", "rollout/")) for key in line)]
-    return steps, evals
+def _split(metrics: Iterable[Record]) -> tuple[list[Record], list[Record]]:
+    """Lines of steps, the newest of each step, and lines of evaluations, both in order; a line may be both."""
+    steps: dict[float, Record] = {}
+    evals: list[tuple[float, Record]] = []
+    for line in metrics:
+        step = number(line.get("step"))
+        if step is None:
+            continue
+        if any(key.startswith("eval/") for key in line):
+            evals.append((step, line))
+        if any(key.startswith(("train/", "timing/", "rollout/")) for key in line):
+            steps[step] = line
+    return [steps[step] for step in sorted(steps)], [line for _, line in sorted(evals, key=lambda entry: entry[0])]
 
 
-def _parsed_config(text: str | None) -> Record:
+def _parsed_config(text: str | None) -> Record | None:
+    """The settings; None where the text is none of them."""
     try:
         data = parse_yaml(text) if text else {}
-    except (yaml.YAMLError, ValueError):
-        data = {}
-    return data if isinstance(data, dict) else {}
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return None
+    return data if isinstance(data, dict) else None
 
 
-def _status(folder: Path, summary: Record | None) -> RunStatus:
-    if summary is not None:
-        return RunStatus.FAILED if summary.get("error") or summary.get("stopped_by") == "error" else RunStatus.ENDED
-    return RunStatus.RUNNING if _is_locked(folder / ".lock") else RunStatus.CUT_OFF
+def _status(folder: Path, summary: Record | None, stopped_by: str | None) -> RunStatus:
+    """A summary counts even while the folder is locked: a run removes an older one first, and writes its own last."""
+    if summary is None and _is_locked(folder / ".lock"):
+        return RunStatus.RUNNING
+    if stopped_by is None:
+        return RunStatus.CUT_OFF
+    failed = stopped_by == "error" or (summary is not None and summary.get("error"))
+    return RunStatus.FAILED if failed else RunStatus.ENDED
 
 
 def _is_locked(lock: Path) -> bool:
@@ -162,22 +173,15 @@ def _is_locked(lock: Path) -> bool:
     return False
 
 
-def _notes(folder: Path, broken: Mapping[str, int], trace: TraceData | None) -> Iterator[str]:
-    for name, count in broken.items():
-        if count:
-            yield f"{name}.jsonl: {count} {'line is' if count == 1 else 'lines are'} cut off and left out"
+def _notes(folder: Path, summary: Record | None, config: Record | None, trace: TraceData | None) -> Iterator[str]:
     for name in ("events.jsonl", "config.yaml"):
         if not (folder / name).is_file():
             yield f"{name} is missing"
+    if config is None:
+        yield "config.yaml cannot be read, so settings are missing"
+    if summary is None and (folder / "summary.json").exists():
+        yield "summary.json cannot be read; how the run ended is told by its events"
     if trace is None:
         yield "trace.json is missing, so there is no timeline (observe.trace)"
     else:
         yield from trace.notes
-
-
-def event_time(event: Record) -> datetime | None:
-    """When an event happened."""
-    try:
-        return datetime.fromisoformat(str(event.get("time")))
-    except ValueError:
-        return None

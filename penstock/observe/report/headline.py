@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from penstock.observe.report.data import RunData, RunStatus, event_time, number
+from penstock.observe.event_kinds import Severity
+from penstock.observe.report.data import RunData, RunStatus
 from penstock.observe.report.markup import Html, join, tag
-from penstock.observe.report.numerals import counted, percent, seconds, short
-from penstock.observe.report.sections_events import WASTE, failures
+from penstock.observe.report.numerals import alike, counted, percent, seconds, short
+from penstock.observe.report.sections_events import total
+from penstock.observe.report.values import number
 
 _ENDS = 3
 """Rewards at either end are means over this many steps: one alone is noisy."""
@@ -29,7 +30,7 @@ def figures(data: RunData) -> dict[str, Any]:
     lags = data.values("staleness/lag_max")
     return {
         "status": data.status.value,
-        "stopped_by": data.summary.get("stopped_by") if data.summary else None,
+        "stopped_by": data.stopped_by,
         "steps": int(number(data.steps[-1]["step"]) or 0) if data.steps else 0,
         "reward_start": _mean(rewards[:_ENDS]),
         "reward_end": _mean(rewards[-_ENDS:]),
@@ -40,7 +41,7 @@ def figures(data: RunData) -> dict[str, Any]:
         "trained_tokens_s": _rate(sum(data.values("train/tokens")) or None, elapsed),
         "overlap_efficiency": _mean(data.values("timing/overlap_efficiency")),
         "lag_max": int(max(lags)) if lags else None,
-        "failures": failures(data),
+        "failures": total(data, Severity.FAILURE),
     }
 
 
@@ -77,8 +78,7 @@ def _status_text(data: RunData) -> str:
         return "cut off before its end"
     if data.status is RunStatus.FAILED:
         return "failed"
-    stopped_by = str((data.summary or {}).get("stopped_by"))
-    return _ENDINGS.get(stopped_by, stopped_by)
+    return _ENDINGS.get(str(data.stopped_by), str(data.stopped_by))
 
 
 def _facts(data: RunData) -> list[Html]:
@@ -96,22 +96,20 @@ def _facts(data: RunData) -> list[Html]:
 
 
 def _started(data: RunData) -> str | None:
-    time = event_time(data.events[0]) if data.events else None
+    time = data.events.started
     return time.strftime("%Y-%m-%d %H:%M:%S %Z").strip() if time is not None else None
 
 
 def _tiles(data: RunData, found: dict[str, Any]) -> list[Html]:
-    counts = Counter(str(event.get("event")) for event in data.events)
-    wasted = sum(counts[kind] for kind in WASTE)
     planned = data.setting("training.max_steps")
-    dropped = max(counts["prompt_dropped"], int(data.last("rollout/prompts_dropped") or 0))
+    dropped = max(data.events.count("prompt_dropped"), int(data.last("rollout/prompts_dropped") or 0))
     of = f"of {planned:,}" if isinstance(planned, int) else ""
     trained = f"{short(found['trained_tokens_s'])} trained"
-    lost = f"{counted(dropped, 'prompt')} dropped, {counted(wasted, 'group')} wasted"
+    lost = f"{counted(dropped, 'prompt')} dropped, {counted(total(data, Severity.WASTE), 'group')} wasted"
     return [
         _tile("Steps", f"{found['steps']:,}", of, seconds(found["seconds"])),
         _tile("Reward", _change(found["reward_start"], found["reward_end"]), "", "first and last three steps"),
-        _tile("Held-out reward", _change(found["eval_start"], found["eval_end"]), "", "first and last evaluation"),
+        _tile("Held-out reward", _change(found["eval_start"], found["eval_end"]), "", _about_evals(found)),
         _tile("Tokens per second", short(found["generated_tokens_s"]), "generated", trained),
         _tile("Overlap efficiency", percent(found["overlap_efficiency"]), "", "the busier side at work, mean"),
         _tile("Largest lag", short(number(found["lag_max"])), "", "weight versions"),
@@ -120,7 +118,16 @@ def _tiles(data: RunData, found: dict[str, Any]) -> list[Html]:
 
 
 def _change(start: float | None, end: float | None) -> Html | str:
-    return short(end) if start is None else join([tag("span", short(start), class_="from"), " → ", short(end)])
+    if start is None or end is None:
+        return short(end)
+    first, last = alike((start, end))
+    return join([tag("span", first, class_="from"), " → ", last])
+
+
+def _about_evals(found: dict[str, Any]) -> str:
+    if found["eval_end"] is None:
+        return "no evaluation"
+    return "one evaluation" if found["eval_start"] is None else "first and last evaluation"
 
 
 def _tile(label: str, value: Html | str, beside: str, below: str) -> Html:

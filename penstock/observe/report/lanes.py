@@ -9,10 +9,14 @@ from penstock.observe.report.chart import WIDTH, rounded
 from penstock.observe.report.markup import Html, join, script_json, tag
 from penstock.observe.report.numerals import percent, seconds, short, tick_labels, ticks_within
 from penstock.observe.report.trace_data import GroupLife, Span, Window
+from penstock.observe.report.values import number
 
-_ENGINE, _BAR, _GAP, _ROW = 52, 20, 12, 5
-"""Heights, in pixels, of the engine's area, of a bar, between lanes, and of a group."""
-_MOST_ROWS = 48
+_ENGINE, _BAR, _GAP = 52, 20, 12
+"""Heights, in pixels, of the engine's area, of a bar, and between lanes."""
+_ROW, _NARROW_ROW = 5, 3
+"""Height of a group; narrow where there are more than `_MANY_ROWS`."""
+_MANY_ROWS, _MOST_ROWS = 48, 96
+"""Groups at the same time that are drawn one below the other; more are left out, and the page says so."""
 
 
 def overlap_timeline(windows: Sequence[Window]) -> Html:
@@ -90,8 +94,9 @@ def _panel(window: Window, place: int, *, hidden: bool) -> Html:
     if window.other:
         marks.append(_bars(layout, "other", [("c3", window.other)]))
     rows = _packed(window.groups)
-    top = layout.lane("groups", _ROW * max(1, len(rows)))
-    marks.append(_lives(layout, rows, top))
+    row_height = _ROW if len(rows) <= _MANY_ROWS else _NARROW_ROW
+    top = layout.lane("groups", row_height * max(1, len(rows)))
+    marks.append(_lives(layout, rows, top, row_height))
     height = layout.height
     edges = "".join(f"M{layout.x(step.begin):.2f} 0V{height:.0f}" for step in window.steps)
     drawing = tag(
@@ -110,7 +115,8 @@ def _panel(window: Window, place: int, *, hidden: bool) -> Html:
         tag("div", *_step_labels(window, layout), class_="steps", aria_hidden="true"),
         tag("div", drawing, class_="area", style=f"height:{height:.0f}px"),
         tag("div", *_ticks(window), class_="xs", aria_hidden="true"),
-        tag("script", script_json(_readable(window, rows, top)), type="application/json"),
+        _left_out(window, rows),
+        tag("script", script_json(_readable(window, rows, top, row_height)), type="application/json"),
         class_="lane-panel",
         data_panel=place,
         hidden=hidden,
@@ -139,7 +145,7 @@ def _bars(layout: _Layout, label: str, kinds: Sequence[tuple[str, Iterable[Span]
             f"M{layout.x(s.begin):.2f} {top:.1f}V{top + _BAR:.1f}H{layout.x(s.end):.2f}V{top:.1f}z" for s in spans
         )
         if boxes:
-            marks.append(tag("path", d=boxes, class_=f"fill {colour}"))
+            marks.append(tag("path", d=boxes, class_=f"fill bar {colour}"))
     return join(marks)
 
 
@@ -165,12 +171,20 @@ def _packed(groups: Sequence[GroupLife]) -> list[list[GroupLife]]:
     return rows
 
 
-def _lives(layout: _Layout, rows: Sequence[Sequence[GroupLife]], top: float) -> Html:
+def _left_out(window: Window, rows: Sequence[Sequence[GroupLife]]) -> Html | None:
+    drawn = sum(map(len, rows))
+    if drawn == len(window.groups):
+        return None
+    note = f"{drawn:,} of {len(window.groups):,} groups are drawn; trace.json has all of them."
+    return tag("p", note, class_="note left-out")
+
+
+def _lives(layout: _Layout, rows: Sequence[Sequence[GroupLife]], top: float, height: int) -> Html:
     """Each group as a line that is generating, then ready, then training."""
     phases: dict[str, list[str]] = {"c1": [], "c5": [], "c2": []}
     end_of_all = layout.window.end
     for place, row in enumerate(rows):
-        y = top + _ROW * (place + 0.5)
+        y = top + height * (place + 0.5)
         for life in row:
             ended = life.ended if life.ended is not None else end_of_all
             committed = life.committed if life.committed is not None else ended
@@ -184,7 +198,7 @@ def _lives(layout: _Layout, rows: Sequence[Sequence[GroupLife]], top: float) -> 
                 if right > left:
                     phases[colour].append(f"M{left:.2f} {y:.1f}H{right:.2f}")
     return join(
-        tag("path", d="".join(parts), class_=f"life {colour}", stroke_width=_ROW - 1)
+        tag("path", d="".join(parts), class_=f"life {colour}", stroke_width=height - 1)
         for colour, parts in phases.items()
         if parts
     )
@@ -221,11 +235,11 @@ def _spoken(window: Window) -> str:
     )
 
 
-def _readable(window: Window, rows: Sequence[Sequence[GroupLife]], top: float) -> dict[str, Any]:
+def _readable(window: Window, rows: Sequence[Sequence[GroupLife]], top: float, height: int) -> dict[str, Any]:
     """What hovering shows; times are seconds from the window's begin."""
 
     def at(time: float | None) -> float | None:
-        return None if time is None else rounded(time - window.begin, 5)
+        return None if time is None else rounded(max(time, window.begin) - window.begin, 5)
 
     def spans(found: Iterable[Span]) -> list[list[Any]]:
         return [[at(span.begin), at(span.end), span.name.replace("_", " ")] for span in found]
@@ -241,7 +255,7 @@ def _readable(window: Window, rows: Sequence[Sequence[GroupLife]], top: float) -
         },
         "groups": {
             "top": top,
-            "row": _ROW,
+            "row": height,
             "rows": [
                 [[at(g.dispatched), at(g.committed), at(g.selected), at(g.ended), _about(g)] for g in row]
                 for row in rows
@@ -255,6 +269,6 @@ def _about(life: GroupLife) -> str:
     parts = [life.group_id, f"prompt {facts['prompt_id']}" if "prompt_id" in facts else ""]
     parts += [f"started with version {facts['start_version']}" if "start_version" in facts else ""]
     parts += [f"lag {facts['lag']}" if "lag" in facts else ""]
-    reward = facts.get("reward_mean")
-    parts += [f"mean reward {short(reward)}" if isinstance(reward, int | float) else "", str(facts.get("end", ""))]
+    reward = number(facts.get("reward_mean"))
+    parts += [f"mean reward {short(reward)}" if reward is not None else "", str(facts.get("end", ""))]
     return ", ".join(part for part in parts if part)

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 _STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
+_TINIEST = 1e-150
+"""What is nearer to zero is zero on an axis."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,7 @@ def value_axis(values: Iterable[float], *, count: int = 4, floor: float | None =
         found.append(floor)
     low, high = (min(found), max(found)) if found else (0.0, 1.0)
     if high - low <= 1e-9 * max(abs(low), abs(high), 1e-12):
-        room = abs(high) * 0.5 or 0.5
+        room = abs(high) * 0.5 if abs(high) > _TINIEST else 0.5
         low, high = (low - room, high + room) if floor is None or low > floor else (low, high + room)
     step = _round_step((high - low) / count)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
@@ -76,6 +78,15 @@ def short(value: float | None, digits: int = 3) -> str:
     if size >= 10 ** (digits - 1):
         return f"{value:,.0f}"
     return f"{value:.{digits}g}"
+
+
+def alike(values: Sequence[float]) -> list[str]:
+    """Values that are compared, all with as many decimals as the largest needs for three significant digits."""
+    largest = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
+    if not 1e-3 <= largest < 1e4 or not all(map(math.isfinite, values)):
+        return [short(value) for value in values]
+    decimals = max(0, 2 - math.floor(math.log10(largest)))
+    return [f"{value:,.{decimals}f}" for value in values]
 
 
 def tick_labels(ticks: Sequence[float]) -> list[str]:

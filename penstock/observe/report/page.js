@@ -142,6 +142,7 @@
       brush.hidden = true;
       if (b - a > 0.01) show(from + a * (to - from), from + b * (to - from));
     });
+    window.addEventListener("pointercancel", () => { pressed = null; brush.hidden = true; });
     area.addEventListener("dblclick", () => panel.zoom("reset"));
     area.addEventListener("keydown", (event) => {
       const move = (to - from) / 4;

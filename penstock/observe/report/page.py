@@ -68,7 +68,7 @@ def _settings_section(data: RunData) -> Html:
         else NOTHING
     )
     trace = tag("p", _TRACE_HELP) if data.trace is not None else NOTHING
-    listing = tag("p", "Files in ", tag("code", str(data.folder)), ": ", ", ".join(files), ".", class_="note")
+    listing = tag("p", "Files in ", tag("code", data.folder.name), ": ", ", ".join(files), ".", class_="note")
     return section("settings", "Settings and files", join([config, other_metrics(data), trace, listing]))
 
 

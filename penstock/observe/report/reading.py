@@ -1,4 +1,4 @@
-"""Files of a run as they are: whole, cut off in the middle of a line, or not there."""
+"""Files of a run as they are: whole, damaged, cut off in the middle of a line, or not there."""
 
 from __future__ import annotations
 
@@ -8,20 +8,34 @@ from pathlib import Path
 from typing import Any
 
 
-def read_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """The objects of a JSONL file, and how many lines were not objects; nothing where there is no file."""
-    if not path.is_file():
-        return [], 0
-    found: list[dict[str, Any]] = []
-    broken = 0
-    with path.open("rb") as lines:
-        for line in lines:
-            record = parsed(line)
-            if isinstance(record, dict):
-                found.append(record)
-            elif line.strip():
-                broken += 1
-    return found, broken
+class Lines:
+    """The objects of a JSONL file, one at a time; none where there is no file. What was wrong is known afterwards."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._cut_off = False
+        self._unreadable = 0
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        if not self._path.is_file():
+            return
+        with self._path.open("rb") as lines:
+            for line in lines:
+                record = parsed(line)
+                if isinstance(record, dict):
+                    yield record
+                elif not line.endswith(b"\n"):
+                    self._cut_off = True
+                elif line.strip():
+                    self._unreadable += 1
+
+    def notes(self) -> Iterator[str]:
+        """What was wrong with the file, for a person to read."""
+        if self._unreadable:
+            lines = "line cannot be read and is" if self._unreadable == 1 else "lines cannot be read and are"
+            yield f"{self._path.name}: {self._unreadable:,} {lines} left out"
+        if self._cut_off:
+            yield f"{self._path.name}: the last line is cut off and left out"
 
 
 def read_object(path: Path) -> dict[str, Any] | None:
@@ -38,22 +52,8 @@ def read_text(path: Path) -> str | None:
 
 
 def parsed(line: bytes) -> Any:
-    """JSON, or None for what is no JSON."""
+    """JSON, or None for what is no JSON or too deep to be read; NaN and infinity, which JSON has not, are None too."""
     try:
-        return json.loads(line)
-    except ValueError:
+        return json.loads(line, parse_constant=lambda name: None)
+    except (ValueError, RecursionError):
         return None
-
-
-def read_pieces(path: Path, pieces: int, piece_bytes: int) -> Iterator[list[bytes]]:
-    """Whole lines of a file: all of it where it is small, else `pieces` pieces spread from its beginning to its end."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        if size <= pieces * piece_bytes:
-            yield file.read().splitlines()
-            return
-        for k in range(pieces):
-            start = (size - piece_bytes) * k // (pieces - 1)
-            file.seek(start)
-            lines = file.read(piece_bytes).splitlines()
-            yield lines[1 if start else 0 : None if start + piece_bytes >= size else -1]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from penstock.observe.report.chart import LARGE, SMALL, Line, Look, line_chart
-from penstock.observe.report.data import RunData, number
+from penstock.observe.report.data import RunData
 from penstock.observe.report.markup import NOTHING, Html, join, tag
 from penstock.observe.report.numerals import short
 from penstock.observe.report.thinning import smoothed, thinned
+from penstock.observe.report.values import number
 
 COLOURS = ("c1", "c2", "c3", "c4", "c5", "ink")
 _REWARD = "train/reward_mean"

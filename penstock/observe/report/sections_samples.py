@@ -4,26 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from penstock.observe.report.data import Record, RunData, number
+from penstock.observe.report.data import Record, RunData
 from penstock.observe.report.markup import NOTHING, Html, join, tag
 from penstock.observe.report.numerals import short
 from penstock.observe.report.sections_learning import section
+from penstock.observe.report.values import number
 
-MOST_SAMPLES = 240
 MOST_PROMPT, MOST_RESPONSE = 1500, 4000
 """Characters of a text that are shown."""
-_EXTREMES = 40
-"""How many of the best and of the worst are always among those that are shown."""
 
 
 def samples_section(data: RunData) -> Html:
     """Cards, the newest first; a script sorts and filters them."""
-    if not data.samples:
+    chosen, total = data.samples.shown, data.samples.total
+    if not chosen:
         return NOTHING
-    chosen = pick_samples(data.samples)
-    left_out = len(data.samples) - len(chosen)
-    lead = f"{len(data.samples)} responses were kept in samples.jsonl, chosen without regard to their reward."
-    if left_out:
+    lead = f"{total:,} responses were kept in samples.jsonl, chosen without regard to their reward."
+    if len(chosen) < total:
         lead += f" This page shows {len(chosen)}, spread over the run, with the best and the worst among them."
     several = len({str(sample.get("environment", "")) for sample in chosen}) > 1
     cards = [_card(sample, several) for sample in chosen]
@@ -33,18 +30,6 @@ def samples_section(data: RunData) -> Html:
         tag("button", "Show more", type="button", class_="more", hidden=True),
     ]
     return section("samples", "Sample responses", join(body), lead)
-
-
-def pick_samples(samples: Sequence[Record]) -> list[Record]:
-    """All, newest first; of very many, some spread evenly over the run and the extremes."""
-    order = range(len(samples) - 1, -1, -1)
-    if len(samples) <= MOST_SAMPLES:
-        return [samples[place] for place in order]
-    ranked = sorted(order, key=lambda place: number(samples[place].get("reward")) or 0.0)
-    chosen = {*ranked[:_EXTREMES], *ranked[-_EXTREMES:]}
-    spread = MOST_SAMPLES - len(chosen)
-    chosen |= {round(k * (len(samples) - 1) / (spread - 1)) for k in range(spread)}
-    return [samples[place] for place in order if place in chosen]
 
 
 def _controls(samples: Sequence[Record]) -> Html:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.observe.report.chart import LARGE, Line, line_chart
-from penstock.observe.report.data import RunData, number
+from penstock.observe.report.chart import LARGE, Line, Look, line_chart
+from penstock.observe.report.data import RunData
 from penstock.observe.report.lanes import overlap_timeline
 from penstock.observe.report.markup import NOTHING, Html, join, tag
 from penstock.observe.report.sections_learning import section, trend, window_of
 from penstock.observe.report.stack import Layer, Row, binned, bins_of, stacked_bars, strip
 from penstock.observe.report.thinning import smoothed, thinned
+from penstock.observe.report.values import number
 
 _LAG = "staleness/lag_histogram/"
 _MOST_LAGS = 10
@@ -22,8 +23,11 @@ _PARTS = (
     ("training", (), "c2"),
     ("finishing", ("timing/finish_s",), "c2 deep"),
     ("weight sync", ("timing/sync_s",), "c4"),
+    ("checkpoint", ("timing/checkpoint_s",), "c6"),
 )
-"""Parts of a step as the train pump spends it; `training` is what the others leave."""
+"""Parts of a step as the train pump spends it; `training` is what the others leave of `timing/step_s`."""
+_AFTER_THE_STEP = ("checkpoint",)
+"""Comes on top of `timing/step_s`."""
 
 
 def time_section(data: RunData) -> Html:
@@ -59,20 +63,21 @@ def _at_work(data: RunData) -> Html:
         for name, busy in (("engine", number(line.get("timing/generation_busy_s"))), ("trainer", trainer)):
             if busy is not None and length > 0:
                 shares[name].append((float(line["step"]), min(100.0 * busy / length, 100.0)))
-    lines = [
+    efficiency = [(x, 100 * y) for x, y in data.points("timing/overlap_efficiency")]
+    # Below the others and pale: it lies on the line of the busier side.
+    lines = [_running("overlap efficiency", efficiency, "c3", Look.WIDE)]
+    lines += [
         _running(f"{name} at work", points, colour)
         for (name, points), colour in zip(shares.items(), ("c1", "c2"), strict=True)
     ]
-    efficiency = [(x, 100 * y) for x, y in data.points("timing/overlap_efficiency")]
-    lines.append(_running("overlap efficiency", efficiency, "c3"))
     return line_chart(
         "Share of time at work", lines, note="%, running means; engine weighted by slots in use", size=LARGE, floor=0.0
     )
 
 
-def _running(name: str, points: list[tuple[float, float]], colour: str) -> Line:
+def _running(name: str, points: list[tuple[float, float]], colour: str, look: Look = Look.STRONG) -> Line:
     means = smoothed([y for _, y in points], window_of(len(points)))
-    return Line(name, thinned(zip((x for x, _ in points), means, strict=True)), colour)
+    return Line(name, thinned(zip((x for x, _ in points), means, strict=True)), colour, look)
 
 
 def _sum(line: Mapping[str, Any], keys: tuple[str, ...]) -> float | None:
@@ -86,7 +91,8 @@ def _step_parts(data: RunData) -> Html:
         return NOTHING
     bins = bins_of([float(line["step"]) for line in steps])
     named = {name: [_sum(line, keys) or 0.0 for line in steps] for name, keys, _ in _PARTS if keys}
-    known = [sum(values) for values in zip(*named.values(), strict=True)]
+    inside = [values for name, values in named.items() if name not in _AFTER_THE_STEP]
+    known = [sum(values) for values in zip(*inside, strict=True)]
     named["training"] = [max(0.0, float(line["timing/step_s"]) - part) for line, part in zip(steps, known, strict=True)]
     layers = [
         Layer(name, binned(named[name], bins), colour)
@@ -128,13 +134,10 @@ def _mean_of(data: RunData, key: str) -> Any:
 
 def staleness_section(data: RunData) -> Html:
     """Which lags the groups of each step had: one row per lag, darker where more groups had it."""
-    steps = [line for line in data.steps if any(key.startswith(_LAG) for key in line)]
+    steps = [line for line in data.steps if _lags(line)]
     if not steps:
         return NOTHING
-    counts = [
-        {int(key.removeprefix(_LAG)): float(value) for key, value in line.items() if key.startswith(_LAG)}
-        for line in steps
-    ]
+    counts = [_lags(line) for line in steps]
     bins = bins_of([float(line["step"]) for line in steps])
     largest = max(max(lags) for lags in counts)
     rows = [
@@ -144,6 +147,16 @@ def staleness_section(data: RunData) -> Html:
     chart = strip("Groups by lag", bins, rows, note="share of each step's groups", what="lag")
     lead = "Lag is the trainer's weight version minus the version a group started with; 0 is on-policy."
     return section("staleness", "Staleness", chart, lead)
+
+
+def _lags(line: Mapping[str, Any]) -> dict[int, float]:
+    """How many groups of a step had each lag."""
+    found = {}
+    for key, value in line.items():
+        lag, count = key.removeprefix(_LAG), number(value)
+        if key.startswith(_LAG) and lag.isascii() and lag.isdigit() and len(lag) < 10 and count is not None:
+            found[int(lag)] = max(count, 0.0)
+    return found
 
 
 def _lag_label(lag: int, largest: int) -> str:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from penstock.observe.report.reading import parsed, read_pieces
-from penstock.observe.trace import FULL
+from penstock.observe.report.numerals import counted
+from penstock.observe.report.reading import parsed
+from penstock.observe.report.trace_index import TraceIndex, index_trace, read_between
 
-_PIECES, _PIECE_BYTES = 3, 2 * 2**20
-"""How much of a large trace is read: its beginning, its middle and its end."""
 _MOST_STEPS, _MOST_GROUPS = 8, 320
-"""How much a window shows."""
+"""How much a window shows; one step at least, whatever it has."""
+_STEPS_BEFORE = 2
+"""Steps before a window that are read too: groups that it trains began there."""
+_SHORTEST = 1e-6
+"""A window lasts at least so many seconds."""
+_MOST_BYTES = 64 * 2**20
+"""How much of the file is parsed for one window."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +34,7 @@ class Span:
 
 @dataclass
 class GroupLife:
-    """A prompt group; a time is None where its phase did not begin."""
+    """A prompt group; a time is None where its phase did not begin, and -inf where that was before what was read."""
 
     group_id: str
     dispatched: float
@@ -77,15 +83,15 @@ class _Piece:
     engines: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
     groups: dict[str, GroupLife] = field(default_factory=dict)
     open: dict[tuple[str, str], list[Span]] = field(default_factory=dict)
-    full: bool = False
 
 
 class _Reader:
-    """Understands events; names of processes and lanes stand at the beginning of the file and hold for all pieces."""
+    """Understands events; names of processes and lanes may stand anywhere before and hold for the whole file."""
 
-    def __init__(self) -> None:
+    def __init__(self, names: Iterable[bytes]) -> None:
         self._names: dict[tuple[int, int], str] = {}
         self.broken = 0
+        self.piece(names)
 
     def piece(self, lines: Iterable[bytes]) -> _Piece:
         piece = _Piece()
@@ -96,13 +102,15 @@ class _Reader:
             event = parsed(line.removeprefix(b"["))
             try:
                 self._take(piece, event)
-            except (TypeError, KeyError, ValueError):
+            except (TypeError, KeyError, ValueError, AttributeError, ArithmeticError):
                 self.broken += 1
         return piece
 
     def _take(self, piece: _Piece, event: dict[str, Any]) -> None:
         ph, name, pid, tid = event["ph"], event["name"], event["pid"], event["tid"]
-        args, at = event.get("args", {}), event["ts"] / 1e6
+        args, at = {**event.get("args", {})}, event["ts"] / 1e6
+        if not isinstance(name, str):
+            raise TypeError("a name is text")
         lane = (self._names.get((pid, 0), ""), self._names.get((pid, tid), ""))
         if ph == "M" and name in ("process_name", "thread_name"):
             self._names[pid, tid if name == "thread_name" else 0] = str(args["name"])
@@ -117,8 +125,6 @@ class _Reader:
             piece.engines.setdefault(name, []).append((at, float(args["percent"])))
         elif ph in "be" and event.get("cat") == "group":
             _live(piece.groups, ph, name, event["id2"]["local"], at, args)
-        elif name == FULL:
-            piece.full = True
 
 
 def _place(piece: _Piece, lane: tuple[str, str], span: Span) -> None:
@@ -137,63 +143,77 @@ def _place(piece: _Piece, lane: tuple[str, str], span: Span) -> None:
 
 
 def _live(groups: dict[str, GroupLife], ph: str, name: str, track: str, at: float, args: dict[str, Any]) -> None:
-    if ph == "b" and name == "group":
-        groups[track] = GroupLife(str(args.get("group_id", track)), at, facts=args)
-    elif track in groups:
-        life = groups[track]
-        if ph == "b" and name == "ready":
-            life.committed = at
-        elif ph == "b" and name == "training":
-            life.selected = at
-        elif ph == "e" and name == "group":
-            life.ended = at
-            life.facts = {**life.facts, **args}
+    """Take in an event of a group; what happened to it before the piece began counts as long ago."""
+    life = groups.get(track)
+    if life is None:
+        began = at if (ph, name) == ("b", "group") else -math.inf
+        life = groups[track] = GroupLife(str(args.get("group_id", track)), began)
+    life.facts = {**life.facts, **args}
+    if ph == "b" and name == "ready":
+        life.committed = at
+    elif ph == "b" and name == "training":
+        life.selected = at
+    elif ph == "e" and name == "ready":
+        life.committed = -math.inf if life.committed is None else life.committed
+    elif ph == "e" and name == "training" and life.selected is None:
+        life.committed = life.selected = -math.inf
+    elif ph == "e" and name == "group":
+        life.ended = at
 
 
 def read_trace(path: Path) -> TraceData | None:
     """The windows of a trace; None where there is no file."""
     if not path.is_file():
         return None
-    reader = _Reader()
-    pieces = [reader.piece(lines) for lines in read_pieces(path, _PIECES, _PIECE_BYTES)]
-    windows = _windows_of_one(pieces[0]) if len(pieces) == 1 else _windows_of_many(pieces)
-    notes = []
-    if any(piece.full for piece in pieces):
-        notes.append("trace.json is full: it ends before the run does")
-    if reader.broken:
-        notes.append("trace.json is cut off at its end")
-    if not windows:
-        notes.append("trace.json has no finished step, so there is no timeline")
-    return TraceData(windows, notes)
-
-
-def _windows_of_one(piece: _Piece) -> list[Window]:
-    total = len(piece.steps)
-    size = min(_size(piece, 0), _size(piece, max(0, total - _MOST_STEPS))) if total else 0
-    if total <= size:
-        return [_window("all steps", piece, piece.steps)] if total else []
-    starts = {"first steps": 0, "last steps": total - size}
-    if total >= 3 * size:
-        starts = {"first steps": 0, "middle": (total - size) // 2, "last steps": total - size}
-    return [_window(label, piece, piece.steps[start : start + size]) for label, start in starts.items()]
-
-
-def _windows_of_many(pieces: Sequence[_Piece]) -> list[Window]:
-    found = []
-    for label, piece in zip(("first steps", "middle", "last steps"), pieces, strict=True):
-        start = max(0, len(piece.steps) - _MOST_STEPS) if label == "last steps" else 0
+    index = index_trace(path)
+    reader = _Reader(index.names)
+    windows: list[Window] = []
+    too_large = False
+    for label, first, size in _choices(index):
+        begin = _begin_of_reading(index, first, size)
+        if begin is None:
+            too_large = True
+            continue
+        piece = reader.piece(read_between(path, begin, index.steps[first + size - 1][1]))
         if piece.steps:
-            found.append(_window(label, piece, piece.steps[start : start + _size(piece, start)]))
-    return found
+            windows.append(_window(label, piece, piece.steps[-size:]))
+    return TraceData(windows, list(_notes(index, windows, reader.broken, too_large=too_large)))
 
 
-def _size(piece: _Piece, start: int) -> int:
-    """How many steps from `start` on a window may have, so that it does not show too many groups."""
-    for size in range(min(_MOST_STEPS, len(piece.steps) - start), 1, -1):
-        begin, end = piece.steps[start].begin, piece.steps[start + size - 1].end
-        if sum(_overlaps(life, begin, end) for life in piece.groups.values()) <= _MOST_GROUPS:
-            return size
-    return 1
+def _choices(index: TraceIndex) -> list[tuple[str, int, int]]:
+    """Label, first step and number of steps of each window; no more steps than have a readable number of groups."""
+    total = len(index.steps)
+    if total == 0:
+        return []
+    size = max(1, min(_MOST_STEPS, _MOST_GROUPS * total // max(index.groups, 1)))
+    where = " in the trace" if index.full else ""
+    if total <= size:
+        return [(f"all steps{where}", 0, total)]
+    ends = [(f"first steps{where}", 0, size), (f"last steps{where}", total - size, size)]
+    middle = [(f"middle{where}", (total - size) // 2, size)] if total >= 3 * size else []
+    return [ends[0], *middle, ends[1]]
+
+
+def _begin_of_reading(index: TraceIndex, first: int, size: int) -> int | None:
+    """Where to begin: some steps before the window, for groups under way; None where even the window is too much."""
+    end = index.steps[first + size - 1][1]
+    for earlier in range(max(0, first - _STEPS_BEFORE), first + 1):
+        if end - index.steps[earlier][0] <= _MOST_BYTES:
+            return index.steps[earlier][0]
+    return None
+
+
+def _notes(index: TraceIndex, windows: Sequence[Window], broken: int, *, too_large: bool) -> Iterator[str]:
+    if index.full:
+        yield "trace.json is full: it ends before the run does"
+    if broken:
+        yield f"trace.json: {counted(broken, 'event')} could not be read"
+    if index.cut_off:
+        yield "trace.json is cut off at its end"
+    if too_large:
+        yield "trace.json has steps that are too large for a timeline on this page; open it in Perfetto"
+    elif not windows:
+        yield "trace.json has no finished step, so there is no timeline"
 
 
 def _overlaps(life: GroupLife, begin: float, end: float) -> bool:
@@ -201,7 +221,8 @@ def _overlaps(life: GroupLife, begin: float, end: float) -> bool:
 
 
 def _window(label: str, piece: _Piece, steps: Sequence[Span]) -> Window:
-    begin, end = steps[0].begin, steps[-1].end
+    begin = steps[0].begin
+    end = max(steps[-1].end, begin + _SHORTEST)
     groups = [life for life in piece.groups.values() if _overlaps(life, begin, end)]
     return Window(
         label=label,
@@ -213,7 +234,7 @@ def _window(label: str, piece: _Piece, steps: Sequence[Span]) -> Window:
         waits=_clipped(piece.waits, begin, end),
         other=_clipped(piece.other, begin, end),
         engine=_joined(piece.engines, begin, end),
-        groups=sorted(groups, key=lambda life: life.dispatched)[: 2 * _MOST_GROUPS],
+        groups=sorted(groups, key=lambda life: life.dispatched),
     )
 
 
