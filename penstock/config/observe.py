@@ -50,7 +50,8 @@ class MlflowConfig(Section):
         if address.password or (address.username and address.scheme in ("http", "https")):
             raise ValueError(
                 "holds a password or token, which would be written to config.yaml; leave it out and set "
-                "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, MLFLOW_TRACKING_TOKEN, or what the database's driver reads"
+                "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, MLFLOW_TRACKING_TOKEN, or what the database's "
+                "driver reads"
             )
         return uri
 

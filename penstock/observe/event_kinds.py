@@ -1,0 +1,70 @@
+"""Every event a run can write: how much it matters to a person, and what it means."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Severity(Enum):
+    """How much an event matters."""
+
+    FAILURE = "failure"
+    """Something went wrong, or something that should have been written is missing."""
+    NOTABLE = "notable"
+    """Nothing is wrong, but a person wants to know; also what this version does not know."""
+    WASTE = "waste"
+    """No failure, but a group was generated for nothing."""
+    ROUTINE = "routine"
+    """What every run has."""
+
+
+@dataclass(frozen=True)
+class EventKind:
+    """What is known of all events of one name."""
+
+    severity: Severity
+    meaning: str
+
+
+EVENT_KINDS: dict[str, EventKind] = {
+    "run_failed": EventKind(Severity.FAILURE, "the run ended with an error"),
+    "stalled": EventKind(Severity.FAILURE, "nothing was committed or trained for a long time"),
+    "rollout_retried": EventKind(Severity.FAILURE, "a group failed and was tried again"),
+    "prompt_dropped": EventKind(Severity.FAILURE, "a prompt was given up"),
+    "step_replayed": EventKind(Severity.FAILURE, "a pass of the trainer failed and the step was done again"),
+    "train_microbatch_failed": EventKind(Severity.FAILURE, "a chunk could not be trained"),
+    "nonfinite_step_skipped": EventKind(Severity.FAILURE, "loss or gradient was not finite; the step changed nothing"),
+    "step_skipped": EventKind(Severity.FAILURE, "a step had no groups"),
+    "engine_out_of_service": EventKind(Severity.FAILURE, "an engine did not take new weights"),
+    "eval_failed": EventKind(Severity.FAILURE, "a held-out prompt could not be scored"),
+    "samples_not_kept": EventKind(Severity.FAILURE, "responses of a step are missing in samples.jsonl"),
+    "report_failed": EventKind(Severity.FAILURE, "report.html could not be written"),
+    "logger_failed": EventKind(Severity.FAILURE, "a logger raised, or did not end in time; it has no more records"),
+    "logger_behind": EventKind(Severity.FAILURE, "a logger did not keep up and began to lose records"),
+    "logger_gaps": EventKind(Severity.FAILURE, "records that a logger lost; metrics.jsonl has them"),
+    "partial_step_dropped": EventKind(Severity.NOTABLE, "the data ended in the middle of a step (data.partial_step)"),
+    "group_evicted": EventKind(Severity.WASTE, "a group became too stale in the buffer; its prompt went round again"),
+    "group_aborted": EventKind(
+        Severity.WASTE, "a group became too stale while it was generated; its prompt went round again"
+    ),
+    "group_filtered": EventKind(Severity.WASTE, "a group's rewards had no spread; another prompt took its place"),
+    "run_started": EventKind(Severity.ROUTINE, "the run began"),
+    "logger_started": EventKind(Severity.ROUTINE, "a logger is ready"),
+    "weights_published": EventKind(Severity.ROUTINE, "the engines serve new weights"),
+    "checkpoint_saved": EventKind(Severity.ROUTINE, "a checkpoint is complete"),
+    "run_ended": EventKind(Severity.ROUTINE, "the run ended"),
+}
+"""By name. `docs/metrics.md` names the same ones."""
+
+
+def severity_of(event: str) -> Severity:
+    """How much an event matters; one that is not known is worth a look."""
+    kind = EVENT_KINDS.get(event)
+    return kind.severity if kind is not None else Severity.NOTABLE
+
+
+def meaning_of(event: str) -> str | None:
+    """What an event means; None where that is not known."""
+    kind = EVENT_KINDS.get(event)
+    return kind.meaning if kind is not None else None

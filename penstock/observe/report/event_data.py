@@ -1,0 +1,70 @@
+"""The event log as the report needs it: counted by kind while it is read, so that a long one takes no memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+MOST_CAUSES = 100
+"""Different causes that are kept of one kind; the oldest go first."""
+
+
+@dataclass
+class KindTally:
+    """All events of one name."""
+
+    count: int = 0
+    first: datetime | None = None
+    last: datetime | None = None
+    causes: dict[str, int] = field(default_factory=dict)
+    """How often each cause was given; the newest is last."""
+    forgotten: int = 0
+    """Causes that were given and are not kept."""
+
+    def add(self, time: datetime | None, cause: str | None) -> None:
+        """One more event."""
+        self.count += 1
+        self.first, self.last = self.first or time, time or self.last
+        if cause:
+            self.causes[cause] = self.causes.pop(cause, 0) + 1
+            if len(self.causes) > MOST_CAUSES:
+                del self.causes[next(iter(self.causes))]
+                self.forgotten += 1
+
+
+@dataclass
+class EventTally:
+    """All events of a run, by name, and what they say about the run itself."""
+
+    kinds: dict[str, KindTally] = field(default_factory=dict)
+    started: datetime | None = None
+    stopped_by: str | None = None
+    """Why the run ended, where it says so."""
+
+    @classmethod
+    def of(cls, events: Iterable[Mapping[str, Any]]) -> EventTally:
+        """Count events in the order they happened."""
+        tally = cls()
+        for event in events:
+            time, name = event_time(event), str(event.get("event", "?"))
+            tally.started = tally.started or time
+            if name == "run_ended":
+                tally.stopped_by = str(event.get("stopped_by"))
+            cause = event.get("cause") or event.get("reason")
+            tally.kinds.setdefault(name, KindTally()).add(time, str(cause) if cause else None)
+        return tally
+
+    def count(self, name: str) -> int:
+        """How many events of this name there were."""
+        return self.kinds[name].count if name in self.kinds else 0
+
+
+def event_time(event: Mapping[str, Any]) -> datetime | None:
+    """When an event happened; a time that does not say where is taken as UTC."""
+    try:
+        time = datetime.fromisoformat(str(event.get("time")))
+        return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
+    except (ValueError, OverflowError):
+        return None
