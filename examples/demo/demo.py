@@ -8,6 +8,7 @@ from __future__ import annotations
 import shutil
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from penstock.runtime.cpu import let_idle_threads_sleep
@@ -18,18 +19,18 @@ from make_model import make_demo_model  # noqa: E402 - after the threads are tol
 from picture import draw_run  # noqa: E402
 
 import penstock  # noqa: E402
+from penstock.config.models import RunConfig  # noqa: E402
 from penstock.weights.hf import silence_progress_bars  # noqa: E402
 
-HERE = Path(__file__).resolve().parent
 LEAST_EVAL_REWARD, LEAST_GAIN = 0.8, 2.0
 
 
-def main() -> int:
-    """Run the demo; 0 when the model learned what it should."""
+def run_demo(here: Path, make_model: Callable[[RunConfig], str]) -> int:
+    """Run the demo of a folder; 0 when the model learned what it should."""
     started = time.monotonic()
     silence_progress_bars()
-    config = penstock.load_config(HERE / "config.yaml", sys.argv[1:])
-    own = penstock.load_config(HERE / "config.yaml")
+    config = penstock.load_config(here / "config.yaml", sys.argv[1:])
+    own = penstock.load_config(here / "config.yaml")
     if (config.run_dir, config.model.path) != (own.run_dir, own.model.path):
         print("the demo starts from nothing each time: it does not touch folders other than its own")
         return 2
@@ -38,7 +39,7 @@ def main() -> int:
             print(f"removing {folder} of an earlier demo")
             shutil.rmtree(folder)
     print("making the model ...")
-    print(make_demo_model(config))
+    print(make_model(config))
     result = penstock.train(config)
     if result.stopped_by == "interrupted":
         print(f"interrupted after {result.summary['steps']} steps; what there is is in {result.run_dir}")
@@ -53,6 +54,8 @@ Training                     {summary["steps"]} steps, {summary["tokens_generate
 {summary["train_seconds"]:.0f} s ({time.monotonic() - started:.0f} s with everything)
 
 Everything is in {result.run_dir}:
+  report.html      a page about the run: open it in a browser
+  trace.json       its timeline: open it in Perfetto
   summary.json     how it ended
   metrics.jsonl    one line per step
   events.jsonl     weight versions, retries, drops
@@ -69,4 +72,4 @@ Try next:  .venv/bin/penstock eval {result.run_dir}"""
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_demo(Path(__file__).resolve().parent, make_demo_model))

@@ -42,7 +42,6 @@ from tests.support.tiny_models import save_tiny_model
 from tests.training.reference import row_logprobs
 from tests.training.support import chunks, gradients, relative_difference, training
 
-pytest.importorskip("trl")
 pytestmark = pytest.mark.filterwarnings("ignore:You are using 'rollout_func'")
 
 GROUPS, SAMPLES, LONGEST, VOCABULARY, EOS = 3, 4, 12, 90, 1
