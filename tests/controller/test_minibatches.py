@@ -109,8 +109,8 @@ async def test_an_update_that_cannot_be_repaired_says_that_the_weights_are_betwe
 
 async def test_updates_are_progress_to_the_watchdog() -> None:
     training = {"prompt_groups_per_step": 4, "min_groups_per_chunk": 4, "minibatches_per_step": 4}
-    failure = {"stall_seconds": 0.25, "on_stall": "stop", "backoff_seconds": 0}
+    failure = {"stall_seconds": 1.0, "on_stall": "stop", "backoff_seconds": 0}
     config = scripted_config(training=training, rollout={"failure": failure})
-    run = ScriptedRun(config, prompts=4, trainer=ScriptedTrainer(chunk_seconds=lambda meta: 0.15))
+    run = ScriptedRun(config, prompts=4, trainer=ScriptedTrainer(chunk_seconds=lambda meta: 0.4))
     assert await run.run() == "data_exhausted"
     assert run.controller.training.chunks_trained == 4

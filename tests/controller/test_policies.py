@@ -64,7 +64,7 @@ async def test_nothing_is_dispatched_that_would_be_too_old_when_its_turn_comes(s
             return await super().publish_weights()
 
     trainer = SlowSync(chunk_seconds=lambda meta: 0.002 * len(meta.group_ids))
-    run = ScriptedRun(config_for(sampler), prompts=60, script=jitter, trainer=trainer)
+    run = ScriptedRun(config_for(sampler), prompts=60, trainer=trainer)
     await run.run()
     assert max(step["staleness/lag_max"] for step in run.steps) == 1
     assert run.names("group_evicted") == []
@@ -102,7 +102,7 @@ async def test_a_window_lets_generation_run_ahead_of_training() -> None:
 
 async def test_in_flight_update_gives_one_response_tokens_of_two_versions() -> None:
     def script(request: GenerationRequest) -> ScriptedResponse:
-        return ScriptedResponse(seconds=0.1 if request.prompt_ids[0] == 4 else 0.0, token_ids=(3, 4, 5))
+        return ScriptedResponse(seconds=1.0 if request.prompt_ids[0] == 4 else 0.0, token_ids=(3, 4, 5))
 
     run = ScriptedRun(
         config_for({"kind": "windowed", "max_staleness": 2}, weights={"update": "in_flight"}), prompts=8, script=script
