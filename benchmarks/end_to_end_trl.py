@@ -39,6 +39,8 @@ LETTERS = string.ascii_lowercase[:12]
 WORD_LETTERS = (4, 12)
 LEARNING_RATE = 5e-4
 COLON, EOS = ":", "<eos>"
+LIMIT_SECONDS = 600
+"""Of one run: threads of TRL that spin can nearly stand still on a busy machine."""
 
 
 def letters_reward(prompt: str, response: str, answer: str | None = None) -> float:
@@ -235,7 +237,11 @@ class Contender:
         """A run in a process of its own."""
         command = [sys.executable, __file__, "--contender", self.name, "--folder", folder, "--model", model]
         command += ["--steps", steps, "--seed", seed]
-        done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
+        words = [str(part) for part in command]
+        try:
+            done = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_SECONDS)
+        except subprocess.TimeoutExpired:
+            raise SystemExit(f"{self.name} did not end within {LIMIT_SECONDS} s: the machine is too busy") from None
         if done.returncode:
             raise SystemExit(f"{self.name} failed:\n{done.stdout}{done.stderr}")
         return Outcome(**json.loads(done.stdout.splitlines()[-1]))
