@@ -51,6 +51,8 @@ class RuntimeConfig(Section):
     """CPU threads of the engine's mathematics; 0 means half of the cores."""
     trainer_threads: Annotated[int, Field(ge=0, le=1024)] = 0
     """CPU threads of the trainer's mathematics; 0 means half of the cores."""
+    trainer_lanes: Annotated[int, Field(ge=0, le=64)] = 0
+    """Microbatches that a trainer on the CPU computes side by side, each with `trainer_threads`; 0 fills the cores."""
 
 
 class CheckpointConfig(Section):

@@ -19,7 +19,7 @@ from penstock.rollout.environments.factory import make_environment
 from penstock.rollout.handle import HFTokenizer
 from penstock.rollout.manager import PARTITION, RolloutManager, RolloutSettings
 from penstock.rollout.prompts import PromptStream
-from penstock.runtime.cpu import threads_for_half
+from penstock.runtime.cpu import lanes_for_rest, threads_for_half
 from penstock.training.interface import Trainer
 from penstock.training.workers.local import LocalTrainer
 from penstock.weights.hf import load_model, load_tokenizer, pick_device, silence_progress_bars
@@ -130,6 +130,7 @@ def build_training(config: RunConfig, serving: Serving) -> Training:
         seed=config.seed,
     )
     steps = planned_steps(config, len(stream))
+    threads = threads_for_half(config.runtime.trainer_threads)
     settings = RolloutSettings(
         config.rollout.group_size, serving.sampling, config.seed, config.rollout.generation_timeout_seconds
     )
@@ -143,11 +144,26 @@ def build_training(config: RunConfig, serving: Serving) -> Training:
             config.algorithm,
             config.training,
             temperature=config.rollout.sampling.temperature,
-            threads=threads_for_half(config.runtime.trainer_threads),
+            threads=threads,
+            lanes=_trainer_lanes(config, serving.model, threads),
         ),
         buffer=ReplayBuffer(sampler, config.buffer.max_buffered_groups),
         data_plane=data_plane,
     )
+
+
+def _trainer_lanes(config: RunConfig, model: Any, threads: int) -> int:
+    """A GPU computes one microbatch at a time."""
+    if model.device.type == "cpu":
+        return lanes_for_rest(config.runtime.trainer_lanes, threads)
+    if config.runtime.trainer_lanes > 1:
+        raise ConfigError(
+            [
+                f"runtime.trainer_lanes: {config.runtime.trainer_lanes} lanes are for trainers on the CPU; "
+                f"leave it at 0 on {model.device}"
+            ]
+        )
+    return 1
 
 
 def _sampling(config: RunConfig, tokenizer: Any, model: Any) -> SamplingParams:

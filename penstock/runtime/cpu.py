@@ -24,6 +24,11 @@ def threads_for_half(setting: int) -> int:
     return setting or max(1, usable_cores() // 2)
 
 
+def lanes_for_rest(setting: int, threads: int) -> int:
+    """How many of a worker's pieces run side by side: the setting, or as many as fill the cores where it is 0."""
+    return setting or max(1, usable_cores() // threads)
+
+
 def take_threads(count: int) -> None:
     """Give the calling thread's mathematics so many CPU threads; whoever started it calls `keep_own_threads` then.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -51,6 +51,18 @@ class PolicyOptimizer:
         for name, parameter in self._parameters.items():
             parameter.grad = None
             self._masters[name].grad = None
+
+    @property
+    def parameters(self) -> tuple[nn.Parameter, ...]:
+        """What is trained."""
+        return tuple(self._parameters.values())
+
+    def add_gradients(self, gradients: Sequence[Tensor | None]) -> None:
+        """Accumulate gradients of `parameters` that were computed apart from them, as a backward pass would."""
+        for master, gradient in zip(self._masters.values(), gradients, strict=True):
+            if gradient is not None:
+                gradient = gradient.to(master.dtype)
+                master.grad = gradient if master.grad is None else master.grad.add_(gradient)
 
     def scale_gradients(self, factor: float) -> None:
         """Multiply all gradients."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
-from contextlib import nullcontext
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -40,6 +42,7 @@ class Policy:
         if temperature <= 0:
             raise SetupError(f"rollout.sampling.temperature: {temperature} has no gradient; training needs more than 0")
         self._adapter = LoraAdapter.of(model)
+        self._switch = threading.Lock()
         self.model = (model if self._adapter is None else self._adapter.model).eval()
         self._lm = CausalLM(self.model)
         self._temperature = temperature
@@ -67,8 +70,17 @@ class Policy:
         """The same under the weights that the model had when the policy was made; with LoRA, under the base model's."""
         if self._reference_lm is None:
             raise SetupError("there is no reference policy: it is kept only where algorithm.kl.coefficient is above 0")
-        with torch.no_grad(), nullcontext() if self._adapter is None else self._adapter.disabled():
+        with torch.no_grad(), self._without_adapter():
             return self._logprobs(self._reference_lm, microbatch)
+
+    @contextmanager
+    def _without_adapter(self) -> Iterator[None]:
+        """The base model, where there is an adapter; one pass at a time, as the switch is the whole model's."""
+        if self._adapter is None:
+            yield
+            return
+        with self._switch, self._adapter.disabled():
+            yield
 
     def _kept_reference(self) -> CausalLM:
         """A copy of the model as it is; an adapted model is its own reference, with the adapter off."""

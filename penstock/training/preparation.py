@@ -13,6 +13,7 @@ from penstock.config.training import TrainingConfig
 from penstock.data_plane import fields
 from penstock.data_plane.client import SampleBatch
 from penstock.data_plane.columns import Column, JaggedColumn
+from penstock.runtime.lanes import Lanes
 from penstock.training.batching import Microbatch, Rows, build_microbatch
 from penstock.training.packing import Batching, Plan, plan_microbatches
 from penstock.training.policy import Policy
@@ -25,8 +26,9 @@ PREPARED_FROM = (fields.INPUT_IDS, fields.TOKEN_MASK)
 class LogprobPasses:
     """Cuts rows into microbatches and runs a policy over them, as `training` says; keeps no state of a step."""
 
-    def __init__(self, policy: Policy, training: TrainingConfig) -> None:
+    def __init__(self, policy: Policy, training: TrainingConfig, lanes: Lanes) -> None:
         self._policy = policy
+        self._lanes = lanes
         self._training = training
         self._batching = Batching(training.batching)
 
@@ -35,17 +37,24 @@ class LogprobPasses:
         lengths: list[int] = rows.lengths_R.tolist()
         chosen = [index for index in indices if lengths[index] > 0]
         plan = plan_microbatches(
-            [lengths[index] for index in chosen], self._training.max_tokens_per_microbatch, self._batching
+            [lengths[index] for index in chosen],
+            self._training.max_tokens_per_microbatch,
+            self._batching,
+            lanes=self._lanes.count,
         )
         return tuple(tuple(chosen[place] for place in microbatch) for microbatch in plan)
 
     def logprobs(self, policy: Callable[[Microbatch], tuple[Tensor, Tensor]], rows: Rows) -> Tensor:
         """Log-probs of all tokens of all rows; 0 for each row's first token."""
         logprobs_S = torch.zeros(rows.ids_S.shape[0], dtype=self._policy.exact_dtype)
-        with torch.no_grad():
-            for indices in self.plan(rows, range(len(rows.lengths_R))):
-                microbatch = build_microbatch(rows, indices, self._batching).to(self._policy.device)
-                logprobs_S[microbatch.sources_T] = policy(microbatch)[0].cpu()
+
+        @torch.no_grad()
+        def pass_over(indices: Sequence[int]) -> tuple[Tensor, Tensor]:
+            microbatch = build_microbatch(rows, indices, self._batching).to(self._policy.device)
+            return microbatch.sources_T, policy(microbatch)[0].cpu()
+
+        for sources_T, logprobs_T in self._lanes.map(pass_over, self.plan(rows, range(len(rows.lengths_R)))):
+            logprobs_S[sources_T] = logprobs_T
         return logprobs_S
 
     def added_columns(self, batch: SampleBatch, algorithm: AlgorithmConfig) -> dict[str, Column]:

@@ -107,7 +107,8 @@ def training(**settings: Any) -> TrainingConfig:
 def trainer(model: Any, plane: MemoryDataPlane, **settings: Any) -> LocalTrainer:
     temperature = settings.pop("temperature", 1.0)
     rules = settings.pop("algorithm", None) or algorithm()
-    return LocalTrainer(model, plane, rules, training(**settings), temperature=temperature, threads=1)
+    lanes = settings.pop("lanes", 1)
+    return LocalTrainer(model, plane, rules, training(**settings), temperature=temperature, threads=1, lanes=lanes)
 
 
 def without_float32_islands(model: Any) -> Any:

@@ -62,3 +62,49 @@ def test_equally_long_rows_are_cut_in_order(batching: Batching) -> None:
 
 def test_no_rows_make_no_microbatches() -> None:
     assert plan_microbatches([], 10, Batching.PACKED) == ()
+
+
+@given(lengths, limits, modes, st.integers(1, 4))
+def test_lanes_keep_to_the_limit(lengths: list[int], limit: int, batching: Batching, lanes: int) -> None:
+    plan = plan_microbatches(lengths, limit, batching, lanes=lanes)
+    assert sorted(row for rows in plan for row in rows) == list(range(len(lengths)))
+    for rows in plan:
+        assert cost(rows, lengths, batching) <= limit or (len(rows) == 1 and lengths[rows[0]] > limit)
+
+
+@pytest.mark.parametrize("batching", list(Batching))
+@pytest.mark.parametrize(("limit", "sizes"), [(8192, [16, 16]), (2400, [16, 16]), (1024, [8, 8, 8, 8])])
+def test_every_lane_has_as_much_to_do(batching: Batching, limit: int, sizes: list[int]) -> None:
+    plan = plan_microbatches([73] * 32, limit, batching, lanes=2)
+    assert [len(rows) for rows in plan] == sizes
+
+
+def test_small_batches_are_not_cut_up_for_the_lanes() -> None:
+    assert len(plan_microbatches([10] * 40, 8192, Batching.PADDED, lanes=4)) == 1
+
+
+def test_rows_of_very_different_length_do_not_pay_for_each_other() -> None:
+    lengths = [1000, 10, 990, 12, 11]
+    assert plan_microbatches(lengths, 8192, Batching.PADDED) == ((0, 2), (1, 3, 4))
+
+
+def padded_cost(plan: Plan, lengths: list[int]) -> int:
+    return sum(cost(rows, lengths, Batching.PADDED) + 128 for rows in plan)
+
+
+@given(st.lists(st.integers(1, 300), min_size=1, max_size=9), st.integers(300, 2000))
+def test_no_other_cut_of_the_sorted_rows_is_cheaper(lengths: list[int], limit: int) -> None:
+    order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
+    cheapest = min(
+        padded_cost(cut, lengths)
+        for cut in cuts(tuple(order))
+        if all(cost(rows, lengths, Batching.PADDED) <= limit for rows in cut)
+    )
+    assert padded_cost(plan_microbatches(lengths, limit, Batching.PADDED), lengths) == cheapest
+
+
+def cuts(rows: tuple[int, ...]) -> list[Plan]:
+    """All divisions of a sequence into runs."""
+    if not rows:
+        return [()]
+    return [(rows[:size], *rest) for size in range(1, len(rows) + 1) for rest in cuts(rows[size:])]

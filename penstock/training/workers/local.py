@@ -11,6 +11,7 @@ from penstock.config.algorithm import AlgorithmConfig
 from penstock.config.training import TrainingConfig
 from penstock.data_plane.client import DataPlaneClient
 from penstock.data_plane.meta import KVBatchMeta
+from penstock.runtime.lanes import Lanes
 from penstock.runtime.local import WorkerThread
 from penstock.training.interface import ChunkResult, Prepared, StepResult, Trainer
 from penstock.training.step import StepState
@@ -38,8 +39,12 @@ class LocalTrainer(Trainer):
         temperature: float,
         version: int = 0,
         threads: int = 0,
+        lanes: int = 1,
     ) -> None:
-        self._worker = LocalWorker(model, data_plane, algorithm, training, temperature=temperature, version=version)
+        self._lanes = Lanes("trainer-lane", lanes, threads)
+        self._worker = LocalWorker(
+            model, data_plane, algorithm, training, temperature=temperature, version=version, lanes=self._lanes
+        )
         self._thread = WorkerThread("trainer", threads)
 
     @property
@@ -99,3 +104,4 @@ class LocalTrainer(Trainer):
     async def close(self) -> None:
         """End the thread once queued calls have ended."""
         await self._thread.close()
+        self._lanes.close()

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from penstock.algorithms.losses import LossSum
 from penstock.algorithms.reduction import MetricAccumulator, Normaliser
 from penstock.config.algorithm import AlgorithmConfig
 from penstock.config.training import TrainingConfig
@@ -20,6 +21,7 @@ from penstock.data_plane.columns import JaggedColumn
 from penstock.data_plane.fields import INPUT_IDS, group_of
 from penstock.data_plane.meta import KVBatchMeta
 from penstock.errors import NonFiniteError, StepStateError
+from penstock.runtime.lanes import Lanes
 from penstock.training.batching import Rows, TrainColumns, build_microbatch
 from penstock.training.checkpointing import load_trainer, save_trainer
 from penstock.training.flops import FlopCounter, peak_tflops
@@ -49,6 +51,16 @@ class _Accumulated:
     """Each microbatch's loss sum and groups, to name the guilty ones if a loss is not finite."""
 
 
+@dataclass(frozen=True)
+class _Pass:
+    """What one microbatch gave."""
+
+    loss: LossSum
+    flops: float
+    gradients: tuple[Tensor | None, ...]
+    """Empty where they were accumulated already."""
+
+
 class LocalWorker:
     """One model, its optimizer and the state of its step.
 
@@ -68,7 +80,9 @@ class LocalWorker:
         *,
         temperature: float,
         version: int = 0,
+        lanes: Lanes | None = None,
     ) -> None:
+        self._lanes = lanes or Lanes("trainer")
         self._model = model
         self._data_plane = data_plane
         self._algorithm = algorithm
@@ -84,7 +98,7 @@ class LocalWorker:
         )
         if self._batching is Batching.PACKED:
             self._policy.check_packing()
-        self._passes = LogprobPasses(self._policy, training)
+        self._passes = LogprobPasses(self._policy, training, self._lanes)
         self._optimizer = PolicyOptimizer(model, training.optimizer, training.max_steps)
         self._flops = FlopCounter.of(model)
         self._machine = StepMachine()
@@ -111,8 +125,10 @@ class LocalWorker:
             rows = Rows.of(batch)
             columns = TrainColumns.of(batch, rows)
             plan = self._passes.plan(rows, columns.trained_rows)
-            for indices in plan:
-                self._forward_backward(rows, columns, indices, meta)
+            apart = self._lanes.count > 1 and len(plan) > 1
+            passes = self._lanes.map(lambda indices: self._forward_backward(rows, columns, indices, apart=apart), plan)
+            for indices, done in zip(plan, passes, strict=True):
+                self._gather(done, tuple(dict.fromkeys(group_of(meta.sample_ids[index]) for index in indices)))
             self._wait_for_device()
             gathered, seconds = self._gathered, time.perf_counter() - started
             gathered.tokens += columns.valid_tokens
@@ -209,7 +225,8 @@ class LocalWorker:
         self._moved = False
         self._machine.reset()
 
-    def _forward_backward(self, rows: Rows, columns: TrainColumns, indices: Sequence[int], meta: KVBatchMeta) -> None:
+    def _forward_backward(self, rows: Rows, columns: TrainColumns, indices: Sequence[int], *, apart: bool) -> _Pass:
+        """One microbatch; with `apart` its gradients are handed back, not accumulated, so that lanes do not mix."""
         device = self._policy.device
         microbatch = build_microbatch(rows, indices, self._batching, columns.mask_S > 0).to(device)
         targets = target_columns(
@@ -222,12 +239,22 @@ class LocalWorker:
         )
         logprobs_T, entropy_T = self._policy.logprobs(microbatch)
         loss = policy_objective(self._algorithm, logprobs_T, entropy_T, targets)
-        loss.total.backward()  # type: ignore[no-untyped-call]
-        self._gathered.metrics.add(loss.metrics)
-        groups = tuple(dict.fromkeys(group_of(meta.sample_ids[index]) for index in indices))
-        self._gathered.losses.append((loss.total.detach(), groups))
+        gradients: tuple[Tensor | None, ...] = ()
+        if apart:
+            gradients = torch.autograd.grad(loss.total, self._optimizer.parameters, allow_unused=True)
+        else:
+            loss.total.backward()  # type: ignore[no-untyped-call]
         lengths: list[int] = rows.lengths_R.tolist()
-        self._gathered.flops += self._flops.training([lengths[index] for index in indices], logprobs_T.shape[0])
+        flops = self._flops.training([lengths[index] for index in indices], logprobs_T.shape[0])
+        return _Pass(LossSum(loss.total.detach(), loss.metrics), flops, gradients)
+
+    def _gather(self, done: _Pass, groups: tuple[str, ...]) -> None:
+        """Take in a microbatch; called in the plan's order, whichever lane was faster."""
+        if done.gradients:
+            self._optimizer.add_gradients(done.gradients)
+        self._gathered.metrics.add(done.loss.metrics)
+        self._gathered.losses.append((done.loss.total, groups))
+        self._gathered.flops += done.flops
 
     def _amounts(self, gathered: _Accumulated, seconds: float) -> dict[str, float]:
         achieved = gathered.flops / seconds / 1e12
