@@ -6,11 +6,13 @@ import asyncio
 from typing import cast
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.rollout.engines.base import FinishReason, GenerationResult
+from penstock.rollout.engines.embedded.merged import merge_for_cpu
 from penstock.rollout.engines.embedded.prefills import PrefillCache, length_chunks
 from penstock.rollout.engines.embedded.requests import Ticket
 from penstock.rollout.engines.embedded.rows import Rows
@@ -31,6 +33,25 @@ def test_the_least_recently_used_prefill_goes_first() -> None:
     assert cache.get((3,)) is c
     cache.clear()
     assert cache.get((1,)) is None
+
+
+@pytest.mark.parametrize(("bias", "width", "turned"), [(False, 8, True), (True, 8, True), (True, 1024, False)])
+def test_merged_layers_are_one_matrix_that_updates_in_place_reach(bias: bool, width: int, turned: bool) -> None:
+    """Only a small matrix is turned in memory: of a large one, weight updates would pay for it."""
+    torch.manual_seed(0)
+    first, second = torch.nn.Linear(width, 512, bias=bias), torch.nn.Linear(width, 256, bias=bias)
+    with torch.inference_mode():
+        merged, single = merge_for_cpu(first, second), merge_for_cpu(torch.nn.Linear(width, width, bias=bias))
+    hidden_BH, residual_BJ = torch.randn(3, width), torch.randn(3, 768)
+    assert (merged.weight_JH.stride(0) == 1) is turned
+    assert (single.weight_JH.stride(0) == 1) is turned
+    for _ in range(2):
+        with torch.no_grad():
+            expected_BJ = torch.cat((first(hidden_BH), second(hidden_BH)), dim=-1)
+            torch.testing.assert_close(merged(hidden_BH), expected_BJ)
+            torch.testing.assert_close(merged.add_to(residual_BJ.clone(), hidden_BH), residual_BJ + expected_BJ)
+            first.weight.copy_(torch.randn(512, width))
+            second.weight.mul_(2.0)
 
 
 @given(st.lists(st.integers(1, 3000), max_size=40))

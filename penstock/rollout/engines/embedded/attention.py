@@ -43,7 +43,9 @@ def slot_attention(
         return output_BNTD.transpose(1, 2).contiguous(), None
     if sliding_window is not None:
         mask_BK1C = _windowed(mask_BK1C, sliding_window)
-    mixed_BJ = decode_attention(query_BNTD.squeeze(2), key_BKTD, value_BKTD, mask_BK1C, scaling, softcap)
+    key_LDC, value_LCD = as_lanes(key_BKTD, value_BKTD)
+    mask_L1C = mask_BK1C.flatten(0, 1)
+    mixed_BJ = decode_attention(query_BNTD.squeeze(2), key_LDC, value_LCD, mask_L1C, scaling, softcap)
     return mixed_BJ.view(query_BNTD.shape[0], 1, query_BNTD.shape[1], -1), None
 
 
@@ -95,34 +97,36 @@ def _capped_attention(
     return scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(value.dtype) @ value
 
 
+def as_lanes(key_BKCD: Tensor, value_BKCD: Tensor) -> tuple[Tensor, Tensor]:
+    """Views with one evenly strided axis L of (row, key-value head) pairs, as `decode_attention` multiplies them."""
+    return key_BKCD.flatten(0, 1).transpose(1, 2), value_BKCD.flatten(0, 1)
+
+
 def decode_attention(
     query_BND: Tensor,
-    key_BKCD: Tensor,
-    value_BKCD: Tensor,
-    mask_BK1C: Tensor,
+    key_LDC: Tensor,
+    value_LCD: Tensor,
+    mask_L1C: Tensor,
     scaling: float | None,
     softcap: float | None = None,
 ) -> Tensor:
     """One query token per row over the row's slot; gives `[B, N * D]`. The mask is contiguous and additive."""
     rows, heads, depth = query_BND.shape
-    kv_heads, width = key_BKCD.shape[1], key_BKCD.shape[2]
-    query_BKGD = query_BND.reshape(rows, kv_heads, heads // kv_heads, depth)
+    query_LGD = query_BND.reshape(value_LCD.shape[0], -1, depth)
     if softcap is not None:
-        output_BKGD = _capped_attention(query_BKGD, key_BKCD, value_BKCD, mask_BK1C, scaling, softcap)
-        return output_BKGD.reshape(rows, heads * depth)
-    if query_BND.device.type != "cpu" or query_BND.dtype not in (torch.float32, torch.float64):
-        output_BKGD = F.scaled_dot_product_attention(
-            query_BKGD, key_BKCD, value_BKCD, attn_mask=mask_BK1C, scale=scaling
+        output_LGD = _capped_attention(query_LGD, key_LDC.transpose(1, 2), value_LCD, mask_L1C, scaling, softcap)
+    elif query_BND.device.type == "cpu" and query_BND.dtype in (torch.float32, torch.float64):
+        alpha = depth**-0.5 if scaling is None else scaling
+        scores_LGC = torch.baddbmm(mask_L1C, query_LGD, key_LDC, alpha=alpha)
+        output_LGD = torch.bmm(scores_LGC.softmax(-1), value_LCD)
+    else:
+        query_BKGD, key_BKDC, value_BKCD, mask_BK1C = (
+            torch.unflatten(side, 0, (rows, -1)) for side in (query_LGD, key_LDC, value_LCD, mask_L1C)
         )
-        return output_BKGD.reshape(rows, heads * depth)
-    # The (row, key-value head) pairs are one evenly strided batch axis L, so nothing of the cache is copied here.
-    scores_LGC = torch.baddbmm(
-        mask_BK1C.view(-1, 1, width),
-        query_BKGD.reshape(-1, heads // kv_heads, depth),
-        key_BKCD.flatten(0, 1).transpose(1, 2),
-        alpha=depth**-0.5 if scaling is None else scaling,
-    )
-    return torch.bmm(scores_LGC.softmax(-1), value_BKCD.flatten(0, 1)).view(rows, heads * depth)
+        output_LGD = F.scaled_dot_product_attention(
+            query_BKGD, key_BKDC.transpose(2, 3), value_BKCD, attn_mask=mask_BK1C, scale=scaling
+        )
+    return output_LGD.reshape(rows, heads * depth)
 
 
 AttentionInterface.register(SLOT_ATTENTION, slot_attention)

@@ -37,7 +37,7 @@ class Rows:
         self.temperature_S = np.ones(slots, dtype=np.float32)
         self.top_k_S = np.zeros(slots, dtype=np.int64)
         self.top_p_S = np.ones(slots, dtype=np.float32)
-        self.stops_SX = np.full((slots, 1), -1, dtype=np.int64)
+        self.stops_SX = np.full((slots, 0), -1, dtype=np.int64)
         self._uniforms_SU = np.zeros((slots, _UNIFORMS))
         self._next_uniform_S = np.zeros(slots, dtype=np.int64)
         self._generators: list[np.random.Generator | None] = []
@@ -94,13 +94,15 @@ class Rows:
         self, tokens_B: NDArray[np.int64], logprobs_B: NDArray[np.floating], rows_B: NDArray[np.integer] | None = None
     ) -> NDArray[np.integer]:
         """Add one token to every active row, or to those given; gives the rows that ended, the last one first."""
+        place = slice(0, self.count) if rows_B is None else rows_B  # a slice reads and writes without a copy
         rows_B = self._row_S[: self.count] if rows_B is None else rows_B
-        position_B = self.feed_2S[1, rows_B] + 1
-        self.feed_2S[0, rows_B], self.feed_2S[1, rows_B] = tokens_B, position_B
+        position_B = self.feed_2S[1, place] + 1
+        self.feed_2S[0, place], self.feed_2S[1, place] = tokens_B, position_B
         self.tokens_SC[rows_B, position_B] = tokens_B
         self.logprobs_SC[rows_B, position_B] = logprobs_B
-        stopped_B = (tokens_B[:, None] == self.stops_SX[rows_B]).any(axis=1)
-        ended_B = (position_B + 1 >= self.end_S[rows_B]) | stopped_B
+        ended_B = position_B + 1 >= self.end_S[place]
+        if self.stops_SX.shape[1]:
+            ended_B |= (tokens_B[:, None] == self.stops_SX[place]).any(axis=1)
         return np.sort(rows_B[ended_B])[::-1]
 
     def generated(self, row: int) -> int:

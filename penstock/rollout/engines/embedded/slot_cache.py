@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache
 
 from penstock.errors import SetupError
+from penstock.rollout.engines.embedded.attention import as_lanes
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,6 @@ class SlotCache(Cache):  # type: ignore[misc]
     def __init__(self, shape: KVShape, slots: int, max_context: int) -> None:
         super().__init__(layers=[])
         self.shape, self._slots, self._context = shape, slots, max_context
-        self._window = (slice(0, 0), slice(None), slice(0, 0))
         self.allocate()
 
     def allocate(self) -> None:
@@ -70,6 +70,7 @@ class SlotCache(Cache):  # type: ignore[misc]
         lanes_SK = torch.arange(self._slots * shape.heads, device=shape.device).view(self._slots, shape.heads)
         self._offset_SK = lanes_SK * self._context
         self._target_I = torch.empty(0, dtype=torch.long, device=shape.device)
+        self._set_window(0, 0, 0)
 
     @property
     def kv_ZSKCD(self) -> Tensor:
@@ -80,25 +81,38 @@ class SlotCache(Cache):  # type: ignore[misc]
         """Give the memory back; `allocate` before the next use."""
         self._kv_ZSKCD = torch.empty(0)
         self._sides_SKCD, self._flat_ID = [], []
+        self._set_window(0, 0, 0)
 
     def begin_step(self, first: int, width: int, positions_B: Tensor) -> None:
         """The next forward writes `positions_B` of the rows from `first` on, and attends to `width` positions."""
-        rows = slice(first, first + positions_B.shape[0])
-        self._window = (rows, slice(None), slice(0, width))
-        self._target_I = (self._offset_SK[rows] + positions_B.unsqueeze(-1)).view(-1)
+        rows = positions_B.shape[0]
+        if self._window != (first, rows, width):
+            self._set_window(first, rows, width)
+        self._target_I = (self._offset_SK[first : first + rows] + positions_B.unsqueeze(-1)).view(-1)
+
+    def _set_window(self, first: int, rows: int, width: int) -> None:
+        """Make the views of a step; the next steps mostly have the same."""
+        self._window = (first, rows, width)
+        self._views_BKCD = [side[first : first + rows, :, :width] for side in self._sides_SKCD]
+        self._lanes = [as_lanes(*sides) for sides in zip(self._views_BKCD[0::2], self._views_BKCD[1::2], strict=True)]
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[Tensor, Tensor]:
         """Called by the model's attention layers with `[B, K, 1, D]`."""
-        depth, z = self.shape.head_dim, 2 * layer_idx
-        self._flat_ID[z].index_copy_(0, self._target_I, key_states.reshape(-1, depth))
-        self._flat_ID[z + 1].index_copy_(0, self._target_I, value_states.reshape(-1, depth))
-        return self._sides_SKCD[z][self._window], self._sides_SKCD[z + 1][self._window]
+        self.lanes_after(layer_idx, key_states, value_states)
+        return self._views_BKCD[2 * layer_idx], self._views_BKCD[2 * layer_idx + 1]
+
+    def lanes_after(self, layer: int, key_BKD: Tensor, value_BKD: Tensor) -> tuple[Tensor, Tensor]:
+        """Write one position per row; gives the layer's keys `[L, D, C]` and values `[L, C, D]` (see `as_lanes`)."""
+        depth, z = self.shape.head_dim, 2 * layer
+        self._flat_ID[z].index_copy_(0, self._target_I, key_BKD.reshape(-1, depth))
+        self._flat_ID[z + 1].index_copy_(0, self._target_I, value_BKD.reshape(-1, depth))
+        return self._lanes[layer]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Positions differ by row and are given explicitly, so this is only asked for by models that log it."""
-        return int(self._window[2].stop)
+        return self._window[2]
 
     def write_prefix(self, start: int, count: int, prefix_ZKTD: Tensor) -> None:
         """Copy one prefix into `count` rows."""
