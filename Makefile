@@ -4,7 +4,7 @@ PY := .venv/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check -q
 STAMP := .venv/.installed
 
-.PHONY: install demo demo-tools test lint bench clean
+.PHONY: install demo demo-tools test test-all lint bench clean
 
 install: $(STAMP)
 
@@ -30,7 +30,11 @@ lint: install
 	$(PY) -m mypy
 
 test: lint
-	$(PY) -m pytest tests
+	$(PY) -m pytest tests -m "not long"
+
+# Real processes that are killed again and again, and the like: minutes each.
+test-all: install
+	$(PY) -m pytest tests -m long
 
 bench: install
 	@for script in benchmarks/*.py; do echo "== $$script"; $(PY) $$script --quick || exit 1; done

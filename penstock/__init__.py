@@ -16,6 +16,7 @@ _LAZY = {
     "load_config": "penstock.config.loading",
     "RunConfig": "penstock.config.models",
     "train": "penstock.run.train",
+    "resume": "penstock.run.train",
     "RunResult": "penstock.run.train",
     "SingleController": "penstock.controller.controller",
     "ReplayBuffer": "penstock.buffer.replay_buffer",
@@ -37,6 +38,7 @@ if TYPE_CHECKING:  # for type checkers, which cannot follow the lazy names below
     from penstock.data_plane.meta import KVBatchMeta as KVBatchMeta
     from penstock.errors import PenstockError as PenstockError
     from penstock.run.train import RunResult as RunResult
+    from penstock.run.train import resume as resume
     from penstock.run.train import train as train
 
 

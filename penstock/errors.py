@@ -67,6 +67,10 @@ class BufferStateError(PenstockError):
     """A replay-buffer call on a slot whose state does not allow it."""
 
 
+class LedgerError(PenstockError):
+    """A prompt would end twice, or a saved ledger is not of this data."""
+
+
 class EngineError(PenstockError):
     """The generation engine failed or is gone."""
 
@@ -93,8 +97,18 @@ class EnvironmentFailure(PenstockError):
     failure_kind = FailureKind.DATA
 
 
+class RewardWorkerLost(EnvironmentFailure):
+    """A process that computed rewards was killed from outside, or never got ready; the reward has no part in it."""
+
+    failure_kind = FailureKind.INFRA
+
+
 class EnvironmentTimeout(EnvironmentFailure):
     """The environment took longer than `rollout.environment.timeout_seconds`."""
+
+
+class EvaluationError(PenstockError):
+    """An evaluation found nothing: none of its responses could be scored."""
 
 
 class WeightSyncError(PenstockError):

@@ -13,6 +13,7 @@ import penstock
 
 PACKAGE = Path(__file__).parents[1] / "penstock"
 LAYERS = (
+    "__main__",
     "cli",
     "run",
     "sharing",

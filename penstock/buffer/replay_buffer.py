@@ -297,16 +297,18 @@ class ReplayBuffer:
 
     # Checkpoint
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, *, with_ready: bool = True) -> dict[str, Any]:
         """Clock, counts and READY slots as JSON. Take it between steps, after `advance`.
 
-        Groups under way are not in it, nor those selected for an open step: their prompts are dispatched again, so
-        their units of quota count as returned.
+        Groups under way are not in it, nor those selected for an open step, nor, unless `with_ready`, the ready ones:
+        their prompts are dispatched again, so their units of quota count as returned.
         """
         quota = Quota(self.dispatched, self.returned, self._quota.by_target)
-        for slot in (*self.slots(SlotState.RESERVED), *self._open_step.values()):
-            quota.give_back(slot.target_step)
         ready = self.slots(SlotState.READY)
+        again = (*self.slots(SlotState.RESERVED), *self._open_step.values(), *(() if with_ready else ready))
+        for slot in again:
+            quota.give_back(slot.target_step)
+        ready = ready if with_ready else []
         return BufferState.of(self._clock, quota, ready, self._next_sequence, self._next_ready_order).to_json()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

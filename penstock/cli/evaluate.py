@@ -17,7 +17,15 @@ Target = Annotated[
 ]
 
 
-def evaluate(target: Target, overrides: Overrides = None, as_json: Json = False) -> None:
+Checkpoint = Annotated[
+    str | None,
+    typer.Option(
+        "--checkpoint", metavar="NAME", help="Of a run: step_N, or best (checkpoint.best_metric).", show_default=False
+    ),
+]
+
+
+def evaluate(target: Target, overrides: Overrides = None, checkpoint: Checkpoint = None, as_json: Json = False) -> None:
     """Evaluate a model on the held-out prompts.
 
     A settings file evaluates the model it names; the folder of a run evaluates that run's newest checkpoint.
@@ -25,7 +33,8 @@ def evaluate(target: Target, overrides: Overrides = None, as_json: Json = False)
     \b
     Example:
       penstock eval run.yaml
-      penstock eval runs/default data.eval_size=256
+      penstock eval runs/default --checkpoint best
+      penstock eval runs/default eval.greedy=false eval.samples_per_prompt=8 "eval.pass_at=[1,8]"
     """
     with reported(as_json):
         from penstock.config.loading import load_config
@@ -33,11 +42,13 @@ def evaluate(target: Target, overrides: Overrides = None, as_json: Json = False)
         run_dir = Path(target) if Path(target).is_dir() else None
         if run_dir is not None and not (run_dir / "config.yaml").is_file():
             raise ConfigError(["is not the folder of a run: it has no config.yaml"], source=target)
+        if checkpoint is not None and run_dir is None:
+            raise ConfigError(["is a settings file: --checkpoint needs the folder of a run"], source=target)
         settings = load_config(run_dir / "config.yaml" if run_dir else target, overrides or [])
         find_local_modules()
         from penstock.run.evaluate import evaluate as run_evaluation
 
-        figures = run_evaluation(settings, run_dir)
+        figures = run_evaluation(settings, run_dir, checkpoint)
         if as_json:
             print_json(figures)
         else:

@@ -14,7 +14,9 @@ from penstock.cli.doctor import doctor
 from penstock.cli.errors import INTERRUPTED
 from penstock.cli.evaluate import evaluate
 from penstock.cli.report import report
+from penstock.cli.resume import resume
 from penstock.cli.train import train
+from penstock.cli.verify import verify
 from penstock.runtime.cpu import let_idle_threads_sleep
 
 app = typer.Typer(
@@ -46,12 +48,15 @@ def _root(
       penstock doctor
       penstock config check run.yaml
       penstock train run.yaml training.max_steps=20
+      penstock resume runs/default
       penstock report runs/default
     """
 
 
 app.command("train")(train)
+app.command("resume")(resume)
 app.command("eval")(evaluate)
+app.command("verify")(verify)
 app.command("report")(report)
 app.add_typer(config_app, name="config")
 app.command("doctor")(doctor)

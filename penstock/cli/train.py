@@ -2,39 +2,58 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
 from penstock.cli.arguments import ConfigFile, Json, Overrides, find_local_modules
-from penstock.cli.errors import INTERRUPTED, reported
-from penstock.cli.output import print_figures, print_json
+from penstock.cli.errors import reported
+from penstock.cli.results import print_result
+from penstock.errors import ConfigError
+
+_ROLLOUTS_ONLY = ("training.backend=none", "rollout.record=true")
+_NO_EVALUATION = ("eval.at_start=false", "eval.at_end=false", "eval.every_steps=null")
 
 
-def train(config: ConfigFile, overrides: Overrides = None, as_json: Json = False) -> None:
+def train(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    as_json: Json = False,
+    rollouts_only: Annotated[bool, typer.Option("--rollouts-only", help="Record rollouts, train nothing.")] = False,
+    rollouts_from: Annotated[
+        str | None, typer.Option(metavar="RUN_DIR", help="Train on recorded rollouts, without an engine.")
+    ] = None,
+) -> None:
     """Train a model.
 
     Everything the run writes goes to the folder `run_dir`. With --json, progress is not shown and the summary is
     printed at the end. Ctrl-C drops the open step (or ends it, if its optimizer has begun), saves a checkpoint and
-    ends; a second one ends at once.
+    ends; a second one ends at once. `penstock resume` goes on from the checkpoint.
 
     \b
     Example:
       penstock train run.yaml
       penstock train run.yaml training.max_steps=20 'sampler={kind: windowed, max_staleness: 2}'
+      penstock train run.yaml --rollouts-from runs/recorded run_dir=runs/replay
     """
     with reported(as_json):
         from penstock.config.loading import load_config
 
         quiet = ["observe.console=off"] if as_json else []
-        settings = load_config(config, [*(overrides or []), *quiet])
+        flags = _flag_settings(rollouts_only, rollouts_from)
+        settings = load_config(config, [*flags, *(overrides or []), *quiet])
+        if rollouts_from is not None and not as_json:
+            typer.echo("--rollouts-from: there is no engine, so evaluation is off", err=True)
         find_local_modules()
         from penstock.run.train import train as run_training
 
-        result = run_training(settings)
-        if as_json:
-            content = {"run_dir": str(result.run_dir), "stopped_by": result.stopped_by, "summary": result.summary}
-            print_json(content)
-        else:
-            figures = {"run_dir": str(result.run_dir), "stopped_by": result.stopped_by, **result.summary}
-            print_figures("Training ended", figures)
-        if result.stopped_by == "interrupted":
-            raise typer.Exit(INTERRUPTED)
+        print_result(run_training(settings), as_json=as_json)
+
+
+def _flag_settings(rollouts_only: bool, rollouts_from: str | None) -> list[str]:
+    """The settings that the flags are short for; those given by name come after them and win."""
+    if rollouts_only and rollouts_from is not None:
+        raise ConfigError(["--rollouts-only generates rollouts and --rollouts-from reads them; give one of the two"])
+    if rollouts_from is not None:
+        return [f"rollout.replay_from={rollouts_from}", "rollout.record=false", *_NO_EVALUATION]
+    return list(_ROLLOUTS_ONLY) if rollouts_only else []

@@ -63,7 +63,13 @@ class CheckpointConfig(Section):
     at_end: bool = True
     """Save when the run ends."""
     keep_latest: PositiveInt = 2
-    """How many checkpoints are kept."""
+    """How many of the latest checkpoints are kept."""
+    keep_best: NonNegativeInt = 0
+    """How many checkpoints with the best `best_metric` are kept besides the latest."""
+    best_metric: str = "eval/reward_mean"
+    """With `keep_best`: the metric, as in `metrics.jsonl`; a checkpoint has the last value known at its step."""
+    best_is: Literal["highest", "lowest"] = "highest"
+    """With `keep_best`: which values of `best_metric` are good ones."""
 
 
 class EvalConfig(Section):
@@ -73,8 +79,16 @@ class EvalConfig(Section):
     """Evaluate the initial weights."""
     at_end: bool = True
     """Evaluate the final weights."""
+    every_steps: PositiveInt | None = None
+    """Evaluate after every so many steps as well; rollouts go on meanwhile, the trainer waits."""
     greedy: bool = True
     """Take the likeliest token instead of sampling."""
+    samples_per_prompt: PositiveInt = 1
+    """Responses per held-out prompt; more than one needs `greedy: false`."""
+    pass_at: list[PositiveInt] = Field(default_factory=list)
+    """For each k here `eval/pass@k`: the chance that one of k responses passes, estimated without bias."""
+    pass_reward: float = 1.0
+    """A response with at least this reward passes."""
     max_new_tokens: PositiveInt | None = None
     """Longest response; by default that of training."""
 

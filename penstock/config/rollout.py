@@ -110,3 +110,8 @@ class RolloutConfig(Section):
     """How many prompt groups may be in generation or reward at the same time."""
     generation_timeout_seconds: PositiveFloat = 600.0
     """A generation request that takes longer is an INFRA failure."""
+    record: bool = False
+    """Write every group's rows to `rollouts/` in the run directory, to be trained on again with `replay_from`."""
+    replay_from: str | None = None
+    """Run directory with recorded rollouts: groups come from there, in order of dispatch, and there is no engine; the
+    prompts of `data`, `rollout.environment` and `rollout.engine` have no part in it."""

@@ -9,6 +9,8 @@ from pydantic import BaseModel
 
 from penstock.config.algorithm_rules import algorithm_rules, idle_algorithm_settings
 from penstock.config.environment_rules import environment_rules, idle_environment_settings
+from penstock.config.eval_rules import eval_rules, idle_eval_settings
+from penstock.config.recording_rules import recording_rules
 
 if TYPE_CHECKING:
     from penstock.config.models import RunConfig
@@ -24,6 +26,8 @@ def contradictions(config: RunConfig) -> list[str]:
         *algorithm_rules(config),
         *_deterministic_rules(config),
         *environment_rules(config),
+        *eval_rules(config),
+        *recording_rules(config),
         *_section_rules(config),
         *(f"{key}: {reason}" for key, reason in idle_settings(config).items() if _is_set(config, key)),
     ]
@@ -45,7 +49,7 @@ def idle_settings(config: RunConfig) -> dict[str, str]:
     if config.model.lora is not None and config.model.lora.path is not None:
         for name in ("rank", "alpha", "target_modules"):
             idle[f"model.lora.{name}"] = "comes from the adapter in model.lora.path; remove it"
-    idle |= idle_environment_settings(config) | idle_algorithm_settings(config)
+    idle |= idle_environment_settings(config) | idle_algorithm_settings(config) | idle_eval_settings(config)
     return idle
 
 

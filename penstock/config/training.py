@@ -32,11 +32,26 @@ class OptimizerConfig(Section):
     """Gradients are clipped to this global norm."""
 
 
+class EarlyStopConfig(Section):
+    """When a run has learnt enough, or no longer learns."""
+
+    metric: str = "eval/reward_mean"
+    """A metric as in `metrics.jsonl`; judged each time it has a value."""
+    good_is: Literal["highest", "lowest"] = "highest"
+    """Which values are good ones."""
+    reached: float | None = None
+    """Stop when the metric is at least (with `lowest`: at most) this."""
+    patience: PositiveInt | None = None
+    """Stop when so many values in a row were no better than the best before them."""
+    min_change: NonNegativeFloat = 0.0
+    """By how much a value must be better to count as better."""
+
+
 class TrainingConfig(Section):
     """The trainer."""
 
-    backend: Literal["local"] = "local"
-    """`local`: one process, CPU or one GPU."""
+    backend: Literal["local", "none"] = "local"
+    """`local`: one process, CPU or one GPU. `none`: nothing is trained; with `rollout.record`, rollouts only."""
     prompt_groups_per_step: PositiveInt = 8
     """N: groups one optimizer step consumes."""
     min_groups_per_chunk: PositiveInt = 1
@@ -57,6 +72,8 @@ class TrainingConfig(Section):
     """Stop after this many steps; without it the data decides."""
     max_minutes: PositiveFloat | None = None
     """Stop, with a checkpoint, after this many minutes."""
+    early_stop: EarlyStopConfig | None = None
+    """Stop, with a checkpoint, by a metric."""
     train_attempts: PositiveInt = 2
     """How often a step whose forward or backward pass raised is tried in all."""
     nonfinite: Literal["skip", "stop"] = "stop"

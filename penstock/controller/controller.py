@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+from penstock.buffer.slots import SlotState
 from penstock.config.models import RunConfig
 from penstock.controller.advantage_pump import AdvantagePump
 from penstock.controller.drops import DropBook
 from penstock.controller.dynamic_sampling import DynamicSampling
+from penstock.controller.failure_totals import failure_totals
+from penstock.controller.ledger import Ledger
 from penstock.controller.minibatches import Minibatches
 from penstock.controller.parts import Parts
 from penstock.controller.recording import Recording
-from penstock.controller.rollout_pump import RolloutPump
+from penstock.controller.rollout_pump import RolloutProgress, RolloutPump
+from penstock.controller.snapshot import ControllerSnapshot, ControllerState
 from penstock.controller.throughput import Throughput
 from penstock.controller.train_pump import FinishedStep, TrainPump, TrainPumpSettings
 from penstock.controller.watchdog import Watchdog
 from penstock.controller.weight_sync import WeightSync
 from penstock.controller.work_queue import WorkQueue
+from penstock.data_plane.meta import KVBatchMeta
+from penstock.errors import SetupError
+from penstock.rollout.engines.base import GenerationEngine
+from penstock.rollout.manager import PARTITION
 from penstock.training.targets import needs_preparation, sequence_metrics
 
 AfterStep = Callable[[int, dict[str, float]], Awaitable[None]]
@@ -37,13 +44,16 @@ class SingleController:
         self._parts = parts
         self._after_step = after_step
         self._max_minutes = config.training.max_minutes
+        self._deterministic = config.deterministic
+        self._restored = False
         self._stop_reason: str | None = None
         self._stopping = asyncio.Event()
         self._throughput = Throughput(parts.engines)
         self.drops = DropBook(config.rollout.failure, config.training.prompt_groups_per_step, parts.events)
         recording = Recording(parts.timeline, parts.buffer, parts.engines)
-        work = WorkQueue(parts.stream, parts.buffer)
-        self.rollouts = RolloutPump(parts, work, self.drops, config.rollout, recording)
+        self.ledger = Ledger(parts.stream, parts.record_end)
+        work = WorkQueue(self.ledger, parts.buffer)
+        self.rollouts = RolloutPump(parts, self.ledger, work, self.drops, config.rollout, recording)
         self.advantages = AdvantagePump(
             parts.data_plane, config.algorithm, config.rollout.sampling.max_new_tokens, parts.timeline
         )
@@ -57,8 +67,18 @@ class SingleController:
             filter=DynamicSampling(config.algorithm.dynamic_sampling),
         )
         self.training = TrainPump(
-            parts, self.advantages, self.rollouts, self.sync, self.drops, settings, self._step_finished, recording
+            parts,
+            self.ledger,
+            self.advantages,
+            self.rollouts,
+            self.sync,
+            self.drops,
+            settings,
+            self._step_finished,
+            recording,
         )
+        self.hook_progress: Callable[[], int] = lambda: 0
+        """A counter that grows while `after_step` makes progress, as in an evaluation, so that it is no stall."""
         self.watchdog = Watchdog(
             self._progress,
             self.diagnosis,
@@ -70,20 +90,45 @@ class SingleController:
     def diagnosis(self) -> dict[str, Any]:
         """What every part waits for, for a person to read."""
         buffer = self._parts.buffer
-        ages = self.rollouts.inflight_ages()
         return {
             "rollout_pump": f"waits for {self.rollouts.waiting_for}",
             "train_pump": f"waits for {self.training.waiting_for}",
-            "groups_in_flight": {group: round(seconds, 1) for group, seconds in ages.items()},
+            "advantage_pump": f"waits for {self.advantages.waiting_for}",
+            "weight_sync": f"waits for {self.sync.waiting_for}",
+            "groups_in_flight": self._told(self.rollouts.inflight_ages()),
+            "groups_between_attempts": self._told(self.rollouts.between_attempts()),
             "gate": "open" if self.rollouts.gate_open else "closed",
             "buffer": f"{buffer.reserved} reserved, {buffer.ready} ready, {buffer.free_permits} permits free",
-            "clock": str(buffer.clock),
-            "engines": {engine.name: engine.health().value for engine in self._parts.engines},
+            "versions": f"trainer at {buffer.clock.trainer_version}, engines at {buffer.clock.served_version}",
+            "engines": {engine.name: _condition(engine) for engine in self._parts.engines},
+        }
+
+    def _told(self, seconds: Mapping[str, float]) -> dict[str, float]:
+        """Groups as people look for them, with their prompts."""
+        return {
+            f"{group} (prompt {self.rollouts.visit(group).prompt.prompt_id})": round(value, 1)
+            for group, value in seconds.items()
         }
 
     def _progress(self) -> tuple[int, ...]:
         buffer = self._parts.buffer
-        return (buffer.clock.step, self.rollouts.committed, self.training.chunks_trained, self.drops.dropped)
+        counts = (buffer.clock.step, self.rollouts.committed, self.training.chunks_trained, self.drops.dropped)
+        return (*counts, self.hook_progress())
+
+    @property
+    def elapsed_seconds(self) -> float:
+        """Since the run began, without the time between its processes."""
+        return self._throughput.elapsed
+
+    @property
+    def tokens_generated(self) -> int:
+        """Since the run began."""
+        return self._throughput.tokens
+
+    @property
+    def ending(self) -> asyncio.Event:
+        """Set when the run is ending while `after_step` is still at work: it should come to its end."""
+        return self.sync.run_is_ending
 
     def stop(self, reason: str) -> None:
         """End the run now: the open step is aborted, or carried to its end if its optimizer has begun."""
@@ -93,6 +138,8 @@ class SingleController:
 
     async def run(self) -> str:
         """Run to the end; says why it ended (`max_steps`, `data_exhausted`, or the reason given to `stop`)."""
+        if self._restored:
+            await self.sync.publish()
         try:
             async with asyncio.TaskGroup() as pumps:
                 background = [
@@ -112,6 +159,55 @@ class SingleController:
         await self.sync.catch_up()
         return reason
 
+    async def snapshot(self) -> ControllerSnapshot:
+        """Everything but the trainer; to be taken between two steps, from `after_step` or after `run`.
+
+        Groups under way are not part of it, nor, in deterministic mode, ready ones: their prompts are dispatched again,
+        in deterministic mode in the order in which they would have been.
+        """
+        parts, keeps_ready = self._parts, not self._deterministic
+        ends, redispatches = self.ledger.state()
+        progress = self.rollouts.progress()
+        drops = self.drops.state()
+        state = ControllerState(
+            stream=parts.stream.digest,
+            redispatches=redispatches,
+            ready=progress.ready if keeps_ready else {},
+            groups=progress.groups,
+            committed=progress.committed,
+            dropped=drops["dropped"],
+            bound_drops=drops["bound"],
+            free_drops=drops["free"],
+            events=parts.events.counts,
+            tokens_generated=self._throughput.tokens,
+            elapsed_seconds=self._throughput.elapsed,
+            buffer=parts.buffer.state_dict(with_ready=keeps_ready),
+        )
+        metas = [slot.meta for slot in parts.buffer.slots(SlotState.READY) if slot.meta is not None and keeps_ready]
+        rows = None
+        if metas:
+            joined = KVBatchMeta.concat(metas)
+            rows = await parts.data_plane.get_samples_async(joined, sorted(joined.fields))
+        return ControllerSnapshot(state, ends, rows)
+
+    async def restore(self, snapshot: ControllerSnapshot) -> None:
+        """Go on from a snapshot; before `run`, with the trainer's own checkpoint loaded already."""
+        state, parts = snapshot.state, self._parts
+        if state.stream != parts.stream.digest:
+            raise SetupError(
+                "data: the prompts, or their order, are not those of the run that is resumed: its prompts could be "
+                "trained twice, or never. Use the same data and seed, or start a new run"
+            )
+        parts.buffer.load_state_dict(state.buffer)
+        self.ledger.restore(snapshot.ends, state.redispatches)
+        self.rollouts.restore(RolloutProgress(state.groups, state.committed, state.ready))
+        self.drops.restore(state.dropped, state.bound_drops, state.free_drops)
+        parts.events.restore_counts(state.events)
+        self._throughput.restore(state.tokens_generated, state.elapsed_seconds)
+        if snapshot.rows is not None:
+            await parts.data_plane.put_samples_async(snapshot.rows.sample_ids, snapshot.rows.columns, PARTITION)
+        self._restored = True
+
     async def _stopped(self) -> str:
         limit = None if self._max_minutes is None else self._max_minutes * 60
         try:
@@ -129,7 +225,7 @@ class SingleController:
         metrics |= {
             "train/version": float(finished.result.version),
             "timing/step_s": finished.seconds,
-            "timing/elapsed_s": time.monotonic() - self._throughput.started,
+            "timing/elapsed_s": self._throughput.elapsed,
             "buffer/ready": float(buffer.ready),
             "buffer/reserved": float(buffer.reserved),
             "rollout/groups_dispatched": float(buffer.dispatched),
@@ -140,8 +236,14 @@ class SingleController:
             "rollout/groups_retried": float(counts.get("rollout_retried", 0)),
             "rollout/prompts_dropped": float(self.drops.dropped),
             "rollout/prompts_replaced": float(self.drops.dropped if self.drops.returns_quota else 0),
+            **failure_totals(counts),
         }
         await self._after_step(finished.step_id + 1, metrics)
+
+
+def _condition(engine: GenerationEngine) -> str:
+    stats = engine.stats()
+    return f"{engine.health().value}, {stats.running} running, {stats.waiting} waiting"
 
 
 async def _end(*tasks: asyncio.Task[object]) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import bisect
+from collections.abc import Sequence
+from typing import Any
 
 from penstock.config.rollout import FailureConfig
 from penstock.errors import TooManyDrops
@@ -45,10 +47,10 @@ class DropBook:
         """Drops that the last answer of `shortfall` left for later steps, for want of room above the floor."""
         return self._free - self._applied[1]
 
-    def drop(self, visit: PromptVisit, reason: str) -> None:
+    def drop(self, visit: PromptVisit, reason: str, **facts: str) -> None:
         """Record a drop; raises `TooManyDrops` when the budget is spent."""
         self.dropped += 1
-        self._events.emit("prompt_dropped", epoch=visit.epoch, prompt_id=visit.prompt.prompt_id, reason=reason)
+        self._events.emit("prompt_dropped", epoch=visit.epoch, prompt_id=visit.prompt.prompt_id, reason=reason, **facts)
         if self.dropped > self._config.max_dropped_prompts:
             raise TooManyDrops(
                 f"prompt {visit.key} was dropped, which makes {self.dropped} with "
@@ -79,6 +81,14 @@ class DropBook:
             f"step {step + 1} lost {lost} of {self._groups_per_step} groups to failures, which leaves fewer than "
             f"rollout.failure.min_groups_per_step = {self._config.min_groups_per_step}"
         )
+
+    def state(self) -> dict[str, Any]:
+        """For a checkpoint, between two steps."""
+        return {"dropped": self.dropped, "bound": list(self._bound), "free": self._free}
+
+    def restore(self, dropped: int, bound: Sequence[int], free: int) -> None:
+        """Go on from a checkpoint."""
+        self.dropped, self._bound, self._free = dropped, sorted(bound), free
 
     def settle(self) -> None:
         """The step that `shortfall` was last asked for is finished: what it was smaller by is accounted for."""

@@ -2,35 +2,66 @@
 
 from __future__ import annotations
 
+import errno
+import socket
 from collections.abc import Iterator
+from concurrent.futures import BrokenExecutor
 from dataclasses import dataclass, replace
 
 from penstock.config.rollout import FailureConfig
 from penstock.errors import FailureKind
 
-_INFRA_BUILTINS = (TimeoutError, ConnectionError, EOFError, MemoryError)
+_INFRA_BUILTINS = (TimeoutError, ConnectionError, EOFError, MemoryError, BrokenExecutor, socket.gaierror)
+"""Waiting in vain, peers and workers that are gone, names that cannot be looked up, no memory."""
+_INFRA_ERRNOS = {
+    *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE),  # the disk
+    *(errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOBUFS),  # the machine's limits
+    *(errno.ENETDOWN, errno.ENETUNREACH, errno.ENETRESET, errno.EHOSTDOWN, errno.EHOSTUNREACH),  # the network
+}
+"""Other `OSError`s, a missing file for example, are the data's fault like any error."""
+
+
+def _leads(error: BaseException) -> Iterator[BaseException]:
+    """What led to an error directly: the members of a group, and its cause, else what was being handled."""
+    if isinstance(error, BaseExceptionGroup):
+        yield from error.exceptions
+    cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    if cause is not None:
+        yield cause
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
     """The error and what led to it, outermost first; each once, even where the chain bites its tail."""
     seen: set[int] = set()
-    link: BaseException | None = error
-    while link is not None and id(link) not in seen:
-        seen.add(id(link))
-        yield link
-        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
+    todo = [error]
+    while todo:
+        link = todo.pop()
+        if id(link) not in seen:
+            seen.add(id(link))
+            yield link
+            todo += reversed(list(_leads(link)))
 
 
 def classify(error: BaseException) -> FailureKind:
-    """The deepest cause that knows decides; an error that nothing is known of counts as the data's fault."""
-    kind = FailureKind.DATA
-    for link in causes(error):
-        known = getattr(link, "failure_kind", None)
-        if isinstance(known, FailureKind):
-            kind = known
-        elif isinstance(link, _INFRA_BUILTINS):
-            kind = FailureKind.INFRA
-    return kind
+    """The deepest cause that knows decides; an error that nothing is known of counts as the data's fault.
+
+    Of several errors at the same time one that is the machinery's fault suffices: tried again without it, the others
+    show themselves for what they are.
+    """
+    return _known_kind(error, frozenset()) or FailureKind.DATA
+
+
+def _known_kind(error: BaseException, above: frozenset[int]) -> FailureKind | None:
+    above |= {id(error)}
+    below = {_known_kind(lead, above) for lead in _leads(error) if id(lead) not in above}
+    for kind in (FailureKind.INFRA, FailureKind.DATA):
+        if kind in below:
+            return kind
+    known = getattr(error, "failure_kind", None)
+    if isinstance(known, FailureKind):
+        return known
+    machinery = isinstance(error, _INFRA_BUILTINS) or (isinstance(error, OSError) and error.errno in _INFRA_ERRNOS)
+    return FailureKind.INFRA if machinery else None
 
 
 def describe(error: BaseException) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from penstock.buffer.slots import Slot
@@ -77,22 +77,25 @@ class OpenStep:
 
     async def prepare(self, meta: KVBatchMeta) -> KVBatchMeta:
         """Have the trainer add the columns that advantages and loss need; after an error the step is replayed."""
-        while True:
-            try:
-                prepared = await self.until_settled(asyncio.ensure_future(self._trainer.prepare(meta)))
-            except Exception as error:  # noqa: BLE001 - raised when attempts are spent
-                await self._replay(error)
-                continue
-            self.stats.times.logprobs += prepared.seconds
-            return prepared.meta
+        prepared = await self._written(lambda: asyncio.ensure_future(self._trainer.prepare(meta)))
+        self.stats.times.logprobs += prepared.seconds
+        return prepared.meta
 
-    async def until_settled(self, work: asyncio.Future[R]) -> R:
+    async def score(self, submit: Callable[[], asyncio.Future[ScoredChunk]]) -> ScoredChunk:
+        """Have a chunk's advantages computed; after an error the step is replayed."""
+        return await self._written(submit)
+
+    async def _written(self, begin: Callable[[], asyncio.Future[R]]) -> R:
         """Wait for work that writes to the step's rows. Cancelled, the work goes on, and `abandon` waits for its end.
 
         Otherwise it could write rows again that were cleared meanwhile.
         """
-        self._writing = work
-        return await asyncio.shield(work)
+        while True:
+            self._writing = begin()
+            try:
+                return await asyncio.shield(self._writing)
+            except Exception as error:  # noqa: BLE001 - raised when attempts are spent
+                await self._replay(error)
 
     async def feed(self, slots: Sequence[Slot], chunk: ScoredChunk, trainer_version: int) -> None:
         """Queue a chunk of taken groups; returns while it trains. One without valid tokens is only counted."""

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from penstock.buffer.replay_buffer import ReplayBuffer
+from penstock.controller.ledger import Record
 from penstock.data_plane.client import DataPlaneClient
 from penstock.observe.events import EventLog
 from penstock.observe.samples import SampleLog
 from penstock.observe.timeline import Timeline
 from penstock.rollout.engines.base import GenerationEngine
-from penstock.rollout.manager import RolloutManager
+from penstock.rollout.manager import GroupSource
 from penstock.rollout.prompts import PromptStream
 from penstock.training.interface import Trainer
 
@@ -21,7 +22,7 @@ class Parts:
     """Built by `penstock.run`, or by hand in tests; shared by all pumps."""
 
     stream: PromptStream
-    manager: RolloutManager
+    manager: GroupSource
     engines: Sequence[GenerationEngine]
     trainer: Trainer
     buffer: ReplayBuffer
@@ -29,3 +30,5 @@ class Parts:
     events: EventLog
     timeline: Timeline = field(default_factory=Timeline.off)
     samples: SampleLog = field(default_factory=SampleLog)
+    record_end: Record | None = None
+    """Takes a line of the ledger whenever a prompt has come to its end."""

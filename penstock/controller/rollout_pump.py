@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from penstock.buffer.slots import Admission, Slot
+from penstock.buffer.slots import Admission, Slot, SlotState
 from penstock.config.rollout import RolloutConfig
 from penstock.controller.drops import DropBook
 from penstock.controller.failure import Attempts, classify, describe, retry_delay
+from penstock.controller.ledger import Ledger, PromptEnd
 from penstock.controller.parts import Parts
 from penstock.controller.recording import Recording
 from penstock.controller.work_queue import WorkQueue
-from penstock.errors import FailureKind
+from penstock.errors import FailureKind, RecordError
 from penstock.observe.group_lives import GroupEnd
 from penstock.rollout.prompts import PromptVisit
+
+
+@dataclass(frozen=True)
+class RolloutProgress:
+    """The rollout pump between two steps."""
+
+    groups: int
+    """Group ids given out."""
+    committed: int
+    ready: dict[str, int]
+    """Ready groups, and the positions of their visits."""
 
 
 class RolloutPump:
@@ -27,8 +38,15 @@ class RolloutPump:
     """
 
     def __init__(
-        self, parts: Parts, work: WorkQueue, drops: DropBook, config: RolloutConfig, recording: Recording
+        self,
+        parts: Parts,
+        ledger: Ledger,
+        work: WorkQueue,
+        drops: DropBook,
+        config: RolloutConfig,
+        recording: Recording,
     ) -> None:
+        self._ledger = ledger
         self._manager = parts.manager
         self._buffer = parts.buffer
         self._data_plane = parts.data_plane
@@ -41,10 +59,11 @@ class RolloutPump:
         self._permits = asyncio.Semaphore(config.max_inflight_groups)
         self._gate = asyncio.Event()
         self._gate.set()
-        self._ids = itertools.count()
+        self._groups = 0
         self._visits: dict[str, PromptVisit] = {}
         self._attempts: dict[str, asyncio.Task[None]] = {}
         self._begun: dict[str, float] = {}
+        self._resting: dict[str, float] = {}
         self._stale: set[str] = set()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -103,10 +122,10 @@ class RolloutPump:
                 attempts = attempts.after(kind)
                 delay = retry_delay(attempts, kind, self._failure)
                 if delay is None:
-                    self._drop(visit, slot, describe(failure))
+                    self._drop(visit, slot, kind, failure)
                     return
                 self._note_retry(visit, slot, kind, attempts, failure)
-                await asyncio.sleep(delay)
+                await self._rest(slot.group_id, delay)
                 slot = self._retry(visit, slot)
         finally:
             self._permits.release()
@@ -137,7 +156,8 @@ class RolloutPump:
         if task.cancelled():
             return RuntimeError("the rollout was cancelled from the inside, by its environment or engine")
         error = task.exception()
-        if error is None or isinstance(error, Exception):
+        # What the run itself cannot write is no failure of a prompt: the next one could not be written either.
+        if error is None or (isinstance(error, Exception) and not isinstance(error, RecordError)):
             return error
         raise error
 
@@ -159,10 +179,18 @@ class RolloutPump:
             group_id=slot.group_id,
             prompt_id=visit.prompt.prompt_id,
             kind=kind.value,
+            error=type(failure).__name__,
             attempt=attempts.infra + attempts.data,
             cause=describe(failure),
         )
         self._recording.ended(slot.group_id, GroupEnd.RETRIED, cause=describe(failure))
+
+    async def _rest(self, group_id: str, seconds: float) -> None:
+        self._resting[group_id] = time.monotonic() + seconds
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            del self._resting[group_id]
 
     def _retry(self, visit: PromptVisit, slot: Slot) -> Slot:
         fresh = self._buffer.retry(slot.group_id, self._new_group_id(), self._buffer.clock.served_version)
@@ -171,10 +199,11 @@ class RolloutPump:
         self._recording.dispatched(visit, fresh)
         return fresh
 
-    def _drop(self, visit: PromptVisit, slot: Slot, reason: str) -> None:
-        replaced = self._drops.returns_quota
+    def _drop(self, visit: PromptVisit, slot: Slot, kind: FailureKind, failure: Exception) -> None:
+        replaced, reason = self._drops.returns_quota, describe(failure)
         self._end(slot.group_id, GroupEnd.DROPPED, return_quota=replaced, cause=reason)
-        self._drops.drop(visit, reason)
+        place = "the next prompt takes its place" if replaced else "a step has one group less"
+        self._give_up(visit, reason, kind=kind.value, error=type(failure).__name__, place=place)
         if not replaced:
             self._drops.shrink(slot.target_step if self._buffer.stamps_bind else None)
 
@@ -183,8 +212,13 @@ class RolloutPump:
         self._visits.pop(group_id, None)
         self._recording.ended(group_id, how, **facts)
 
+    def _give_up(self, visit: PromptVisit, reason: str, **facts: str) -> None:
+        self._ledger.end(visit, PromptEnd.DROPPED, self._buffer.clock.step + 1)
+        self._drops.drop(visit, reason, **facts)
+
     def _new_group_id(self) -> str:
-        return f"group{next(self._ids):08d}"
+        self._groups += 1
+        return f"group{self._groups - 1:08d}"
 
     def forget(self, group_id: str, how: GroupEnd) -> PromptVisit:
         """A committed group has reached its end (trained, filtered or evicted); gives its visit."""
@@ -203,9 +237,29 @@ class RolloutPump:
         again = replace(visit, redispatches=visit.redispatches + 1)
         self._events.emit(f"group_{why}", prompt_id=visit.prompt.prompt_id, redispatches=again.redispatches)
         if again.redispatches > self._failure.max_redispatches:
-            self._drops.drop(visit, f"{why} {again.redispatches} times (rollout.failure.max_redispatches)")
+            self._give_up(
+                visit,
+                f"{why} {again.redispatches} times (rollout.failure.max_redispatches): each time its group had become "
+                "too stale; a larger sampler.max_staleness, or sampler.over_sampling = false, gives it more time",
+            )
         else:
+            self._ledger.dispatched_again(again)
             self._work.put_back(again)
+
+    def progress(self) -> RolloutProgress:
+        """What a checkpoint keeps of the pump."""
+        ready = self._buffer.slots(SlotState.READY)
+        positions = {slot.group_id: self._visits[slot.group_id].position for slot in ready}
+        return RolloutProgress(self._groups, self.committed, positions)
+
+    def restore(self, progress: RolloutProgress) -> None:
+        """Go on from a checkpoint: its ready groups are back in the buffer already."""
+        self._groups, self.committed = progress.groups, progress.committed
+        self._visits = {group: self._ledger.visit_at(position) for group, position in progress.ready.items()}
+        for slot in self._buffer.slots(SlotState.READY):
+            self._recording.dispatched(self._visits[slot.group_id], slot)
+        waiting = set(progress.ready.values())
+        self._work.restore(visit for visit in self._ledger.open_visits() if visit.position not in waiting)
 
     def abort(self, slots: list[Slot]) -> None:
         """Abort these groups in flight; their prompts are dispatched again."""
@@ -219,6 +273,11 @@ class RolloutPump:
         """Seconds since the running attempt of each group in flight began."""
         now = time.monotonic()
         return {group_id: now - begun for group_id, begun in self._begun.items()}
+
+    def between_attempts(self) -> dict[str, float]:
+        """Seconds until the next attempt of each group whose last one failed."""
+        now = time.monotonic()
+        return {group_id: max(0.0, until - now) for group_id, until in self._resting.items()}
 
     @property
     def gate_open(self) -> bool:

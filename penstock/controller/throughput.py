@@ -24,7 +24,23 @@ class Throughput:
     def __init__(self, engines: Sequence[GenerationEngine]) -> None:
         self._engines = engines
         self._first = self._last = self._read()
-        self.started = self._last_time = time.monotonic()
+        self._started = self._last_time = time.monotonic()
+        self._tokens_before = 0
+        self._elapsed_before = 0.0
+
+    def restore(self, tokens: int, elapsed: float) -> None:
+        """Tokens and seconds of the processes that this run went on from."""
+        self._tokens_before, self._elapsed_before = tokens, elapsed
+
+    @property
+    def tokens(self) -> int:
+        """Generated since the run began."""
+        return self._tokens_before + self._read().tokens - self._first.tokens
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the run began, without those between its processes."""
+        return self._elapsed_before + time.monotonic() - self._started
 
     def of_step(self, metrics: Mapping[str, float]) -> dict[str, float]:
         """Rates since the step before ended; what a checkpoint took is in that time."""
@@ -37,7 +53,7 @@ class Throughput:
         return {
             "throughput/generated_tokens_s": (now.tokens - before.tokens) / seconds,
             "throughput/trained_tokens_s": metrics.get("train/tokens", 0.0) / seconds,
-            "rollout/tokens_generated": float(now.tokens - self._first.tokens),
+            "rollout/tokens_generated": float(self._tokens_before + now.tokens - self._first.tokens),
             "timing/generation_busy_s": generation_busy,
             "timing/overlap_efficiency": max(generation_busy, training_busy) / seconds,
         }

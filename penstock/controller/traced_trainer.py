@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from penstock.data_plane.meta import KVBatchMeta
 from penstock.observe.timeline import Timeline
-from penstock.training.interface import ChunkResult, Prepared, StepResult, Trainer
+from penstock.training.interface import ChunkResult, Prepared, StepResult, Trainer, TrainerSnapshot
 from penstock.weights.source import WeightSource
 
 R = TypeVar("R")
@@ -52,8 +52,8 @@ class TracedTrainer(Trainer):
     async def publish_weights(self) -> WeightSource:
         return await self._trainer.publish_weights()
 
-    async def save_checkpoint(self, folder: Path) -> None:
-        await self._worked("save_checkpoint", self._trainer.save_checkpoint(folder))
+    async def snapshot(self) -> TrainerSnapshot:
+        return await self._worked("snapshot", self._trainer.snapshot())
 
     async def load_checkpoint(self, folder: Path) -> None:
         await self._worked("load_checkpoint", self._trainer.load_checkpoint(folder))

@@ -14,6 +14,7 @@ from penstock.controller.advantage_pump import AdvantagePump, ScoredChunk
 from penstock.controller.drops import DropBook
 from penstock.controller.dynamic_sampling import DynamicSampling
 from penstock.controller.kept_samples import SampleKeeper
+from penstock.controller.ledger import Ledger, PromptEnd
 from penstock.controller.minibatches import Minibatches
 from penstock.controller.open_step import OpenStep
 from penstock.controller.parts import Parts
@@ -73,6 +74,7 @@ class TrainPump:
     def __init__(
         self,
         parts: Parts,
+        ledger: Ledger,
         advantages: AdvantagePump,
         rollouts: RolloutPump,
         sync: WeightSync,
@@ -82,6 +84,7 @@ class TrainPump:
         recording: Recording,
     ) -> None:
         self._trainer = parts.trainer
+        self._ledger = ledger
         self._buffer = parts.buffer
         self._data_plane = parts.data_plane
         self._events = parts.events
@@ -175,7 +178,7 @@ class TrainPump:
             meta = await step.prepare(meta)
         before = time.monotonic()
         self._wait_for("advantages")
-        chunk = await step.until_settled(self._advantages.submit(meta))
+        chunk = await step.score(lambda: self._advantages.submit(meta))
         step.stats.times.advantages += time.monotonic() - before
         self._recording.scored(chunk)
         slots, chunk = await self._without_filtered(step, slots, chunk)
@@ -198,6 +201,7 @@ class TrainPump:
         for slot in gone:
             self._buffer.refund(slot)
             visit = self._rollouts.forget(slot.group_id, GroupEnd.FILTERED)
+            self._ledger.end(visit, PromptEnd.FILTERED, step.number)
             self._events.emit(
                 "group_filtered",
                 step=step.number,
@@ -247,8 +251,10 @@ class TrainPump:
             self._events.emit("nonfinite_step_skipped", step=step.number, groups=list(result.nonfinite_groups))
         await self._keep_samples(step)
         await self._clear(step.slots)
+        skipped = bool(result.nonfinite_groups) and not result.updated
         for slot in step.slots:
-            self._rollouts.forget(slot.group_id, GroupEnd.TRAINED)
+            visit = self._rollouts.forget(slot.group_id, GroupEnd.TRAINED)
+            self._ledger.end(visit, PromptEnd.DROPPED if skipped else PromptEnd.TRAINED, step.number)
         self._drops.settle()
         self._buffer.advance(trainer_version=result.version, step=step.step_id + 1)
         if result.updated:
@@ -259,7 +265,7 @@ class TrainPump:
             step.stats.times.sync = time.monotonic() - before
         seconds = time.monotonic() - started
         metrics = {f"train/{name}": value for name, value in result.metrics.items()} | step.stats.metrics()
-        self._wait_for("the end-of-step work (checkpoint, logs)")
+        self._wait_for("the end-of-step work (evaluation, checkpoint, logs)")
         self._recording.step_ended()
         await self._on_step(FinishedStep(step.step_id, result, metrics, seconds))
 
@@ -281,8 +287,10 @@ class TrainPump:
 
     async def _drop_partial(self, step: OpenStep) -> None:
         if step.groups:
-            prompts = [self._rollouts.forget(slot.group_id, GroupEnd.ABANDONED).key for slot in step.slots]
-            self._events.emit("partial_step_dropped", step=step.number, prompts=prompts)
+            visits = [self._rollouts.forget(slot.group_id, GroupEnd.ABANDONED) for slot in step.slots]
+            for visit in visits:
+                self._ledger.end(visit, PromptEnd.DROPPED, step.number)
+            self._events.emit("partial_step_dropped", step=step.number, prompts=[visit.key for visit in visits])
         await self._abandon(step)
 
     async def _abandon(self, step: OpenStep) -> None:

@@ -6,17 +6,22 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from penstock.controller.loop_watch import LoopWatch
 from penstock.errors import RunStalled
 from penstock.observe.events import EventLog
+from penstock.observe.progress import diagnosis_lines
 
 Progress = tuple[int, ...]
 """Counters that only grow; any change is progress."""
+_LEAST_BLOCKED_SECONDS = 1.0
+"""A loop that stands still for less may only share a busy machine."""
 
 
 class Watchdog:
     """Looks at the progress every `stall_seconds`; the same counters twice in a row are a stall.
 
     So a stall is reported after one to two intervals, once per stall: not again until there was progress in between.
+    An event loop that something blocks cannot look; then a thread reports where in the code the loop stands.
     """
 
     def __init__(
@@ -37,21 +42,26 @@ class Watchdog:
     async def run(self) -> None:
         """Watch until cancelled; raises `RunStalled` where a stall is to stop the run."""
         last, reported = self._progress(), False
-        while True:
-            await asyncio.sleep(self._stall_seconds)
-            now = self._progress()
-            if now != last:
-                last, reported = now, False
-            elif not reported:
-                reported = True
-                self._report()
+        with LoopWatch(max(self._stall_seconds, _LEAST_BLOCKED_SECONDS), self._report_blocked):
+            while True:
+                await asyncio.sleep(self._stall_seconds)
+                now = self._progress()
+                if now != last:
+                    last, reported = now, False
+                elif not reported:
+                    reported = True
+                    self._report()
+
+    def _report_blocked(self, place: str) -> None:
+        self._events.emit(
+            "stalled",
+            seconds=max(self._stall_seconds, _LEAST_BLOCKED_SECONDS),
+            event_loop=f"blocked, so that no pump runs, in {place}; what blocks belongs into a thread",
+        )
 
     def _report(self) -> None:
         facts = dict(self._diagnosis())
         self._events.emit("stalled", seconds=self._stall_seconds, **facts)
         if self._stop:
-            waits = "; ".join(f"{name}: {value}" for name, value in facts.items())
-            raise RunStalled(
-                f"nothing was committed or trained for {self._stall_seconds:g} s "
-                f"(rollout.failure.stall_seconds). {waits}"
-            )
+            first, *waits = diagnosis_lines({"seconds": self._stall_seconds, **facts})
+            raise RunStalled(f"{first} (rollout.failure.stall_seconds). {'; '.join(waits)}")

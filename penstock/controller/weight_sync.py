@@ -29,11 +29,14 @@ class WeightSync:
         self._synchronizer = WeightSynchronizer(parts.engines)
         self._pump = pump
         self._mode = mode
-        self._run_is_ending = asyncio.Event()
+        self.run_is_ending = asyncio.Event()
+        """Set by `end_of_run`."""
+        self.waiting_for = "a finished step"
+        """For diagnosis: what the sync waits for now."""
 
     def end_of_run(self) -> None:
         """The run is being stopped: do not wait for running groups any more, they will be cancelled."""
-        self._run_is_ending.set()
+        self.run_is_ending.set()
 
     async def publish(self) -> SyncReport | None:
         """Bring the current version to every engine; the buffer's clock learns it when they serve it.
@@ -56,20 +59,26 @@ class WeightSync:
             await self._copy()
 
     async def _drained(self) -> bool:
+        self.waiting_for = "running groups to end (weights.update = drain)"
         self._lane.switch("waiting for running groups to end")
         drained = asyncio.create_task(self._pump.drain())
-        ending = asyncio.create_task(self._run_is_ending.wait())
+        ending = asyncio.create_task(self.run_is_ending.wait())
         try:
             await asyncio.wait({drained, ending}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             drained.cancel()
             ending.cancel()
+            self.waiting_for = "a finished step"
             self._lane.switch(None)
         return drained.done() and not drained.cancelled()
 
     async def _copy(self) -> SyncReport:
-        with self._lane.span("copying weights to the engines"):
-            report = await self._synchronizer.publish(await self._trainer.publish_weights())
+        self.waiting_for = "the engines to take the new weights"
+        try:
+            with self._lane.span("copying weights to the engines"):
+                report = await self._synchronizer.publish(await self._trainer.publish_weights())
+        finally:
+            self.waiting_for = "a finished step"
         self._recording.published(report)
         for name, cause in report.failed.items():
             self._events.emit("engine_out_of_service", engine=name, version=report.version, cause=cause)

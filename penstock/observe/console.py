@@ -29,6 +29,8 @@ _COLUMNS: tuple[tuple[str, Callable[[Metrics], str]], ...] = (
     ("ready", progress.buffer_text),
 )
 """Columns after the step, the most important first: a narrow terminal drops the last ones."""
+_STALL = "stalled"
+"""The event that is shown with all of its facts."""
 _GAP = 2
 _BAR = 24
 
@@ -124,7 +126,9 @@ class PlainView:
 
     def on_event(self, name: str, fields: Mapping[str, Any]) -> None:
         """Print the event if it is important."""
-        if progress.is_important(name):
+        if name == _STALL:
+            self.note(_stall_text(fields))
+        elif progress.is_important(name):
             self.note(f"  ! {progress.event_line(name, fields)}")
 
     def note(self, text: str) -> None:
@@ -175,7 +179,9 @@ class TableView:
             self._rows.append(dict(metrics))
 
     def on_event(self, name: str, fields: Mapping[str, Any]) -> None:
-        """Show the event below the table if it is important."""
+        """Show the event below the table if it is important; a stall, which has much to tell, above it."""
+        if name == _STALL:
+            self.note(_stall_text(fields))
         if progress.is_important(name):
             with self._lock:
                 self._events.append(progress.event_line(name, fields))
@@ -213,6 +219,11 @@ class TableView:
         line = Table.grid(padding=(0, _GAP, 0, 0))
         line.add_row(Text(text, style="bold"), ProgressBar(self._max_steps, newest.get("step", 0), width=bar_width))
         return line
+
+
+def _stall_text(fields: Mapping[str, Any]) -> str:
+    first, *lines = progress.diagnosis_lines(fields)
+    return "\n".join([f"  ! stalled: {first}", *(f"      {line}" for line in lines)])
 
 
 def _steps_table(rows: list[dict[str, float]], width: int) -> Table:

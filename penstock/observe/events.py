@@ -17,6 +17,8 @@ Listener = Callable[[str, Mapping[str, Any]], None]
 
 _log = logging.getLogger(__name__)
 _RESERVED = ("time", "event")
+_TOLD_APART = ("kind", "error")
+"""Fields whose values are counted as well, as `event/value`: `rollout_retried/infra`."""
 
 
 def _now() -> datetime:
@@ -44,6 +46,9 @@ class EventLog:
             raise ValueError(f"{', '.join(clashing)}: a field of the event {event!r} may not have this name")
         with self._lock:
             self._counts[event] += 1
+            for value in (fields.get(name) for name in _TOLD_APART):
+                if isinstance(value, str):
+                    self._counts[f"{event}/{value}"] += 1
             listeners = list(self._listeners)
         if self._writer is not None:
             time = self._clock().isoformat(timespec="milliseconds")
@@ -62,9 +67,19 @@ class EventLog:
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many events there were, by name."""
+        """How many events there were, by name, and by name and value of `kind` and `error` where they have one."""
         with self._lock:
             return dict(self._counts)
+
+    @property
+    def counts_by_name(self) -> dict[str, int]:
+        """How many events there were, each counted once."""
+        return {name: count for name, count in self.counts.items() if "/" not in name}
+
+    def restore_counts(self, counts: Mapping[str, int]) -> None:
+        """Count on from an earlier process of the same run."""
+        with self._lock:
+            self._counts.update(counts)
 
     def close(self) -> None:
         """Close the file; further calls do nothing."""

@@ -11,7 +11,12 @@ from penstock.observe.event_kinds import Severity, severity_of
 
 Metrics = Mapping[str, float]
 
-_SHOWN_ELSEWHERE = ("run_failed",)
+_SHOWN_ELSEWHERE = ("run_failed", "early_stop")
+_MOST_PAIRS = 12
+_LONGEST = 1e12
+"""Seconds; what is beyond is no time that anybody measured."""
+_TOLD_FIRST = ("prompt_id", "kind", "attempt", "step", "cause", "reason")
+"""Facts that stand first in an event's line, so that a long line does not lose the cause."""
 _TOKEN_RATES = ("throughput/generated_tokens_s", "throughput/trained_tokens_s")
 
 
@@ -62,7 +67,7 @@ def reward_text(metrics: Metrics) -> str:
 
 
 def eval_text(metrics: Metrics) -> str:
-    """The mean reward on the held-out prompts, in the steps that have one."""
+    """The mean reward on the held-out prompts when they were evaluated last."""
     return _number(metrics, "eval/reward_mean", ".2f")
 
 
@@ -105,11 +110,39 @@ def is_important(event: str) -> bool:
     return event not in _SHOWN_ELSEWHERE and severity_of(event) in (Severity.FAILURE, Severity.NOTABLE)
 
 
-def event_line(event: str, fields: Mapping[str, Any], width: int = 160) -> str:
+def event_line(event: str, fields: Mapping[str, Any], width: int = 240) -> str:
     """`prompt_dropped  prompt_id=12  cause=...` on one line of at most `width` characters."""
-    parts = [event, *(f"{name}={_short(value)}" for name, value in fields.items() if value is not None)]
+    names = sorted(fields, key=lambda name: _TOLD_FIRST.index(name) if name in _TOLD_FIRST else len(_TOLD_FIRST))
+    parts = [event, *(f"{name}={_short(fields[name])}" for name in names if fields[name] is not None)]
     line = " ".join("  ".join(parts).splitlines())
     return line if len(line) <= width else f"{line[: width - 3]}..."
+
+
+def diagnosis_lines(fields: Mapping[str, Any]) -> list[str]:
+    """A stall in full: a line for what each part waits for, as `stalled` tells it."""
+    facts = dict(fields)
+    stood = facts.pop("seconds", None)
+    lines = ["nothing was committed or trained" + (f" for {stood:g} s" if _is_time(stood) else "")]
+    for name, value in facts.items():
+        text = _pairs(value) if isinstance(value, Mapping) else str(value)
+        lines.append(f"{name.replace('_', ' ')}: {' '.join(text.splitlines())}")
+    return lines
+
+
+def _pairs(values: Mapping[str, Any]) -> str:
+    """`group00000002 31 s, group00000005 12 s`; the longest waits first, and not more of them than one can read."""
+    items = list(values.items())
+    if items and all(_is_time(value) for _, value in items):
+        items.sort(key=lambda item: -item[1])
+        texts = [f"{name} {value:g} s" for name, value in items]
+    else:
+        texts = [f"{name} {value}" for name, value in items]
+    rest = len(texts) - _MOST_PAIRS
+    return ", ".join(texts[:_MOST_PAIRS]) + (f" and {rest} more" if rest > 0 else "") or "none"
+
+
+def _is_time(value: object) -> bool:
+    return isinstance(value, int | float) and abs(value) < _LONGEST
 
 
 def _number(metrics: Metrics, key: str, form: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from penstock.data_plane import fields
 from penstock.data_plane.client import DataPlaneClient
@@ -28,6 +29,13 @@ class PushedGroup:
     """The newest weight version that produced one of its tokens."""
 
 
+class GroupSource(Protocol):
+    """Where the controller gets its groups from."""
+
+    async def generate_and_push(self, visit: PromptVisit, group_id: str, start_version: int) -> PushedGroup:
+        """Bring about one group for the visit. Rows are in the data plane if and only if this returns."""
+
+
 @dataclass(frozen=True)
 class RolloutSettings:
     """What every group of a run has in common."""
@@ -38,7 +46,7 @@ class RolloutSettings:
     generation_timeout_seconds: float
 
 
-class RolloutManager:
+class RolloutManager(GroupSource):
     """Generates a group's samples side by side, scores them, and writes their rows; all of them or none."""
 
     def __init__(
@@ -74,6 +82,7 @@ class RolloutManager:
             derive_seed(settings.seed, visit.epoch, visit.prompt.prompt_id, index)
             for index in range(settings.group_size)
         ]
+        first: BaseException | None = None
         try:
             async with asyncio.TaskGroup() as samples:
                 tasks = [
@@ -82,7 +91,8 @@ class RolloutManager:
                 ]
         except BaseExceptionGroup as errors:
             first = errors.exceptions[0]
-            raise first from first.__cause__
+        if first is not None:  # raised out here, where it keeps the causes and the context that it has
+            raise first
         return [task.result() for task in tasks]
 
     async def _run_one(self, prompt: Prompt, group_id: str, index: int, seed: int) -> Trajectory:

@@ -6,6 +6,7 @@ import hashlib
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
@@ -44,6 +45,8 @@ class PromptVisit:
     prompt: Prompt
     redispatches: int = 0
     """How often its group was evicted or aborted so far."""
+    position: int = 0
+    """Place in the stream of all visits."""
 
     @property
     def key(self) -> str:
@@ -52,7 +55,10 @@ class PromptVisit:
 
 
 class PromptStream:
-    """All visits of a run in order: every prompt once per epoch, shuffled anew at each epoch by the seed."""
+    """All visits of a run in order: every prompt once per epoch, shuffled anew at each epoch by the seed.
+
+    A position names the same visit in every stream that has the same `digest`, whatever its number of epochs.
+    """
 
     def __init__(self, prompts: Sequence[Prompt], *, epochs: int, shuffle: bool, seed: int) -> None:
         if not prompts:
@@ -61,17 +67,41 @@ class PromptStream:
         self._epochs = epochs
         self._shuffle = shuffle
         self._seed = seed
+        self._order_of: tuple[int, list[int]] = (-1, [])
+        """The epoch whose order is known, and the order."""
 
     def __len__(self) -> int:
         return len(self._prompts) * self._epochs
 
     def __iter__(self) -> Iterator[PromptVisit]:
-        for epoch in range(self._epochs):
+        return self.from_position(0)
+
+    def __getitem__(self, position: int) -> PromptVisit:
+        if not 0 <= position < len(self):
+            raise IndexError(f"position {position} of a stream of {len(self)} visits")
+        epoch, place = divmod(position, len(self._prompts))
+        return PromptVisit(epoch, self._prompts[self._order(epoch)[place]], position=position)
+
+    def from_position(self, position: int) -> Iterator[PromptVisit]:
+        """The visits from a position on."""
+        return (self[each] for each in range(position, len(self)))
+
+    @cached_property
+    def digest(self) -> str:
+        """Names the prompts and their order: ids, texts, seed and shuffling."""
+        digest = hashlib.blake2b(f"{self._seed if self._shuffle else None}".encode(), digest_size=16)
+        for prompt in self._prompts:
+            digest.update(f"\x1e{prompt.prompt_id}\x1f{prompt.text}".encode())
+        return digest.hexdigest()
+
+    def _order(self, epoch: int) -> list[int]:
+        known, order = self._order_of
+        if known != epoch:
             order = list(range(len(self._prompts)))
             if self._shuffle:
                 random.Random(derive_seed(self._seed, "order", epoch)).shuffle(order)
-            for index in order:
-                yield PromptVisit(epoch, self._prompts[index])
+            self._order_of = (epoch, order)
+        return order
 
 
 def derive_seed(*parts: object) -> int:

@@ -11,17 +11,21 @@ from penstock.config.models import RunConfig
 from penstock.data_plane import fields
 from penstock.data_plane.adapters.memory import MemoryDataPlane
 from penstock.data_plane.client import DataPlaneClient
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, SetupError
 from penstock.rollout.engines.base import GenerationEngine, SamplingParams
 from penstock.rollout.engines.embedded import EmbeddedEngine
 from penstock.rollout.environments.base import Environment, Split
 from penstock.rollout.environments.factory import make_environment
 from penstock.rollout.handle import HFTokenizer
-from penstock.rollout.manager import PARTITION, RolloutManager, RolloutSettings
+from penstock.rollout.manager import PARTITION, GroupSource, RolloutManager, RolloutSettings
 from penstock.rollout.prompts import PromptStream
+from penstock.rollout.recorded import Recording
+from penstock.rollout.replay import RecordedEnvironment, RecordedStream, ReplaySource
+from penstock.run.rollouts import open_recording, recorded, rollout_notes
 from penstock.runtime.cpu import lanes_for_rest, threads_for_half
 from penstock.training.interface import Trainer
 from penstock.training.workers.local import LocalTrainer
+from penstock.training.workers.none import NoTrainer
 from penstock.weights.hf import load_model, load_tokenizer, pick_device, silence_progress_bars
 from penstock.weights.lora import LoraAdapter, attach_lora, plain_copy
 
@@ -38,15 +42,26 @@ class Serving:
     hf_tokenizer: Any
     tokenizer: HFTokenizer
     environment: Environment
-    engine: GenerationEngine
+    engines: tuple[GenerationEngine, ...]
+    """One, or none where rollouts are replayed."""
     sampling: SamplingParams
     model: Any
     """The loaded model, with its adapters where `model.lora` asks for them; the engine has a plain model of its own
     where the run also trains."""
+    recording: Recording | None = None
+    """What is replayed."""
+
+    @property
+    def engine(self) -> GenerationEngine:
+        """The engine, for those who cannot do without."""
+        if not self.engines:
+            raise SetupError("there is no engine: rollouts come from rollout.replay_from")
+        return self.engines[0]
 
     async def close(self) -> None:
         """End engine and environment."""
-        await self.engine.close()
+        for engine in self.engines:
+            await engine.close()
         await self.environment.close()
 
 
@@ -57,10 +72,12 @@ class Training:
     steps: int
     """How many steps the run will have."""
     stream: PromptStream
-    manager: RolloutManager
+    manager: GroupSource
     trainer: Trainer
     buffer: ReplayBuffer
     data_plane: DataPlaneClient
+    notes: tuple[str, ...] = ()
+    """What a person should know before it begins."""
 
     async def close(self) -> None:
         """End the trainer and let go of the rows."""
@@ -69,28 +86,42 @@ class Training:
 
 
 def build_serving(config: RunConfig, *, trains_too: bool) -> Serving:
-    """Tokenizer, environment and engine. With `trains_too` the engine gets weights of its own."""
+    """Tokenizer, environment and engine. With `trains_too` the engine gets weights of its own.
+
+    A run that trains on recorded rollouts has no engine, and no environment but the recording.
+    """
     silence_progress_bars()
     hf_tokenizer = load_tokenizer(config.model)
     if config.data.chat_template and not getattr(hf_tokenizer, "chat_template", None):
         raise ConfigError([f"data.chat_template: the tokenizer of {config.model.path!r} has no chat template"])
-    environment = make_environment(config.rollout.environment, config.data, seed=config.seed)
+    replays = trains_too and config.rollout.replay_from is not None
     model = _load_policy(config, trains_too=trains_too)
-    engine = _ENGINES[config.rollout.engine.kind](
-        plain_copy(model) if trains_too or LoraAdapter.of(model) else model,
+    recording = open_recording(config, hf_tokenizer, model) if replays else None
+    return Serving(
+        hf_tokenizer=hf_tokenizer,
+        tokenizer=HFTokenizer(hf_tokenizer, chat_template=config.data.chat_template),
+        environment=_environment(config, recording),
+        engines=() if replays else (_engine(config, model, own_weights=trains_too),),
+        sampling=_sampling(config, hf_tokenizer, model),
+        model=model,
+        recording=recording,
+    )
+
+
+def _environment(config: RunConfig, recording: Recording | None) -> Environment:
+    if recording is not None:
+        return RecordedEnvironment(recording)
+    return make_environment(config.rollout.environment, config.data, seed=config.seed)
+
+
+def _engine(config: RunConfig, model: Any, *, own_weights: bool) -> GenerationEngine:
+    return _ENGINES[config.rollout.engine.kind](
+        plain_copy(model) if own_weights or LoraAdapter.of(model) else model,
         slots=config.rollout.engine.slots,
         max_context=config.rollout.engine.max_context,
         deterministic=config.deterministic,
         kv_cache=config.weights.kv_cache,
         threads=threads_for_half(config.runtime.engine_threads),
-    )
-    return Serving(
-        hf_tokenizer=hf_tokenizer,
-        tokenizer=HFTokenizer(hf_tokenizer, chat_template=config.data.chat_template),
-        environment=environment,
-        engine=engine,
-        sampling=_sampling(config, hf_tokenizer, model),
-        model=model,
     )
 
 
@@ -123,32 +154,51 @@ def build_training(config: RunConfig, serving: Serving) -> Training:
     sampler = make_sampler(config.sampler, n, config.deterministic)
     data_plane = _DATA_PLANES[config.data_plane.adapter]()
     data_plane.register_partition(PARTITION, (*fields.ROLLOUT_FIELDS, *fields.LATER_FIELDS))
-    stream = PromptStream(
+    stream = _stream(config, serving)
+    return Training(
+        steps=planned_steps(config, len(stream)),
+        stream=stream,
+        manager=_group_source(config, serving, data_plane),
+        trainer=_trainer(config, serving, data_plane),
+        buffer=ReplayBuffer(sampler, config.buffer.max_buffered_groups),
+        data_plane=data_plane,
+        notes=rollout_notes(config, serving.recording),
+    )
+
+
+def _stream(config: RunConfig, serving: Serving) -> PromptStream:
+    if serving.recording is not None:
+        return RecordedStream(serving.recording.groups)
+    return PromptStream(
         serving.environment.prompts(Split.TRAIN),
         epochs=config.data.epochs,
         shuffle=config.data.shuffle,
         seed=config.seed,
     )
-    steps = planned_steps(config, len(stream))
-    threads = threads_for_half(config.runtime.trainer_threads)
+
+
+def _group_source(config: RunConfig, serving: Serving, data_plane: DataPlaneClient) -> GroupSource:
+    if serving.recording is not None:
+        return ReplaySource(serving.recording, data_plane)
     settings = RolloutSettings(
         config.rollout.group_size, serving.sampling, config.seed, config.rollout.generation_timeout_seconds
     )
-    return Training(
-        steps=steps,
-        stream=stream,
-        manager=RolloutManager(serving.engine, serving.environment, serving.tokenizer, data_plane, settings),
-        trainer=_TRAINERS[config.runtime.kind, config.training.backend](
-            serving.model,
-            data_plane,
-            config.algorithm,
-            config.training,
-            temperature=config.rollout.sampling.temperature,
-            threads=threads,
-            lanes=_trainer_lanes(config, serving.model, threads),
-        ),
-        buffer=ReplayBuffer(sampler, config.buffer.max_buffered_groups),
-        data_plane=data_plane,
+    manager = RolloutManager(serving.engine, serving.environment, serving.tokenizer, data_plane, settings)
+    return recorded(manager, config, serving.hf_tokenizer, data_plane)
+
+
+def _trainer(config: RunConfig, serving: Serving, data_plane: DataPlaneClient) -> Trainer:
+    if config.training.backend == "none":
+        return NoTrainer(serving.model, data_plane, config.algorithm)
+    threads = threads_for_half(config.runtime.trainer_threads)
+    return _TRAINERS[config.runtime.kind, config.training.backend](
+        serving.model,
+        data_plane,
+        config.algorithm,
+        config.training,
+        temperature=config.rollout.sampling.temperature,
+        threads=threads,
+        lanes=_trainer_lanes(config, serving.model, threads),
     )
 
 

@@ -1,61 +1,158 @@
-"""Checkpoints on disk: written to a temporary folder, then renamed, so that a `step_N` folder is always complete."""
+"""Checkpoints on disk: written beside the run to a folder of another name, then renamed: `step_N` is complete."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import math
+import os
 import re
 import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock.errors import CheckpointError, SetupError
-from penstock.training.interface import Trainer
+from safetensors import SafetensorError
 
+from penstock.config.models import CheckpointConfig
+from penstock.controller.snapshot import ControllerSnapshot
+from penstock.errors import CheckpointError, SetupError
+from penstock.training.interface import TrainerSnapshot
+
+CONTROLLER_FOLDER = "controller"
+_SEAL = "penstock.json"
+"""Written last."""
 _NAME = re.compile(r"step_(\d+)")
+_DRAFT = ".writing_step_{}"
+
+OnSaved = Callable[[int, Path, float], None]
+"""Called with the step, the folder and the seconds of the writing."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A run between two steps, in memory."""
+
+    step: int
+    trainer: TrainerSnapshot
+    controller: ControllerSnapshot
+    value: float | None
+    """Of `checkpoint.best_metric`, where it is known."""
 
 
 class CheckpointStore:
-    """The `checkpoints/` folder of a run; keeps the latest few."""
+    """The `checkpoints/` folder of a run; keeps the latest few, and the best where asked.
 
-    def __init__(self, folder: Path, keep_latest: int) -> None:
+    A snapshot is written in a thread while the run goes on; one at a time, so that memory holds one snapshot more at
+    most. A write that failed is raised by the next call.
+    """
+
+    def __init__(self, folder: Path, config: CheckpointConfig, tokenizer: Any, on_saved: OnSaved) -> None:
         self._folder = folder
-        self._keep_latest = keep_latest
+        self._config = config
+        self._tokenizer = tokenizer
+        self._on_saved = on_saved
+        self._writing: asyncio.Task[None] | None = None
+        self._begun: int | None = None
 
-    async def save(self, step: int, trainer: Trainer, tokenizer: Any) -> Path:
-        """Write `step_N`: weights, configuration and tokenizer for transformers, and the trainer's own state."""
-        final = self._folder / f"step_{step}"
-        if final.exists():
-            return final
-        draft = self._folder / f".writing_step_{step}"
+    def has(self, step: int) -> bool:
+        """Whether the checkpoint of this step is there, or being written."""
+        return step == self._begun or (self._folder / f"step_{step}" / _SEAL).is_file()
+
+    async def begin(self, snapshot: Snapshot) -> None:
+        """Start to write a snapshot; waits for the one before it. One that is there already is not written again."""
+        await self.finish()
+        if not self.has(snapshot.step):
+            self._begun = snapshot.step
+            self._writing = asyncio.create_task(self._write(snapshot))
+
+    async def finish(self) -> None:
+        """Wait for what is being written; raises `CheckpointError` where it failed."""
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            await asyncio.shield(writing)
+
+    def raise_failed(self) -> None:
+        """Raise the error of a write that has failed meanwhile; does not wait."""
+        if self._writing is not None and self._writing.done():
+            self._writing.result()
+
+    async def close(self) -> None:
+        """Wait for what is being written, whatever becomes of it."""
+        if self._writing is not None:
+            await asyncio.gather(self._writing, return_exceptions=True)
+
+    async def _write(self, snapshot: Snapshot) -> None:
+        started = time.monotonic()
+        path = await asyncio.to_thread(self._write_now, snapshot)
+        self._on_saved(snapshot.step, path, time.monotonic() - started)
+
+    def _write_now(self, snapshot: Snapshot) -> Path:
+        final = self._folder / f"step_{snapshot.step}"
+        draft = self._folder / _DRAFT.format(snapshot.step)
         try:
-            await asyncio.to_thread(_make_empty, draft)
-            await trainer.save_checkpoint(draft)
-            await asyncio.to_thread(self._complete, draft, final, step, tokenizer)
-        except BaseException as error:
             shutil.rmtree(draft, ignore_errors=True)
-            if isinstance(error, OSError):
-                raise CheckpointError(f"step {step} could not be saved to {self._folder}: {error}") from error
+            (draft / CONTROLLER_FOLDER).mkdir(parents=True)
+            snapshot.trainer.write(draft)
+            snapshot.controller.write(draft / CONTROLLER_FOLDER)
+            self._tokenizer.save_pretrained(draft)
+            seal = {"step": snapshot.step, "metric": self._config.best_metric, "value": snapshot.value}
+            (draft / _SEAL).write_text(json.dumps(seal) + "\n", encoding="utf-8")
+            _flush(draft)
+            draft.rename(final)
+            _flush_folder(self._folder)
+        except (OSError, SafetensorError) as error:
+            shutil.rmtree(draft, ignore_errors=True)
+            raise CheckpointError(
+                f"step {snapshot.step} could not be saved to {str(self._folder)!r}: {error}. The checkpoints before it "
+                f"are untouched; when there is room, go on with: penstock resume {self._folder.parent}"
+            ) from error
+        except BaseException:
+            shutil.rmtree(draft, ignore_errors=True)
             raise
+        self._remove_others()
         return final
 
-    def _complete(self, draft: Path, final: Path, step: int, tokenizer: Any) -> None:
-        tokenizer.save_pretrained(draft)
-        (draft / "penstock.json").write_text(json.dumps({"step": step}) + "\n", encoding="utf-8")
-        draft.rename(final)
-        for stale in checkpoints(self._folder)[: -self._keep_latest]:
-            shutil.rmtree(stale)
+    def _remove_others(self) -> None:
+        """Delete what is neither among the latest nor among the best."""
+        found = checkpoints(self._folder)
+        kept = {*found[-self._config.keep_latest :], *self._best(found)}
+        for path in found:
+            if path not in kept:
+                # Renamed first: a folder that is half deleted must not look like a checkpoint.
+                doomed = path.rename(path.with_name(f".removing_{path.name}"))
+                shutil.rmtree(doomed, ignore_errors=True)
+
+    def _best(self, found: list[Path]) -> list[Path]:
+        config = self._config
+        ranked = ranked_checkpoints(found, config.best_metric, highest=config.best_is == "highest")
+        return ranked[: config.keep_best]
 
 
-def _make_empty(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+def ranked_checkpoints(found: list[Path], metric: str, *, highest: bool) -> list[Path]:
+    """Those that have a value of the metric, best first; of equal ones the newest first."""
+    sign = -1 if highest else 1
+    values = [
+        (sign * value, -place, path) for place, path in enumerate(found) if (value := _value(path, metric)) is not None
+    ]
+    return [path for _, _, path in sorted(values)]
+
+
+def _value(path: Path, metric: str) -> float | None:
+    try:
+        seal = json.loads((path / _SEAL).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    value = seal.get("value") if seal.get("metric") == metric else None
+    return value if isinstance(value, float | int) and math.isfinite(value) else None
 
 
 def checkpoints(folder: Path) -> list[Path]:
     """Complete checkpoints, oldest first."""
     found = [(int(match[1]), path) for path in folder.glob("step_*") if (match := _NAME.fullmatch(path.name))]
-    return [path for _, path in sorted(found)]
+    return [path for _, path in sorted(found) if (path / _SEAL).is_file()]
 
 
 def newest_checkpoint(folder: Path) -> Path:
@@ -64,3 +161,36 @@ def newest_checkpoint(folder: Path) -> Path:
     if not found:
         raise SetupError(f"there is no checkpoint in {str(folder)!r}")
     return found[-1]
+
+
+def step_of(checkpoint: Path) -> int:
+    """The number of finished steps in a checkpoint."""
+    match = _NAME.fullmatch(checkpoint.name)
+    assert match is not None
+    return int(match[1])
+
+
+def remove_drafts(folder: Path) -> None:
+    """Delete what a killed process was writing or removing."""
+    for pattern in (_DRAFT.format("*"), ".removing_*"):
+        for draft in folder.glob(pattern):
+            shutil.rmtree(draft, ignore_errors=True)
+
+
+def _flush(folder: Path) -> None:
+    """Bring everything in a folder to the disk itself."""
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+        else:
+            _flush_folder(path)
+    _flush_folder(folder)
+
+
+def _flush_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -9,23 +9,29 @@ from penstock.config.models import RunConfig
 from penstock.observe.loggers.checks import check_loggers
 from penstock.rollout.environments.factory import make_environment
 from penstock.run.directory import check_run_dir
+from penstock.run.rollouts import check_recording
 from penstock.weights.hf import check_model_folder
 from penstock.weights.lora import require_peft
 
 
-def check_config(config: RunConfig) -> None:
-    """Raise `ConfigError` or `SetupError` where a run could not start.
+def check_config(config: RunConfig, *, resumed: bool = False) -> None:
+    """Raise `ConfigError` or `SetupError` where a run could not start, or, with `resumed`, not go on.
 
     Makes the sampler, and the environment with a prompt or two, so that tasks, reward functions and dataset files are
-    really looked at, and looks whether the folders can be written and the loggers could start. Model weights are not
-    loaded, and nothing is left behind.
+    really looked at, and looks whether the folders can be written and the loggers could start. Where rollouts are
+    replayed there is no environment; the recording is looked at instead. Model weights are not loaded, and nothing is
+    left behind.
     """
-    check_run_dir(config.run_dir)
+    if not resumed:
+        check_run_dir(config.run_dir)
     check_loggers(config.observe)
     sampler = make_sampler(config.sampler, config.training.prompt_groups_per_step, config.deterministic)
     check_capacity(sampler, config.buffer.max_buffered_groups, config.training.min_groups_per_chunk)
     check_model_folder(config.model.path)
     if config.model.lora is not None:
         require_peft()
+    if config.rollout.replay_from is not None:
+        check_recording(config)
+        return
     environment = make_environment(config.rollout.environment, config.data, seed=config.seed, at_most=1)
     asyncio.run(environment.close())

@@ -5,12 +5,14 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
 from penstock.errors import SetupError
 from penstock.observe.jsonl import writing
+from penstock.rollout.recorded import FOLDER
 
 
 class RunDirectory:
@@ -21,9 +23,12 @@ class RunDirectory:
     The lock is the operating system's: it is gone when the process is, however that ended.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, *, reopen: bool = False) -> None:
+        """Claim the folder; with `reopen` it must hold a run, which is to go on."""
         self.path = Path(path)
         _refuse_a_file(self.path)
+        if reopen and not self.config.is_file():
+            raise SetupError(f"{str(path)!r} holds no run: there is no {self.config.name} in it")
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock: TextIO | None = (self.path / ".lock").open("w")
@@ -31,19 +36,21 @@ class RunDirectory:
             raise SetupError(f"run_dir: {str(path)!r} cannot be written: {error}") from error
         self._take_lock()
         try:
-            _refuse_a_run(self.path)
-            self._remove_leftovers()
+            if not reopen:
+                _refuse_a_run(self.path)
+                self._remove_leftovers()
         except SetupError:
             self.close()
             raise
 
     def _remove_leftovers(self) -> None:
         """What a run that failed before its first step has left would be taken for this one's."""
-        for leftover in (self.summary, self.report, self.events, self.samples, self.trace):
+        for leftover in (self.summary, self.report, self.events, self.samples, self.ledger, self.trace):
             try:
                 leftover.unlink(missing_ok=True)
             except OSError as error:
                 raise SetupError(f"run_dir: {str(leftover)!r} cannot be removed: {error.strerror}") from error
+        shutil.rmtree(self.path / FOLDER, ignore_errors=True)
 
     def _take_lock(self) -> None:
         assert self._lock is not None
@@ -79,6 +86,11 @@ class RunDirectory:
         return self.path / "samples.jsonl"
 
     @property
+    def ledger(self) -> Path:
+        """What became of every prompt: one line per end."""
+        return self.path / "ledger.jsonl"
+
+    @property
     def summary(self) -> Path:
         """How the run ended."""
         return self.path / "summary.json"
@@ -94,17 +106,19 @@ class RunDirectory:
         return self.path / "checkpoints"
 
     def write_config(self, text: str) -> None:
-        """The resolved configuration."""
-        with writing(self.config):
-            self.config.write_text(text, encoding="utf-8")
+        """The resolved configuration; whole or not at all."""
+        self._replace(self.config, text)
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """How the run ended; whole or not at all."""
-        draft = self.path / ".summary.json.writing"
-        with writing(self.summary):
+        self._replace(self.summary, json.dumps(summary, indent=2) + "\n")
+
+    def _replace(self, path: Path, text: str) -> None:
+        draft = self.path / f".{path.name}.writing"
+        with writing(path):
             try:
-                draft.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
-                draft.replace(self.summary)
+                draft.write_text(text, encoding="utf-8")
+                draft.replace(path)
             finally:
                 draft.unlink(missing_ok=True)
 
@@ -136,5 +150,6 @@ def _refuse_a_run(folder: Path) -> None:
     metrics = folder / "metrics.jsonl"
     if metrics.exists() and metrics.stat().st_size:
         raise SetupError(
-            f"run_dir: {str(folder)!r} already holds a run; choose another folder (run_dir=...) or remove this one"
+            f"run_dir: {str(folder)!r} already holds a run; choose another folder (run_dir=...), or go on with it: "
+            f"penstock resume {folder}"
         )

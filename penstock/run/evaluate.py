@@ -1,56 +1,79 @@
-"""Evaluation: one response per held-out prompt, and their mean reward."""
+"""Evaluation: responses to the held-out prompts, scored under one weight version."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from penstock.config.models import EvalConfig, RunConfig
 from penstock.controller.failure import describe
-from penstock.errors import PenstockError, SetupError
+from penstock.errors import EvaluationError, SetupError
 from penstock.rollout.engines.base import GenerationEngine, SamplingParams
 from penstock.rollout.environments.base import Environment, Split, Trajectory
 from penstock.rollout.handle import SampleHandle, Tokenizer
 from penstock.rollout.prompts import Prompt, derive_seed
-from penstock.run.build import Serving, build_serving
-from penstock.run.checkpoint import newest_checkpoint
+from penstock.run.build import build_serving
+from penstock.run.chosen_checkpoint import chosen_checkpoint
+from penstock.run.eval_report import EvalReport, ScoredResponse, make_report
+
+
+class EvalParts(Protocol):
+    """What an evaluation needs; `Serving` has all of it."""
+
+    @property
+    def engine(self) -> GenerationEngine:
+        """Serves the weights that are evaluated."""
+
+    @property
+    def environment(self) -> Environment:
+        """Has the held-out prompts, and scores."""
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's."""
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """That of training."""
 
 
 @dataclass(frozen=True)
-class EvalReport:
-    """What an evaluation found."""
+class _Failed:
+    """A response that could not be scored."""
 
-    reward_mean: float
-    prompts: int
-    truncation_rate: float
-    response_length_mean: float
-    failures: tuple[str, ...] = ()
-    """Prompts that could not be scored; they are left out of the means, never counted as zero."""
+    cause: str
 
 
-async def evaluate_prompts(serving: Serving, config: RunConfig) -> EvalReport | None:
-    """Evaluate what the engine serves now; None when there are no held-out prompts."""
-    prompts = serving.environment.prompts(Split.EVAL)
+async def evaluate_prompts(
+    parts: EvalParts, config: RunConfig, on_response: Callable[[], None] = lambda: None
+) -> EvalReport | None:
+    """Evaluate what the engine serves; None when there are no held-out prompts.
+
+    The engine may serve others meanwhile, but its weights must stay as they are. `EvaluationError` where no response at
+    all could be scored. `on_response` is called as each response ends.
+    """
+    prompts = parts.environment.prompts(Split.EVAL)
     if not prompts:
         return None
-    sampling = eval_sampling(serving.sampling, config.eval)
+    started = time.monotonic()
+    sampling = eval_sampling(parts.sampling, config.eval)
     limit = asyncio.Semaphore(config.rollout.engine.slots)
+    samples = config.eval.samples_per_prompt
 
-    async def one(prompt: Prompt) -> Trajectory | str:
+    async def one(prompt: Prompt, sample: int) -> Trajectory | _Failed:
         async with limit:
-            return await _play(serving.engine, serving.environment, serving.tokenizer, prompt, sampling, config)
+            played = await _play(parts, prompt, sample, sampling, config)
+        on_response()
+        return played
 
     async with asyncio.TaskGroup() as tasks:
-        running = [tasks.create_task(one(prompt)) for prompt in prompts]
-    outcomes = [task.result() for task in running]
-    played = [outcome for outcome in outcomes if isinstance(outcome, Trajectory)]
-    failures = tuple(outcome for outcome in outcomes if isinstance(outcome, str))
-    if not played:
-        raise SetupError(f"evaluation: none of {len(prompts)} held-out prompts could be scored; first: {failures[0]}")
-    return _report(played, failures)
+        running = {prompt.prompt_id: [tasks.create_task(one(prompt, i)) for i in range(samples)] for prompt in prompts}
+    outcomes = {prompt_id: [task.result() for task in played] for prompt_id, played in running.items()}
+    return _report(outcomes, config.eval, parts.environment.name, time.monotonic() - started)
 
 
 def eval_sampling(sampling: SamplingParams, config: EvalConfig) -> SamplingParams:
@@ -61,45 +84,60 @@ def eval_sampling(sampling: SamplingParams, config: EvalConfig) -> SamplingParam
     return replace(sampling, max_new_tokens=length)
 
 
+def eval_seed(seed: int, prompt_id: str, sample: int) -> int:
+    """The seed of one response. The first has the same one however many there are, so that its figures compare."""
+    return derive_seed(seed, "eval", prompt_id, *([sample] if sample else []))
+
+
 async def _play(
-    engine: GenerationEngine,
-    environment: Environment,
-    tokenizer: Tokenizer,
-    prompt: Prompt,
-    sampling: SamplingParams,
-    config: RunConfig,
-) -> Trajectory | str:
+    parts: EvalParts, prompt: Prompt, sample: int, sampling: SamplingParams, config: RunConfig
+) -> Trajectory | _Failed:
+    group_id = f"eval-{prompt.prompt_id}"
     handle = SampleHandle(
-        engine=engine,
-        tokenizer=tokenizer,
+        engine=parts.engine,
+        tokenizer=parts.tokenizer,
         sampling=sampling,
-        group_id=f"eval-{prompt.prompt_id}",
-        sample=f"eval-{prompt.prompt_id}",
-        seed=derive_seed(config.seed, "eval", prompt.prompt_id),
+        group_id=group_id,
+        sample=f"{group_id}_g{sample}",
+        seed=eval_seed(config.seed, prompt.prompt_id, sample),
         timeout_seconds=config.rollout.generation_timeout_seconds,
     )
     try:
-        return await environment.run(prompt, handle)
-    except PenstockError as error:
-        return f"{prompt.prompt_id}: {describe(error)}"
+        return await parts.environment.run(prompt, handle)
+    except Exception as error:  # noqa: BLE001 - as in training, whatever a sample raises is that sample's failure
+        return _Failed(f"{prompt.prompt_id}, response {sample}: {describe(error)}")
 
 
-def _report(played: Sequence[Trajectory], failures: tuple[str, ...]) -> EvalReport:
-    return EvalReport(
-        reward_mean=sum(t.reward for t in played) / len(played),
-        prompts=len(played),
-        truncation_rate=sum(t.truncated for t in played) / len(played),
-        response_length_mean=sum(t.length for t in played) / len(played),
-        failures=failures,
-    )
+def _report(
+    outcomes: dict[str, list[Trajectory | _Failed]], config: EvalConfig, environment: str, seconds: float
+) -> EvalReport:
+    played = {key: [found for found in tried if isinstance(found, Trajectory)] for key, tried in outcomes.items()}
+    failures = [found.cause for tried in outcomes.values() for found in tried if isinstance(found, _Failed)]
+    everything = [trajectory for found in played.values() for trajectory in found]
+    if not everything:
+        raise EvaluationError(f"none of {len(outcomes)} held-out prompts could be scored; first: {failures[0]}")
+    scored = {key: [ScoredResponse(t.reward, t.length, t.truncated) for t in found] for key, found in played.items()}
+    return make_report(scored, config, environment, failures, _one_version(everything), seconds)
 
 
-def evaluate(config: RunConfig, run_dir: Path | None = None) -> dict[str, Any]:
-    """Evaluate `config.model`, or the newest checkpoint of `run_dir`, on the held-out prompts."""
+def _one_version(played: Sequence[Trajectory]) -> int | None:
+    """The weight version of all tokens; a mix would be the figures of no model at all."""
+    generations = [segment.generation for t in played for segment in t.segments if segment.generation is not None]
+    versions = {version for generation in generations for version in generation.token_versions}
+    if len(versions) > 1:
+        raise AssertionError(f"weights changed while they were evaluated: responses have versions {sorted(versions)}")
+    return next(iter(versions), None)
+
+
+def evaluate(config: RunConfig, run_dir: Path | None = None, checkpoint: str | None = None) -> dict[str, Any]:
+    """Evaluate `config.model`, or a checkpoint of `run_dir`, on the held-out prompts.
+
+    `checkpoint` is the name of one (`step_40`), or `best` by `checkpoint.best_metric`; without it the newest is taken.
+    """
     if run_dir is not None:
-        checkpoint = newest_checkpoint(run_dir / "checkpoints")
+        folder = chosen_checkpoint(run_dir / "checkpoints", checkpoint, config.checkpoint)
         # A checkpoint's weights are whole, whether adapters were trained or not.
-        model = config.model.model_copy(update={"path": str(checkpoint), "lora": None})
+        model = config.model.model_copy(update={"path": str(folder), "lora": None})
         config = config.model_copy(update={"model": model})
     return asyncio.run(_evaluate(config))
 
@@ -112,4 +150,24 @@ async def _evaluate(config: RunConfig) -> dict[str, Any]:
         await serving.close()
     if report is None:
         raise SetupError("there are no held-out prompts; set data.eval_path")
-    return {"model": config.model.path, **vars(report)}
+    return _figures(config, report)
+
+
+def _figures(config: RunConfig, report: EvalReport) -> dict[str, Any]:
+    """For people and programs; the figures a model is judged by come first."""
+    passes = {f"pass@{found.k}": found.value for found in report.pass_at}
+    left_out = {f"pass@{found.k}_left_out": found.left_out for found in report.pass_at if found.left_out}
+    return {
+        "model": config.model.path,
+        "environment": report.environment,
+        "reward_mean": report.reward_mean,
+        **passes,
+        **left_out,
+        "prompts": report.prompts,
+        "responses": report.responses,
+        "failed": len(report.failures),
+        "truncation_rate": report.truncation_rate,
+        "response_length_mean": report.response_length_mean,
+        "seconds": report.seconds,
+        "failures": list(report.failures),
+    }

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from penstock.observe.console import ProgressView
 from penstock.observe.jsonl import JsonlWriter
 from penstock.observe.loggers.fanout import Loggers
-from penstock.run.evaluate import EvalReport
+from penstock.observe.report.reading import Lines
+from penstock.run.eval_report import EvalReport
 
 _ENDS = 3
 """`start_reward` and `end_reward` are means over this many steps at either end: one step alone is noisy."""
+_PASS_AT = re.compile(r"eval/pass@\d+")
+_REWARD, _EVAL_REWARD, _LAG = "train/reward_mean", "eval/reward_mean", "staleness/lag_max"
 
 
 class Recorder:
-    """Writes each step's metrics and keeps what the summary needs of them."""
+    """Writes each step's and each evaluation's metrics, and keeps what the summary needs of them.
+
+    Lines that the file has already are those of a run that is resumed: the summary counts them too.
+    """
 
     def __init__(self, metrics: Path, view: ProgressView, loggers: Loggers) -> None:
         self._writer = JsonlWriter(metrics)
@@ -24,44 +32,51 @@ class Recorder:
         self._rewards: list[float] = []
         self._steps = 0
         self._lag_max = 0.0
-        self._evals: dict[str, EvalReport] = {}
+        self._evals: dict[int, dict[str, float]] = {}
         self.train_seconds = 0.0
         self.tokens_generated = 0
         self.error: str | None = None
         """What ended the run before its time."""
+        self.early_stop: Mapping[str, str | float] = {}
+        """What the summary says of an early stop."""
+        for line in Lines(metrics):
+            self._keep(int(line["step"]), {key: value for key, value in line.items() if value is not None})
 
-    def step(self, metrics: dict[str, float]) -> None:
-        """A step has ended."""
-        self._steps = int(metrics["step"])
-        self._writer.write({**metrics, "step": self._steps})
-        self._loggers.log(self._steps, metrics)
-        self._lag_max = max(self._lag_max, metrics.get("staleness/lag_max", 0.0))
-        if "train/reward_mean" in metrics:
-            self._rewards.append(metrics["train/reward_mean"])
-        self._view.on_step(metrics)
+    def step(self, metrics: dict[str, float], evaluation: EvalReport | None = None) -> None:
+        """A step has ended, and with it, where one was due, an evaluation of its weights."""
+        step = int(metrics["step"])
+        self._write(step, metrics)
+        if evaluation is not None:
+            self._write(step, evaluation.metrics())
+        self._view.on_step(metrics | self._last_eval_reward())
 
-    def evaluation(self, when: str, report: EvalReport) -> None:
-        """An evaluation has ended; `when` is `start` or `end`."""
-        self._evals[when] = report
-        record = {
-            "eval/reward_mean": report.reward_mean,
-            "eval/truncation_rate": report.truncation_rate,
-            "eval/response_length_mean": report.response_length_mean,
-            "eval/failures": float(len(report.failures)),
-        }
-        self._writer.write({"step": self._steps} | record)
-        self._loggers.log(self._steps, record)
+    def evaluation(self, report: EvalReport) -> None:
+        """An evaluation has ended that belongs to the last step, or, before the first, to the initial weights."""
+        self._write(self._steps, report.metrics())
+
+    def evaluated(self, step: int) -> bool:
+        """Whether the weights after this many steps have been evaluated."""
+        return step in self._evals
+
+    def history(self) -> Iterator[Mapping[str, float | None]]:
+        """Every line of the file, those of a run that is resumed first; null stands for what was not finite."""
+        yield from Lines(self._writer.path)
 
     def summary(self, stopped_by: str) -> dict[str, Any]:
         """How the run ended."""
-        start, end = self._evals.get("start"), self._evals.get("end")
+        start = self._evals.get(0, {})
+        step, end = self._last_eval()
+        passes = {key.replace("/", "_"): value for key, value in end.items() if _PASS_AT.fullmatch(key)}
         return {
             "stopped_by": stopped_by,
+            **self.early_stop,
             "steps": self._steps,
             "start_reward": _mean(self._rewards[:_ENDS]),
             "end_reward": _mean(self._rewards[-_ENDS:]),
-            "eval_reward_start": start.reward_mean if start else None,
-            "eval_reward": end.reward_mean if end else None,
+            "eval_reward_start": start.get(_EVAL_REWARD),
+            "eval_reward": end.get(_EVAL_REWARD),
+            "eval_step": step,
+            **passes,
             "train_seconds": round(self.train_seconds, 3),
             "tokens_generated": self.tokens_generated,
             "lag_max": int(self._lag_max),
@@ -70,6 +85,27 @@ class Recorder:
     def close(self) -> None:
         """Close the file."""
         self._writer.close()
+
+    def _write(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._writer.write({"step": step} | dict(metrics) | {"step": step})
+        self._loggers.log(step, metrics)
+        self._keep(step, metrics)
+
+    def _keep(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._steps = step
+        if _EVAL_REWARD in metrics:
+            self._evals[step] = {key: value for key, value in metrics.items() if key.startswith("eval/")}
+        self._lag_max = max(self._lag_max, metrics.get(_LAG, 0.0))
+        if _REWARD in metrics:
+            self._rewards.append(metrics[_REWARD])
+
+    def _last_eval(self) -> tuple[int | None, dict[str, float]]:
+        """The newest evaluation; that of the initial weights only where they are also the final ones."""
+        step = max(self._evals, default=None)
+        return (step, self._evals[step]) if step is not None and (step or not self._steps) else (None, {})
+
+    def _last_eval_reward(self) -> dict[str, float]:
+        return {_EVAL_REWARD: self._evals[max(self._evals)][_EVAL_REWARD]} if self._evals else {}
 
 
 def _mean(values: list[float]) -> float | None:

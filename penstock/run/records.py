@@ -14,6 +14,7 @@ from penstock.controller.failure import describe
 from penstock.errors import PenstockError, RecordError
 from penstock.observe.console import make_console
 from penstock.observe.events import EventLog
+from penstock.observe.jsonl import JsonlWriter
 from penstock.observe.loggers.base import Logger, Outcome, RunInfo, flat_settings
 from penstock.observe.loggers.factory import make_loggers
 from penstock.observe.loggers.fanout import Loggers
@@ -48,6 +49,8 @@ class RunRecords:
             opened.callback(self.timeline.close)
             self.events.subscribe(self.timeline.on_event)
             self.lane = self.timeline.lane("controller", "run")
+            self.ledger = JsonlWriter(directory.ledger)
+            opened.callback(self.ledger.close)
             self.samples = SampleLog(directory.samples, config.observe.samples_per_step)
             self._loggers = Loggers([*make_loggers(config.observe, self.events), *loggers], self.events)
             self.metrics = Recorder(directory.metrics, self.view, self._loggers)
@@ -77,7 +80,7 @@ class RunRecords:
         summary = self.metrics.summary(stopped_by)
         self._attempt(lambda: self._directory.write_summary(summary))
         self._attempt(lambda: self.events.emit("run_ended", stopped_by=stopped_by, steps=summary["steps"]))
-        for part in (self.metrics, self.samples, self.timeline):
+        for part in (self.metrics, self.samples, self.ledger, self.timeline):
             self._attempt(part.close)
         self._write_report()
         try:

@@ -1,9 +1,8 @@
-"""`train(config)`: a whole run, from setup to summary."""
+"""`train(config)` and `resume(run_dir)`: a whole run, from setup to summary."""
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,14 +14,17 @@ from penstock.controller.controller import SingleController
 from penstock.controller.parts import Parts
 from penstock.controller.traced_trainer import TracedTrainer
 from penstock.observe.loggers.base import Logger
+from penstock.observe.report.reading import Lines
+from penstock.run.between_steps import BetweenSteps
 from penstock.run.build import Serving, Training, build_serving, build_training
 from penstock.run.checkpoint import CheckpointStore
 from penstock.run.checks import check_config
 from penstock.run.directory import RunDirectory
-from penstock.run.evaluate import evaluate_prompts
+from penstock.run.periodic_eval import Evaluations
 from penstock.run.records import RunRecords
+from penstock.run.resume import ResumePoint, resume_point, resumed_config
+from penstock.run.rewind import rewind
 from penstock.run.signals import StopSignals
-from penstock.training.interface import Trainer
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ class RunResult:
     summary: dict[str, Any]
     run_dir: Path
     stopped_by: str
-    """`max_steps`, `data_exhausted`, `max_minutes` or `interrupted`."""
+    """`max_steps`, `data_exhausted`, `max_minutes`, `early_stop` or `interrupted`."""
 
 
 def train(config: RunConfig, loggers: Sequence[Logger] = ()) -> RunResult:
@@ -44,7 +46,25 @@ def train(config: RunConfig, loggers: Sequence[Logger] = ()) -> RunResult:
     directory = RunDirectory(config.run_dir)
     try:
         directory.write_config(dump_config(config))
-        return asyncio.run(_Run(config, directory, loggers).execute())
+        return asyncio.run(_Run(config, directory, loggers, None).execute())
+    finally:
+        directory.close()
+
+
+def resume(run_dir: str | Path, overrides: Sequence[str] = (), loggers: Sequence[Logger] = ()) -> RunResult:
+    """Go on with a run from its newest complete checkpoint, however its last process ended.
+
+    Metrics, samples and ledger are set back to the checkpoint. A run without a checkpoint begins anew. `overrides` may
+    change settings that the checkpoint does not depend on, such as `training.max_steps`.
+    """
+    config = resumed_config(Path(run_dir), overrides)
+    check_config(config, resumed=True)
+    directory = RunDirectory(run_dir, reopen=True)
+    try:
+        point = resume_point(directory.checkpoints)
+        rewind(directory, None if point.checkpoint is None else point.step, point.ended_prompts)
+        directory.write_config(dump_config(config))
+        return asyncio.run(_Run(config, directory, loggers, point).execute())
     finally:
         directory.close()
 
@@ -52,11 +72,13 @@ def train(config: RunConfig, loggers: Sequence[Logger] = ()) -> RunResult:
 class _Run:
     """The life of one run: set up, evaluate, train, checkpoint, evaluate, sum up; everything closed at the end."""
 
-    def __init__(self, config: RunConfig, directory: RunDirectory, loggers: Sequence[Logger]) -> None:
+    def __init__(
+        self, config: RunConfig, directory: RunDirectory, loggers: Sequence[Logger], point: ResumePoint | None
+    ) -> None:
         self._config = config
         self._directory = directory
+        self._point = point
         self._records = RunRecords(config, directory, loggers)
-        self._checkpoints = CheckpointStore(directory.checkpoints, config.checkpoint.keep_latest)
         self._signals = StopSignals(self._records.view.note)
 
     async def execute(self) -> RunResult:
@@ -76,9 +98,12 @@ class _Run:
 
     async def _serve_and_train(self) -> str:
         await self._records.start()
+        if self._point is not None:
+            self._announce_resume(self._point)
         # Off the loop, so that Ctrl-C is heard while a large model loads.
+        trains = self._config.training.backend != "none"
         with self._records.lane.span("setting up the engine"):
-            serving = await asyncio.to_thread(build_serving, self._config, trains_too=True)
+            serving = await asyncio.to_thread(build_serving, self._config, trains_too=trains)
         try:
             with self._records.lane.span("setting up the trainer"):
                 training = await asyncio.to_thread(build_training, self._config, serving)
@@ -89,9 +114,19 @@ class _Run:
         finally:
             await serving.close()
 
+    def _announce_resume(self, point: ResumePoint) -> None:
+        self._records.events.emit("run_resumed", step=point.step, ended_prompts=point.ended_prompts)
+        self._records.view.note(
+            "no checkpoint was complete: the run begins anew"
+            if point.checkpoint is None
+            else f"going on after step {point.step}, from {point.checkpoint}"
+        )
+
     def _announce(self, training: Training) -> None:
         """Say how many steps there will be, and that the data ends early where it does."""
         self._records.view.expect(training.steps)
+        for note in training.notes:
+            self._records.view.note(note)
         wanted = self._config.training.max_steps
         if wanted is not None and training.steps < wanted:
             self._records.view.note(
@@ -101,61 +136,72 @@ class _Run:
 
     async def _train(self, serving: Serving, training: Training) -> str:
         self._announce(training)
-        if self._config.eval.at_start:
-            await self._evaluate(serving, "start")
-        records = self._records
+        records, config = self._records, self._config
+        evaluations = Evaluations(serving, config, records.view, records.events, records.lane)
+        first = None
+        if config.eval.at_start and not (self._point is not None and self._point.step):
+            first = await evaluations.at_start()
+            if first is not None:
+                records.metrics.evaluation(first)
         trainer = TracedTrainer(training.trainer, records.timeline)
-        parts = Parts(
+        store = CheckpointStore(self._directory.checkpoints, config.checkpoint, serving.hf_tokenizer, self._saved)
+        between = BetweenSteps(config, trainer, store, evaluations, records)
+        controller = SingleController(config, self._parts(serving, training, trainer), between)
+        between.controller = controller
+        controller.hook_progress = lambda: evaluations.responses
+        if first is not None:
+            between.judge(0, first.metrics())
+        try:
+            await self._restore(controller, trainer, between)
+            stopped_by = await self._run_controller(controller, between)
+            step = training.buffer.clock.step
+            if config.checkpoint.at_end and step and not store.has(step):
+                await store.begin(await between.snapshot(step))
+            await store.finish()
+        finally:
+            await store.close()
+        if config.eval.at_end and stopped_by != "interrupted" and not records.metrics.evaluated(step):
+            report = await evaluations.at_end()
+            if report is not None:
+                records.metrics.evaluation(report)
+        return stopped_by
+
+    def _parts(self, serving: Serving, training: Training, trainer: TracedTrainer) -> Parts:
+        records = self._records
+        return Parts(
             stream=training.stream,
             manager=training.manager,
-            engines=[serving.engine],
+            engines=serving.engines,
             trainer=trainer,
             buffer=training.buffer,
             data_plane=training.data_plane,
             events=records.events,
             timeline=records.timeline,
             samples=records.samples,
+            record_end=records.ledger.write,
         )
 
-        async def after_step(steps: int, metrics: dict[str, float]) -> None:
-            every = self._config.checkpoint.every_steps
-            if every is not None and steps % every == 0:
-                metrics["timing/checkpoint_s"] = await self._save(steps, serving, trainer)
-            records.metrics.step(metrics)
-
-        controller = SingleController(self._config, parts, after_step)
-        started = time.monotonic()
-        tokens_before = serving.engine.stats().tokens_generated
-        try:
-            with self._signals.stopping(controller.stop), records.lane.span("training"):
-                stopped_by = await controller.run()
-        finally:
-            records.metrics.train_seconds = time.monotonic() - started
-            records.metrics.tokens_generated = serving.engine.stats().tokens_generated - tokens_before
-        if self._config.checkpoint.at_end and training.buffer.clock.step:
-            await self._save(training.buffer.clock.step, serving, trainer)
-        if self._config.eval.at_end and stopped_by != "interrupted":
-            await self._evaluate(serving, "end")
-        return stopped_by
-
-    async def _save(self, step: int, serving: Serving, trainer: Trainer) -> float:
-        """Write a checkpoint; the seconds it took."""
-        started = time.monotonic()
-        with self._records.lane.span("checkpoint", step=step):
-            path = await self._checkpoints.save(step, trainer, serving.hf_tokenizer)
-        seconds = time.monotonic() - started
-        self._records.events.emit("checkpoint_saved", step=step, path=str(path), seconds=round(seconds, 3))
-        return seconds
-
-    async def _evaluate(self, serving: Serving, when: str) -> None:
-        view = self._records.view
-        view.note(f"evaluating at the {when} of the run")
-        with self._records.lane.span("evaluation", when=when):
-            report = await evaluate_prompts(serving, self._config)
-        if report is None:
-            view.note("no held-out prompts (data.eval_path): nothing to evaluate")
+    async def _restore(self, controller: SingleController, trainer: TracedTrainer, between: BetweenSteps) -> None:
+        """Bring trainer, controller and what is remembered of metrics to where the checkpoint was."""
+        point = self._point
+        if point is None or point.checkpoint is None or point.snapshot is None:
             return
-        self._records.metrics.evaluation(when, report)
-        view.note(f"eval reward at the {when}: {report.reward_mean:.3f} on {report.prompts} held-out prompts")
-        for failure in report.failures:
-            self._records.events.emit("eval_failed", cause=failure)
+        with self._records.lane.span("loading the checkpoint", step=point.step):
+            await trainer.load_checkpoint(point.checkpoint)
+            await controller.restore(point.snapshot)
+        for metrics in Lines(self._directory.metrics):
+            between.remember(metrics)
+
+    async def _run_controller(self, controller: SingleController, between: BetweenSteps) -> str:
+        try:
+            with self._signals.stopping(controller.stop), self._records.lane.span("training"):
+                return between.reason(await controller.run())
+        finally:
+            self._records.metrics.train_seconds = controller.elapsed_seconds
+            self._records.metrics.tokens_generated = controller.tokens_generated
+
+    def _saved(self, step: int, path: Path, seconds: float) -> None:
+        self._records.events.emit("checkpoint_saved", step=step, path=str(path), seconds=round(seconds, 3))
+        timeline = self._records.timeline
+        lane = timeline.lane("controller", "checkpoint writer")
+        lane.record(f"writing step {step}", timeline.now() - seconds, timeline.now())

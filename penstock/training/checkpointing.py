@@ -14,6 +14,7 @@ Optimizer tensors have their own folder because engines read every safetensors f
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -47,15 +48,50 @@ class TrainerState:
     format: int = _FORMAT
 
 
-def save_trainer(folder: Path, model: Any, optimizer: PolicyOptimizer, version: int) -> None:
-    """Write a checkpoint into an existing folder."""
-    _save_weights(folder, model)
-    (folder / "trainer").mkdir(exist_ok=True)
-    tensors = {name: tensor.contiguous() for name, tensor in optimizer.state_tensors().items()}
-    save_file(tensors, folder / OPTIMIZER_FILE)
-    save_file(_rng_state(), folder / RNG_FILE)
-    state = TrainerState(version, optimizer.updates, optimizer.next_learning_rate, optimizer.step_counts())
-    (folder / STATE_FILE).write_text(json.dumps(asdict(state), indent=1) + "\n")
+@dataclass(frozen=True)
+class LocalSnapshot:
+    """A trainer as it was at one moment, in memory of its own: it can be written while training goes on."""
+
+    model: Any
+    """For its configuration and the names of its files; its weights are not read."""
+    weights: dict[str, Tensor]
+    adapter: dict[str, Tensor]
+    """With LoRA: the adapter's own tensors; `weights` are merged then."""
+    optimizer: dict[str, Tensor]
+    rng: dict[str, Tensor]
+    state: TrainerState
+
+    @classmethod
+    def of(cls, model: Any, optimizer: PolicyOptimizer, version: int) -> LocalSnapshot:
+        """Copy everything that a step changes."""
+        lora = LoraAdapter.of(model)
+        weights, adapter = (_copied(model.state_dict()), {}) if lora is None else lora.snapshot()
+        state = TrainerState(version, optimizer.updates, optimizer.next_learning_rate, optimizer.step_counts())
+        return cls(model, weights, adapter, _copied(optimizer.state_tensors()), _rng_state(), state)
+
+    def write(self, folder: Path) -> None:
+        """Write a checkpoint into an existing folder.
+
+        An adapted model is written twice: merged, for whoever wants a model, and as the adapter, to go on from.
+        """
+        lora = LoraAdapter.of(self.model)
+        if lora is None:
+            self.model.save_pretrained(folder, state_dict=self.weights)
+        else:
+            lora.save_merged(folder, self.weights)
+            lora.save(folder / ADAPTER_FOLDER, self.adapter)
+        (folder / "trainer").mkdir(exist_ok=True)
+        save_file(self.optimizer, folder / OPTIMIZER_FILE)
+        save_file(self.rng, folder / RNG_FILE)
+        (folder / STATE_FILE).write_text(json.dumps(asdict(self.state), indent=1) + "\n")
+
+
+def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies on the CPU; names that share a tensor share its copy."""
+    copies: dict[tuple[int, torch.Size], Tensor] = {}
+    for tensor in tensors.values():
+        copies.setdefault((tensor.data_ptr(), tensor.shape), tensor.detach().to("cpu", copy=True).contiguous())
+    return {name: copies[tensor.data_ptr(), tensor.shape] for name, tensor in tensors.items()}
 
 
 def load_trainer(folder: Path, model: Any, optimizer: PolicyOptimizer) -> TrainerState:
@@ -73,16 +109,6 @@ def load_trainer(folder: Path, model: Any, optimizer: PolicyOptimizer) -> Traine
     optimizer.load(tensors, state.step_counts, state.updates)
     _restore_rng(rng)
     return state
-
-
-def _save_weights(folder: Path, model: Any) -> None:
-    """An adapted model is written twice: merged, for whoever wants a model, and as the adapter, to go on from."""
-    adapter = LoraAdapter.of(model)
-    if adapter is None:
-        model.save_pretrained(folder)
-        return
-    adapter.save_merged(folder)
-    adapter.save(folder / ADAPTER_FOLDER)
 
 
 def _read_weights(folder: Path, model: Any) -> tuple[dict[str, Tensor], list[str]]:

@@ -46,6 +46,13 @@ class Prepared:
     seconds: float
 
 
+class TrainerSnapshot(Protocol):
+    """Weights, optimizer, schedule and RNG state of one moment."""
+
+    def write(self, folder: Path) -> None:
+        """Write weights (loadable by transformers) and the rest into an existing folder; blocks, from any thread."""
+
+
 class Trainer(Protocol):
     """A trainer as the controller sees it. Calls are carried out one at a time, in the order they were made.
 
@@ -81,11 +88,11 @@ class Trainer(Protocol):
     async def publish_weights(self) -> WeightSource:
         """The current weights under their Hugging Face names, valid until the next `finish_train_step`."""
 
-    async def save_checkpoint(self, folder: Path) -> None:
-        """Write weights (loadable by transformers) and optimizer, schedule and RNG state into an existing folder."""
+    async def snapshot(self) -> TrainerSnapshot:
+        """The trainer as it is between two steps, safe from those that follow, to be written while they run."""
 
     async def load_checkpoint(self, folder: Path) -> None:
-        """Read what `save_checkpoint` wrote."""
+        """Read what a snapshot wrote."""
 
     async def close(self) -> None:
         """End the trainer's threads or processes; a second call is a no-op."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import assert_never
+
 import torch
 from torch import Tensor
 
@@ -26,10 +28,12 @@ from penstock.algorithms.reduction import Metric, Normaliser
 from penstock.config.algorithm import (
     AlgorithmConfig,
     CispoLoss,
+    Decoupled,
     GspoLoss,
     IcePop,
     NoCorrection,
     PpoClipLoss,
+    ReinforceLoss,
     SequenceMasked,
     TruncatedImportanceSampling,
 )
@@ -48,14 +52,15 @@ def policy_objective(
     """
     trainer_T = logprobs_T.detach() if targets.old_logprobs_T is None else targets.old_logprobs_T
     engine_T = targets.engine_logprobs_T
-    metrics = mismatch_metrics(trainer_T, engine_T, targets.mask_T) | _plain_metrics(entropy_T, targets)
+    advantages_T = _advantages(algorithm, trainer_T, targets)
+    metrics = mismatch_metrics(trainer_T, engine_T, targets.mask_T) | _plain_metrics(entropy_T, advantages_T, targets)
     correction_T = _correction(algorithm, trainer_T, targets)
     weights_T = targets.weights_T
     if correction_T is not None:
         weights_T = weights_T * correction_T
         metrics |= correction_metrics(correction_T, targets.mask_T, cap=_cap(algorithm))
     old_T = trainer_T if algorithm.old_policy == "trainer" else engine_T
-    terms = [_policy_loss(algorithm, logprobs_T, old_T, _advantages(algorithm, trainer_T, targets), weights_T, targets)]
+    terms = [_policy_loss(algorithm, logprobs_T, old_T, advantages_T, weights_T, targets)]
     coefficients = [1.0]
     if uses_reference(algorithm):
         terms.append(_reference_term(algorithm, logprobs_T, targets))
@@ -117,7 +122,9 @@ def _policy_loss(
         return cispo_loss(
             logprobs_T, old_T, advantages_T, weights_T, mask_T, clip_low=loss.clip_low, clip_high=loss.clip_high
         )
-    return reinforce_loss(logprobs_T, advantages_T, weights_T, mask_T)
+    if isinstance(loss, ReinforceLoss):
+        return reinforce_loss(logprobs_T, advantages_T, weights_T, mask_T)
+    assert_never(loss)
 
 
 def _advantages(algorithm: AlgorithmConfig, trainer_T: Tensor, targets: TargetColumns) -> Tensor:
@@ -160,7 +167,9 @@ def _correction(algorithm: AlgorithmConfig, trainer_T: Tensor, targets: TargetCo
             high=correction.high,
             mean=correction.mean,
         )
-    return decoupled_weights(trainer_T, engine_T, cap=correction.cap)
+    if isinstance(correction, Decoupled):
+        return decoupled_weights(trainer_T, engine_T, cap=correction.cap)
+    assert_never(correction)
 
 
 def _cap(algorithm: AlgorithmConfig) -> float | None:
@@ -169,7 +178,7 @@ def _cap(algorithm: AlgorithmConfig) -> float | None:
     return correction.cap if isinstance(correction, TruncatedImportanceSampling) else None
 
 
-def _plain_metrics(entropy_T: Tensor, targets: TargetColumns) -> dict[str, Metric]:
+def _plain_metrics(entropy_T: Tensor, advantages_T: Tensor, targets: TargetColumns) -> dict[str, Metric]:
     mask_T = targets.mask_T.to(torch.float64)
 
     def mean(values_T: Tensor) -> Metric:
@@ -177,7 +186,7 @@ def _plain_metrics(entropy_T: Tensor, targets: TargetColumns) -> dict[str, Metri
 
     return {
         "entropy": mean(entropy_T),
-        "advantage_token_mean": mean(targets.advantages_T),
+        "advantage_token_mean": mean(advantages_T),
         "token_lag_mean": mean(targets.lag_T),
         "token_lag_max": Metric(targets.lag_T.amax(), Normaliser.MAX),
     }

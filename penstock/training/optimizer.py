@@ -64,6 +64,10 @@ class PolicyOptimizer:
                 gradient = gradient.to(master.dtype)
                 master.grad = gradient if master.grad is None else master.grad.add_(gradient)
 
+    def gradients(self) -> dict[str, Tensor]:
+        """What has been accumulated so far, by parameter name; those without a gradient are left out."""
+        return {name: master.grad for name, master in self._masters.items() if master.grad is not None}
+
     def scale_gradients(self, factor: float) -> None:
         """Multiply all gradients."""
         for gradient in self._gradients():

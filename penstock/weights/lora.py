@@ -89,18 +89,26 @@ class LoraAdapter:
         with self.peft_model.disable_adapter():
             yield
 
-    def save(self, folder: Path) -> None:
-        """Write the adapter as peft does: its tensors and its configuration."""
-        self.peft_model.save_pretrained(folder, save_embedding_layers=False)
-        (folder / "README.md").unlink(missing_ok=True)  # an empty form that peft adds
+    def snapshot(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Copies in the CPU's memory: of the equivalent plain model's tensors, and of the adapter's own.
 
-    def save_merged(self, folder: Path) -> None:
-        """Write the equivalent plain model; the merged matrices are held in the CPU's memory meanwhile."""
-        tensors = {
+        The frozen base weights, which nobody writes, are not copied.
+        """
+        merged = {
             name: self._merged(parameter).cpu() if id(parameter) in self._layers else parameter.detach()
             for name, parameter in self._base.items()
         }
-        self.model.save_pretrained(folder, state_dict=tensors | self._buffers)
+        trained = {name: p.detach() for name, p in self.peft_model.named_parameters() if p.requires_grad}
+        return merged | self._buffers, {name: p.to("cpu", copy=True) for name, p in trained.items()}
+
+    def save(self, folder: Path, tensors: dict[str, Tensor] | None = None) -> None:
+        """Write the adapter, as it is or as it was in a snapshot, as peft does: its tensors and its configuration."""
+        self.peft_model.save_pretrained(folder, state_dict=tensors, save_embedding_layers=False)
+        (folder / "README.md").unlink(missing_ok=True)  # an empty form that peft adds
+
+    def save_merged(self, folder: Path, tensors: dict[str, Tensor]) -> None:
+        """Write the equivalent plain model of a snapshot."""
+        self.model.save_pretrained(folder, state_dict=tensors)
 
     def read(self, folder: Path) -> tuple[dict[str, Tensor], list[str]]:
         """A saved adapter's tensors, and what keeps them from being this adapter's."""

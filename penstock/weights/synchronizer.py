@@ -29,7 +29,8 @@ class WeightSynchronizer:
 
     Nobody resumes before everybody was updated or has failed, so that no two versions are served side by side. A
     receiver that raises in any of the three stays out of serving until a later sync succeeds on it; the others go on.
-    If none is left the sync as a whole has failed. A cancelled sync is carried to its end first.
+    If none is left the sync as a whole has failed; where there are no receivers at all, as in a replay of recorded
+    rollouts, a version counts as served when it is published. A cancelled sync is carried to its end first.
     """
 
     def __init__(self, receivers: Sequence[WeightReceiver]) -> None:
@@ -48,7 +49,7 @@ class WeightSynchronizer:
         await self._all(errors, lambda receiver: receiver.pause())
         await self._all(errors, lambda receiver: receiver.update_weights(source))
         await self._all(errors, lambda receiver: receiver.resume())
-        if len(errors) == len(self._receivers):
+        if errors and len(errors) == len(self._receivers):
             name, cause = next(iter(errors.items()))
             raise WeightSyncError(f"no engine could take weight version {source.version}; {name}: {cause}") from cause
         causes = {name: f"{type(error).__name__}: {error}" for name, error in errors.items()}

@@ -89,28 +89,43 @@ class TestTrain:
         assert sys.path[-1] == str(tmp_path)
 
 
+EvalCall = tuple[RunConfig, Path | None, str | None]
+
+
 class TestEval:
     @pytest.fixture
-    def calls(self, monkeypatch: pytest.MonkeyPatch) -> list[tuple[RunConfig, Path | None]]:
-        calls: list[tuple[RunConfig, Path | None]] = []
+    def calls(self, monkeypatch: pytest.MonkeyPatch) -> list[EvalCall]:
+        calls: list[EvalCall] = []
 
-        def evaluate(config: RunConfig, run_dir: Path | None) -> dict[str, Any]:
-            calls.append((config, run_dir))
-            return {"reward_mean": 0.25}
+        def evaluate(config: RunConfig, run_dir: Path | None, checkpoint: str | None) -> dict[str, Any]:
+            calls.append((config, run_dir, checkpoint))
+            return {"reward_mean": 0.25, "pass@4": 0.5, "failures": []}
 
         stand_in(monkeypatch, "penstock.run.evaluate", evaluate=evaluate)
         return calls
 
-    def test_settings_file(self, config: str, calls: list[tuple[RunConfig, Path | None]]) -> None:
+    def test_settings_file(self, config: str, calls: list[EvalCall]) -> None:
         shown = invoke("eval", config, "data.eval_size=5")
-        assert shown.stdout == "Evaluation\n  reward_mean  0.25\n"
+        assert shown.stdout == "Evaluation\n  reward_mean  0.25\n  pass@4       0.5\n"
         assert calls[0][0].data.eval_size == 5
-        assert calls[0][1] is None
+        assert calls[0][1:] == (None, None)
 
-    def test_run_directory(self, tmp_path: Path, calls: list[tuple[RunConfig, Path | None]]) -> None:
+    def test_run_directory(self, tmp_path: Path, calls: list[EvalCall]) -> None:
         (tmp_path / "config.yaml").write_text(SMALLEST_YAML)
-        assert json.loads(invoke("eval", str(tmp_path), "--json").stdout) == {"reward_mean": 0.25}
-        assert calls[0][1] == tmp_path
+        shown = json.loads(invoke("eval", str(tmp_path), "--json").stdout)
+        assert shown == {"reward_mean": 0.25, "pass@4": 0.5, "failures": []}
+        assert calls[0][1:] == (tmp_path, None)
+
+    def test_checkpoint_by_name(self, tmp_path: Path, calls: list[EvalCall]) -> None:
+        (tmp_path / "config.yaml").write_text(SMALLEST_YAML)
+        assert invoke("eval", str(tmp_path), "--checkpoint", "best").exit_code == 0
+        assert calls[0][1:] == (tmp_path, "best")
+
+    def test_a_settings_file_has_no_checkpoints_to_choose_from(self, config: str, calls: list[EvalCall]) -> None:
+        shown = invoke("eval", config, "--checkpoint", "step_3")
+        assert shown.exit_code == 2
+        assert shown.stderr == f"error: {config}: is a settings file: --checkpoint needs the folder of a run\n"
+        assert calls == []
 
     def test_folder_that_is_no_run(self, tmp_path: Path) -> None:
         shown = invoke("eval", str(tmp_path))

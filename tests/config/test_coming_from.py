@@ -30,7 +30,7 @@ from tests.test_docs import blocks
 PAGE = Path(__file__).parents[2] / "docs" / "coming-from.md"
 TEXT = PAGE.read_text(encoding="utf-8")
 KEYS = frozenset(all_keys(RunConfig))
-COMMANDS = ("penstock eval", "penstock config check")
+COMMANDS = ("penstock resume RUN_DIR", "penstock eval", "penstock config check")
 _CODE = re.compile(r"`([^`\n]+)`")
 _FENCED = re.compile(r"^```.*?^```\n", re.MULTILINE | re.DOTALL)
 

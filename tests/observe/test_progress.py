@@ -88,6 +88,6 @@ def test_the_ordinary_is_not_important(event: str) -> None:
 
 def test_event_line_is_one_short_line() -> None:
     line = event_line("dropped", {"prompt_id": "p1", "age_s": 1.23456, "cause": "a\nb", "none": None})
-    assert line == "dropped  prompt_id=p1  age_s=1.23  cause=a b"
+    assert line == "dropped  prompt_id=p1  cause=a b  age_s=1.23"
     assert event_line("dropped", {"cause": "x" * 500}, width=40).endswith("...")
     assert len(event_line("dropped", {"cause": "x" * 500}, width=40)) == 40

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
@@ -110,7 +111,8 @@ class ScriptedRun:
     data_plane: MemoryDataPlane = field(default_factory=MemoryDataPlane)
     buffer: ReplayBuffer = field(init=False)
     controller: SingleController = field(init=False)
-    after_step: Callable[[int], None] = lambda steps: None
+    after_step: Callable[[int], object] = lambda steps: None
+    """Awaited where it gives something to await."""
     timeline: Timeline = field(default_factory=Timeline.off)
     samples: SampleLog = field(default_factory=SampleLog)
 
@@ -155,7 +157,9 @@ class ScriptedRun:
 
         async def after_step(steps: int, metrics: dict[str, float]) -> None:
             self.steps.append(metrics)
-            self.after_step(steps)
+            found = self.after_step(steps)
+            if inspect.isawaitable(found):
+                await found
 
         self.controller = SingleController(config, parts, after_step)
 

@@ -24,7 +24,7 @@ async def test_a_restored_run_goes_on_bit_for_bit(family: str, tied: bool, tmp_p
     for step in range(2):
         await local.train(step, metas[step])
     torch.manual_seed(123)
-    await local.save_checkpoint(tmp_path)
+    (await local.snapshot()).write(tmp_path)
     drawn = torch.rand(3)
 
     other = tiny_model(family, tied=tied, seed=99)
@@ -52,7 +52,7 @@ async def test_the_folder_is_a_model_for_transformers_and_holds_no_pickle(tmp_pa
     model, plane = tiny_model(), data_plane()
     local = trainer(model, plane)
     await local.train(0, put_groups(plane, 1))
-    await local.save_checkpoint(tmp_path)
+    (await local.snapshot()).write(tmp_path)
     await local.close()
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert bit_equal(weights(model), weights(loaded))
@@ -65,21 +65,21 @@ async def test_the_folder_is_a_model_for_transformers_and_holds_no_pickle(tmp_pa
 async def test_an_open_step_is_neither_saved_nor_overwritten(tmp_path: Path) -> None:
     plane = data_plane()
     local = trainer(tiny_model(), plane)
-    await local.save_checkpoint(tmp_path)
+    (await local.snapshot()).write(tmp_path)
     await local.begin_train_step(0)
-    with pytest.raises(StepStateError, match="save_checkpoint: step 0 is open"):
-        await local.save_checkpoint(tmp_path)
+    with pytest.raises(StepStateError, match="snapshot: step 0 is open"):
+        (await local.snapshot()).write(tmp_path)
     with pytest.raises(StepStateError, match="load_checkpoint: step 0 is open"):
         await local.load_checkpoint(tmp_path)
     await local.abort_train_step(0)
-    await local.save_checkpoint(tmp_path)
+    (await local.snapshot()).write(tmp_path)
     await local.close()
 
 
 async def damaged(folder: Path, what: str) -> None:
     local = trainer(tiny_model(), plane := data_plane())
     await local.train(0, put_groups(plane, 1))
-    await local.save_checkpoint(folder)
+    (await local.snapshot()).write(folder)
     await local.close()
     state = folder / "trainer_state.json"
     if what == "no state":

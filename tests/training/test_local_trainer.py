@@ -212,12 +212,12 @@ async def test_an_optimizer_that_fails_half_way_needs_a_checkpoint(
     plane = data_plane()
     metas = put_groups(plane, 1)
     local = trainer(tiny_model(), plane)
-    await local.save_checkpoint(tmp_path)
+    (await local.snapshot()).write(tmp_path)
     with monkeypatch.context() as patched:
         patched.setattr(torch.optim.AdamW, "step", lambda self: 1 / 0)
         with pytest.raises(OptimizerStepError, match="last checkpoint"):
             await local.train(0, metas)
-    for call in (local.begin_train_step(1), local.publish_weights(), local.save_checkpoint(tmp_path)):
+    for call in (local.begin_train_step(1), local.publish_weights(), local.snapshot()):
         with pytest.raises(StepStateError, match="load a checkpoint"):
             await call
     await local.load_checkpoint(tmp_path)

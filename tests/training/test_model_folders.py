@@ -99,7 +99,7 @@ async def test_a_folder_is_loaded_trained_served_and_saved(family: str, tmp_path
         await engine.resume()
     await engine.close()
 
-    await local.save_checkpoint(tmp_path)
+    (await local.snapshot()).write(tmp_path)
     await local.close()
     saved = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert bit_equal(weights(saved), weights(model))

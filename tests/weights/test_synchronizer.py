@@ -90,3 +90,8 @@ async def test_a_cancelled_sync_is_carried_to_its_end() -> None:
 def test_receivers_need_names_of_their_own() -> None:
     with pytest.raises(SetupError, match="names of their own"):
         WeightSynchronizer([Receiver("a"), Receiver("a")])
+
+
+async def test_without_receivers_a_version_is_served_when_it_is_published() -> None:
+    report = await WeightSynchronizer([]).publish(source(3))
+    assert (report.version, dict(report.failed)) == (3, {})

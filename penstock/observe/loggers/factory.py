@@ -15,7 +15,7 @@ def make_loggers(config: ObserveConfig, events: EventLog) -> list[Logger]:
     """The loggers that the settings ask for, not yet started; none by default."""
     loggers: list[Logger] = []
     if config.prometheus is not None:
-        loggers.append(PrometheusLogger(config.prometheus, lambda: events.counts))
+        loggers.append(PrometheusLogger(config.prometheus, lambda: events.counts_by_name))
     if config.tensorboard is not None:
         loggers.append(TensorboardLogger(config.tensorboard))
     if config.mlflow is not None:

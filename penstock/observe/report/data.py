@@ -137,7 +137,7 @@ def _split(metrics: Iterable[Record]) -> tuple[list[Record], list[Record]]:
             continue
         if any(key.startswith("eval/") for key in line):
             evals.append((step, line))
-        if any(key.startswith(("train/", "timing/", "rollout/")) for key in line):
+        if any(key.startswith(("train/", "timing/", "rollout/")) and key != "timing/eval_s" for key in line):
             steps[step] = line
     return [steps[step] for step in sorted(steps)], [line for _, line in sorted(evals, key=lambda entry: entry[0])]
 

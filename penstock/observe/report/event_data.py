@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+MOST_DROPS, MOST_STALLS = 50, 5
+_FAULTS = ("infra", "data")
 MOST_CAUSES = 100
 """Different causes that are kept of one kind; the oldest go first."""
 
@@ -22,10 +25,14 @@ class KindTally:
     """How often each cause was given; the newest is last."""
     forgotten: int = 0
     """Causes that were given and are not kept."""
+    faults: Counter[str] = field(default_factory=Counter)
+    """How many were whose fault: `infra` or `data`; empty where the events do not say."""
 
-    def add(self, time: datetime | None, cause: str | None) -> None:
+    def add(self, time: datetime | None, cause: str | None, fault: str | None = None) -> None:
         """One more event."""
         self.count += 1
+        if fault:
+            self.faults[fault] += 1
         self.first, self.last = self.first or time, time or self.last
         if cause:
             self.causes[cause] = self.causes.pop(cause, 0) + 1
@@ -42,6 +49,10 @@ class EventTally:
     started: datetime | None = None
     stopped_by: str | None = None
     """Why the run ended, where it says so."""
+    drops: deque[Mapping[str, Any]] = field(default_factory=lambda: deque(maxlen=MOST_DROPS))
+    """The newest prompts that were given up."""
+    stalls: deque[Mapping[str, Any]] = field(default_factory=lambda: deque(maxlen=MOST_STALLS))
+    """The newest times that the run stood still, with what everything waited for."""
 
     @classmethod
     def of(cls, events: Iterable[Mapping[str, Any]]) -> EventTally:
@@ -53,7 +64,12 @@ class EventTally:
             if name == "run_ended":
                 tally.stopped_by = str(event.get("stopped_by"))
             cause = event.get("cause") or event.get("reason")
-            tally.kinds.setdefault(name, KindTally()).add(time, str(cause) if cause else None)
+            fault = event.get("kind") if event.get("kind") in _FAULTS else None
+            tally.kinds.setdefault(name, KindTally()).add(time, str(cause) if cause else None, fault)
+            if name == "prompt_dropped":
+                tally.drops.append(event)
+            elif name == "stalled":
+                tally.stalls.append(event)
         return tally
 
     def count(self, name: str) -> int:

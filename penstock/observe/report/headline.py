@@ -18,6 +18,7 @@ _ENDINGS = {
     "max_steps": "reached max_steps",
     "data_exhausted": "the data ended",
     "max_minutes": "reached max_minutes",
+    "early_stop": "stopped early",
     "interrupted": "interrupted",
 }
 
@@ -78,7 +79,9 @@ def _status_text(data: RunData) -> str:
         return "cut off before its end"
     if data.status is RunStatus.FAILED:
         return "failed"
-    return _ENDINGS.get(str(data.stopped_by), str(data.stopped_by))
+    reason = data.summary.get("early_stop_reason") if data.summary and data.stopped_by == "early_stop" else None
+    ending = _ENDINGS.get(str(data.stopped_by), str(data.stopped_by))
+    return f"{ending}: {reason}" if reason else ending
 
 
 def _facts(data: RunData) -> list[Html]:

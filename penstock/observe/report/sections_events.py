@@ -9,8 +9,9 @@ from penstock.observe.event_kinds import Severity, meaning_of, severity_of
 from penstock.observe.report.data import RunData
 from penstock.observe.report.event_data import KindTally
 from penstock.observe.report.markup import NOTHING, Html, join, tag
-from penstock.observe.report.numerals import seconds
+from penstock.observe.report.numerals import counted
 from penstock.observe.report.sections_learning import section
+from penstock.observe.report.sections_losses import dropped_prompts, since, stalls
 
 _MOST_CAUSES, _LONGEST_CAUSE = 3, 400
 
@@ -34,6 +35,8 @@ def events_section(data: RunData) -> Html:
     )
     body = [
         _table(bad, start) if bad else tag("p", "Nothing went wrong.", class_="good"),
+        dropped_prompts(data.events),
+        stalls(data.events),
         join([tag("h3", "Also worth knowing"), _table(notable, start)]) if notable else None,
         join([tag("h3", "Generated for nothing"), _table(waste, start)]) if waste else None,
         tag("details", tag("summary", "Routine events"), _table(routine, start)) if routine else None,
@@ -53,15 +56,17 @@ def _row(kind: str, tally: KindTally, start: datetime | None) -> Html:
     return tag(
         "tr",
         tag("td", name, data_label="Event"),
-        tag("td", f"{tally.count:,}", class_="number", data_label="Count"),
-        tag("td", _since(tally.first, start), class_="number", data_label="First"),
-        tag("td", _since(tally.last, start), class_="number", data_label="Last"),
+        tag("td", f"{tally.count:,}", _faults(tally), class_="number", data_label="Count"),
+        tag("td", since(tally.first, start), class_="number", data_label="First"),
+        tag("td", since(tally.last, start), class_="number", data_label="Last"),
         tag("td", _causes(tally), data_label="Newest causes"),
     )
 
 
-def _since(time: datetime | None, start: datetime | None) -> str:
-    return "–" if time is None or start is None else f"+{seconds((time - start).total_seconds())}"
+def _faults(tally: KindTally) -> Html | None:
+    """Whose fault they were: the machinery's or the data's."""
+    parts = [f"{count:,} {fault}" for fault, count in sorted(tally.faults.items(), reverse=True)]
+    return tag("span", ", ".join(parts), class_="note") if parts else None
 
 
 def _causes(tally: KindTally) -> Html:
@@ -75,5 +80,5 @@ def _causes(tally: KindTally) -> Html:
     rest = len(tally.causes) - len(shown)
     if rest:
         more = "more than " if tally.forgotten else ""
-        lines.append(tag("li", f"and {more}{rest:,} other causes in events.jsonl", class_="note"))
+        lines.append(tag("li", f"and {more}{counted(rest, 'other cause')} in events.jsonl", class_="note"))
     return tag("ul", *lines, class_="causes")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from penstock.observe.report.chart import LARGE, SMALL, Line, Look, line_chart
 from penstock.observe.report.data import RunData
 from penstock.observe.report.markup import NOTHING, Html, join, tag
@@ -28,6 +30,9 @@ _SMALL_MULTIPLES = (
 )
 _SMOOTH = ("train/lr",)
 """Not noisy: shown as they are."""
+_PASS_AT = re.compile(r"eval/pass@\d+")
+_CURVE = 3
+"""Fewer evaluations than this are no curve."""
 _SHOWN_ELSEWHERE = ("staleness/lag_histogram/", "timing/", "throughput/", "rollout/groups_", "rollout/prompts_")
 
 
@@ -56,7 +61,21 @@ def reward_section(data: RunData) -> Html:
     evals = thinned((number(line["step"]) or 0.0, number(line.get("eval/reward_mean"))) for line in data.evals)
     lines.append(Line("held-out prompts", evals, "c2", Look.DOTS))
     chart = line_chart("Mean reward", lines, note="of a step's samples, and of the held-out prompts", size="tall")
-    return section("reward", "Reward", join([chart, _by_environment(data)]))
+    return section("reward", "Reward", join([chart, _held_out(data), _by_environment(data)]))
+
+
+def _held_out(data: RunData) -> Html:
+    """The evaluations alone, as curves: reward and pass@k; nothing where the chart above says it all."""
+    names = {key: None for line in data.evals for key in line if _PASS_AT.fullmatch(key)}
+    passes = sorted(names, key=lambda key: int(key.partition("@")[2]))
+    if not passes and len(data.evals) < _CURVE:
+        return NOTHING
+    lines = []
+    for place, (key, name) in enumerate([("eval/reward_mean", "mean reward"), *((key, key[5:]) for key in passes)]):
+        series = thinned((number(line["step"]) or 0.0, number(line.get(key))) for line in data.evals)
+        lines.append(Line(name, series, COLOURS[(place + 1) % len(COLOURS)]))
+    note = "the chance that one of k responses passes, beside the mean reward" if passes else "each evaluation"
+    return line_chart("Held-out prompts", lines, note=note, size=LARGE)
 
 
 def _by_environment(data: RunData) -> Html:

@@ -6,16 +6,20 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable
 from typing import Any
 
-from penstock.errors import EnvironmentFailure, EnvironmentTimeout
+from penstock.errors import EnvironmentFailure, EnvironmentTimeout, RewardWorkerLost
 
 _WORKER = "penstock.rollout.environments.reward_worker"
 _LONGEST_LINE = 64 * 1024 * 1024
 _START_SECONDS = 120.0
 """How long a process may take to start and warm up; imports are slow on a busy machine."""
+
+_FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)
+"""How a process ends that somebody else has ended: a person, a batch system, a machine out of memory."""
 
 _CLOSED = "the pool of reward processes is closed"
 
@@ -82,7 +86,7 @@ class ProcessRewardPool:
             answer = await self._ask(process, _encode(warm_up, (), {}, _START_SECONDS), _START_SECONDS)
         except EnvironmentTimeout:
             # Not a timeout of the environment's: what it says of the reward and its setting would be wrong.
-            raise EnvironmentFailure(f"a reward process did not start within {_START_SECONDS} s") from None
+            raise RewardWorkerLost(f"a reward process did not start within {_START_SECONDS} s") from None
         if "error" in answer:
             _kill(process)
             raise EnvironmentFailure(f"a reward process could not start: {answer['error']}")
@@ -117,7 +121,8 @@ async def _exchange(process: _Process, line: bytes, seconds: float) -> dict[str,
         raise EnvironmentFailure(f"the reward process failed: {error}") from error
     if not reply.endswith(b"\n"):
         code = await process.wait()
-        raise EnvironmentFailure(f"the reward process ended with code {code} in the middle of a call")
+        lost = RewardWorkerLost if code in _FROM_OUTSIDE else EnvironmentFailure
+        raise lost(f"the reward process ended with code {code} in the middle of a call")
     return json.loads(reply)  # type: ignore[no-any-return]
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
+
+from torch import Tensor
 
 from penstock.config.algorithm import AlgorithmConfig
 from penstock.config.training import TrainingConfig
@@ -13,7 +15,7 @@ from penstock.data_plane.client import DataPlaneClient
 from penstock.data_plane.meta import KVBatchMeta
 from penstock.runtime.lanes import Lanes
 from penstock.runtime.local import WorkerThread
-from penstock.training.interface import ChunkResult, Prepared, StepResult, Trainer
+from penstock.training.interface import ChunkResult, Prepared, StepResult, Trainer, TrainerSnapshot
 from penstock.training.step import StepState
 from penstock.training.workers.local_worker import LocalWorker
 from penstock.weights.source import WeightSource
@@ -81,6 +83,10 @@ class LocalTrainer(Trainer):
         """Begin, one microbatch call per meta, finish; a step that raises is aborted."""
         return await self._call(self._worker.train, step_id, metas)
 
+    async def read_gradients(self, read: Callable[[Mapping[str, Tensor]], R]) -> R:
+        """What `read`, called in the thread, makes of the raw gradients that the open step has accumulated."""
+        return await self._call(self._worker.read_gradients, read)
+
     async def compute_logprobs(self, meta: KVBatchMeta, field_name: str) -> None:
         """Write the current policy's per-token log-probs into a column."""
         await self._call(self._worker.compute_logprobs, meta, field_name)
@@ -93,12 +99,12 @@ class LocalTrainer(Trainer):
         """The current weights, valid until the next `finish_train_step`."""
         return await self._call(self._worker.weights)
 
-    async def save_checkpoint(self, folder: Path) -> None:
-        """Write a checkpoint into an existing folder."""
-        await self._call(self._worker.save, folder)
+    async def snapshot(self) -> TrainerSnapshot:
+        """A copy of weights, optimizer, schedule and RNG state in the CPU's memory."""
+        return await self._call(self._worker.snapshot)
 
     async def load_checkpoint(self, folder: Path) -> None:
-        """Read what `save_checkpoint` wrote."""
+        """Read what a snapshot wrote."""
         await self._call(self._worker.load, folder)
 
     async def close(self) -> None:

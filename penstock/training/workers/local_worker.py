@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from penstock.data_plane.meta import KVBatchMeta
 from penstock.errors import NonFiniteError, StepStateError
 from penstock.runtime.lanes import Lanes
 from penstock.training.batching import Rows, TrainColumns, build_microbatch
-from penstock.training.checkpointing import load_trainer, save_trainer
+from penstock.training.checkpointing import LocalSnapshot, load_trainer
 from penstock.training.flops import FlopCounter, peak_tflops
 from penstock.training.interface import ChunkResult, Prepared, StepResult
 from penstock.training.objective import policy_objective
@@ -35,6 +35,8 @@ from penstock.training.step import StepMachine, StepState
 from penstock.training.targets import loss_normaliser, target_columns, train_fields, uses_reference
 from penstock.weights.hf import named_weights
 from penstock.weights.source import WeightSource
+
+R = TypeVar("R")
 
 
 @dataclass
@@ -191,6 +193,10 @@ class LocalWorker:
             self.abort(step_id)
             raise
 
+    def read_gradients(self, read: Callable[[Mapping[str, Tensor]], R]) -> R:
+        """What `read` makes of the open step's raw gradients; they are the step's own, to be looked at only."""
+        return read(self._optimizer.gradients())
+
     def compute_logprobs(self, meta: KVBatchMeta, field_name: str) -> None:
         """Write the current policy's log-prob of every token into a column; 0 for each row's first token."""
         rows = Rows.of(self._data_plane.get_samples(meta, (INPUT_IDS,)))
@@ -211,10 +217,10 @@ class LocalWorker:
             raise StepStateError("publish_weights: the optimizer failed half-way; load a checkpoint first")
         return WeightSource(self.version, lambda: named_weights(self._model))
 
-    def save(self, folder: Path) -> None:
-        """Write a checkpoint."""
-        self._machine.require_closed("save_checkpoint")
-        save_trainer(folder, self._model, self._optimizer, self.version)
+    def snapshot(self) -> LocalSnapshot:
+        """Copy what a checkpoint needs."""
+        self._machine.require_closed("snapshot")
+        return LocalSnapshot.of(self._model, self._optimizer, self.version)
 
     def load(self, folder: Path) -> None:
         """Read a checkpoint; a broken trainer is whole again."""

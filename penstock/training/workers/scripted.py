@@ -27,6 +27,16 @@ class TrainedChunk:
     ended: float
 
 
+@dataclass(frozen=True)
+class ScriptedSnapshot:
+    """The version, which is all there is."""
+
+    version: int
+
+    def write(self, folder: Path) -> None:
+        (folder / "scripted.txt").write_text(f"{self.version}\n", encoding="utf-8")
+
+
 @dataclass
 class ScriptedTrainer:
     """Takes `chunk_seconds(meta)` for a chunk and `finish_seconds` for the end of a step, one call at a time.
@@ -91,8 +101,8 @@ class ScriptedTrainer:
 
         return WeightSource(self.version, no_tensors)
 
-    async def save_checkpoint(self, folder: Path) -> None:
-        (folder / "scripted.txt").write_text(f"{self.version}\n", encoding="utf-8")
+    async def snapshot(self) -> ScriptedSnapshot:
+        return ScriptedSnapshot(self.version)
 
     async def load_checkpoint(self, folder: Path) -> None:
         self.version = int((folder / "scripted.txt").read_text(encoding="utf-8"))

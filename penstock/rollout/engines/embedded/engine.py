@@ -17,6 +17,7 @@ from penstock.rollout.engines.embedded.choice import Decoding, make_scheduler
 from penstock.rollout.engines.embedded.requests import InvalidRequest, Ticket, check_request
 from penstock.rollout.engines.embedded.runner import ModelRunner
 from penstock.rollout.engines.embedded.worker import Phase, Worker
+from penstock.weights.digest import tensor_digests
 from penstock.weights.source import WeightSource
 
 _HEALTH = {
@@ -147,6 +148,10 @@ class EmbeddedEngine:
             raise EngineError(f"engine {self._name} is {self._residency.value}: call wake() before update_weights")
         await self._worker.call(lambda: weight_update.check_source(self._model, source))
         await self._worker.call(lambda: self._apply(source), fatal=True)
+
+    async def weight_digests(self) -> dict[str, str]:
+        """A hash of every weight that it serves (see `tensor_digests`), tied ones once, taken at a token boundary."""
+        return await self._worker.call(lambda: tensor_digests(self._model.named_parameters()))
 
     async def sleep(self, level: int = 1) -> None:
         """Free the key-value cache (level 1) and the weights too (level 2); refused while it has requests."""

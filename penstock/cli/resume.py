@@ -1,0 +1,34 @@
+"""`penstock resume`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from penstock.cli.arguments import Json, Overrides, find_local_modules
+from penstock.cli.errors import reported
+from penstock.cli.results import print_result
+
+RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Folder of the run.")]
+
+
+def resume(run_dir: RunDir, overrides: Overrides = None, as_json: Json = False) -> None:
+    """Go on with a run from its newest complete checkpoint.
+
+    However the run ended (Ctrl-C, a crash, kill -9, a full disk), every prompt is trained exactly once or reported:
+    prompts that were under way are dispatched again, and metrics, samples and ledger are set back to the checkpoint.
+    A run that had no checkpoint yet begins anew.
+
+    \b
+    Example:
+      penstock resume runs/default
+      penstock resume runs/default training.max_steps=200
+    """
+    with reported(as_json):
+        find_local_modules()
+        from penstock.run.train import resume as resume_training
+
+        quiet = ["observe.console=off"] if as_json else []
+        print_result(resume_training(run_dir, [*(overrides or []), *quiet]), as_json=as_json)

@@ -1,0 +1,104 @@
+"""`penstock verify`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from penstock.cli.arguments import ConfigFile, Json, Overrides, find_local_modules
+from penstock.cli.errors import RUN_FAILED, reported
+from penstock.cli.output import Cell, print_json, print_rows
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from penstock.run.verify.findings import Report, Row
+
+_STYLES = {"pass": "green", "warn": "yellow", "fail": "bold red", "skip": "dim"}
+
+Groups = Annotated[int, typer.Option(min=1, help="Prompt groups to generate at most.")]
+Seconds = Annotated[float, typer.Option(min=1.0, help="Time for the checks once the model is loaded.")]
+
+
+def verify(
+    config: ConfigFile, overrides: Overrides = None, groups: Groups = 8, seconds: Seconds = 600, as_json: Json = False
+) -> None:
+    """Check a run on its own model and data before it is started.
+
+    Streamed against whole-batch gradients, engine against trainer log-probs, data plane, weight sync, memory, rewards.
+    Nothing is trained or written. Leaves with exit code 1 if a bar fails.
+
+    \b
+    Example:
+      penstock verify run.yaml
+      penstock verify run.yaml model.dtype=float64 --groups 2 --json
+    """
+    with reported(as_json):
+        from penstock.config.loading import load_config
+
+        settings = load_config(config, overrides or [])
+        find_local_modules()
+        from penstock.run.verify.preflight import verify as run_checks
+        from penstock.run.verify.subject import Limits
+
+        with _progress(not as_json) as notify:
+            report = run_checks(settings, Limits(groups, seconds), notify)
+        if as_json:
+            print_json(report.as_object())
+        else:
+            _print(report)
+        if not report.ok:
+            raise typer.Exit(RUN_FAILED)
+
+
+@contextmanager
+def _progress(wanted: bool) -> Iterator[Callable[[str], None]]:
+    """Says on a terminal's stderr what is being done; silent elsewhere."""
+    from rich.console import Console
+
+    console = Console(stderr=True, highlight=False)
+    if not (wanted and console.is_terminal):
+        yield lambda text: None
+        return
+    with console.status("reading the settings") as status:
+        yield lambda text: status.update(text)
+
+
+def _print(report: Report) -> None:
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    subject = report.subject
+    print_rows(
+        console, f"{subject['model']}, {subject['dtype']}, {subject['device']}", [_cells(row) for row in report.rows]
+    )
+    explained = [row for row in report.rows if row.explanation or row.finding.notes]
+    for row in explained:
+        _print_words(console, row)
+    failed = [row.check.title for row in report.rows if row.failed]
+    warned = [row.check.title for row in report.rows if row.finding.status.value == "warn"]
+    verdict = f"Failed: {', '.join(failed)}." if failed else "Every bar is met."
+    if warned:
+        verdict += f" Look at: {', '.join(warned)}."
+    console.print(f"{verdict} {report.seconds:.0f} s in all.", markup=False, soft_wrap=not console.is_terminal)
+
+
+def _cells(row: Row) -> list[Cell]:
+    finding = row.finding
+    status = finding.status.value
+    bar = f"; bar: {finding.bar}" if finding.bar else ""
+    return [
+        (status, _STYLES[status]),
+        (row.check.title, ""),
+        (f"{row.seconds:.1f} s", "dim"),
+        (f"{finding.shown}{bar}", ""),
+    ]
+
+
+def _print_words(console: Console, row: Row) -> None:
+    status = row.finding.status.value
+    words = [row.explanation, *row.finding.notes] if row.explanation else list(row.finding.notes)
+    print_rows(console, row.check.title, [((text, "" if status != "pass" else "dim"),) for text in words])

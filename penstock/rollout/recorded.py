@@ -1,0 +1,196 @@
+"""Recorded rollouts on disk: the groups of a run, to be trained on again without an engine.
+
+Layout of a run's `rollouts/` folder:
+
+    recording.json                     `RecordingInfo`: the settings and the tokenizer that all groups have in common
+    <epoch>-<prompt id>-<digest>/      one group: `group.json` (`RecordedGroup`) and its rows (`data_plane.archive`)
+    .draft-…                           a group that is being written; never read
+    .replaced-…                        the older record of a group that is being replaced; read until the newer is there
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
+
+from penstock.data_plane.archive import save_rows
+from penstock.data_plane.client import SampleBatch
+from penstock.errors import SetupError
+from penstock.observe.jsonl import writing
+
+FOLDER = "rollouts"
+"""In the run directory."""
+_INFO, _GROUP = "recording.json", "group.json"
+_DRAFT, _REPLACED = ".draft-", ".replaced-"
+_READABLE = 40
+"""Characters of a prompt id that a folder's name shows."""
+
+
+class RecordingInfo(BaseModel):
+    """What all groups of a recording have in common."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    format: Literal[1] = 1
+    settings: dict[str, Any]
+    """Settings that a replay must share, by their dotted keys."""
+    tokenizer: str
+    """Digest of the vocabulary."""
+
+
+class RecordedGroup(BaseModel):
+    """One group, without its rows."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    format: Literal[1] = 1
+    epoch: NonNegativeInt
+    prompt_id: str
+    prompt: str
+    """The prompt's text, for people who read samples."""
+    position: NonNegativeInt
+    """Place in the stream of the run that recorded it: groups are replayed in this order."""
+    start_version: NonNegativeInt
+    end_version: NonNegativeInt
+    largest_token: NonNegativeInt
+    """The largest token id in its rows, to be held against a vocabulary."""
+    sequence_lengths: list[NonNegativeInt] = Field(min_length=1)
+    tags: list[dict[str, Any]]
+    """As in `KVBatchMeta`, one entry per sample."""
+
+    @property
+    def key(self) -> tuple[int, str]:
+        """Epoch and prompt id: what the group is found by."""
+        return self.epoch, self.prompt_id
+
+    @property
+    def folder_name(self) -> str:
+        """A name that any file system takes; the digest keeps ids apart that look the same in it."""
+        readable = re.sub(r"[^A-Za-z0-9._-]+", "_", self.prompt_id)[:_READABLE]
+        digest = hashlib.blake2b(self.prompt_id.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+        return f"{self.epoch}-{readable}-{digest}"
+
+
+class RecordingFolder:
+    """The `rollouts/` folder of a run that records. A group's folder appears whole, and is replaced whole."""
+
+    def __init__(self, folder: Path, info: RecordingInfo) -> None:
+        self._folder = folder
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            for draft in folder.glob(f"{_DRAFT}*"):
+                shutil.rmtree(draft)
+        path = folder / _INFO
+        if path.exists():
+            _refuse_other_settings(_read_info(path), info, folder)
+            return
+        with writing(path):
+            draft_file = folder / f".{_INFO}.writing"
+            draft_file.write_text(info.model_dump_json(indent=1) + "\n", encoding="utf-8")
+            draft_file.replace(path)
+
+    def write(self, group: RecordedGroup, rows: SampleBatch) -> None:
+        """Put a group on disk, in place of an older record of it; `RecordError` where the disk refuses."""
+        name = group.folder_name
+        final, draft, replaced = (self._folder / f"{prefix}{name}" for prefix in ("", _DRAFT, _REPLACED))
+        with writing(final):
+            try:
+                draft.mkdir()
+                save_rows(draft, rows)
+                (draft / _GROUP).write_text(json.dumps(group.model_dump()) + "\n", encoding="utf-8")
+                if final.exists():
+                    shutil.rmtree(replaced, ignore_errors=True)
+                    final.rename(replaced)
+                draft.rename(final)
+            except BaseException:
+                shutil.rmtree(draft, ignore_errors=True)
+                raise
+        shutil.rmtree(replaced, ignore_errors=True)
+
+
+@dataclass(frozen=True)
+class Recording:
+    """The complete groups of a recording, in the order in which they were dispatched."""
+
+    run_dir: Path
+    info: RecordingInfo
+    groups: tuple[RecordedGroup, ...]
+    _found: Mapping[tuple[int, str], tuple[RecordedGroup, Path]] = field(repr=False)
+
+    @classmethod
+    def read(cls, run_dir: str | Path) -> Recording:
+        """Look through a recording; the rows themselves are read later, group by group."""
+        info = read_info(run_dir)
+        found = {group.key: (group, folder) for group, folder in _groups(Path(run_dir) / FOLDER)}
+        if not found:
+            raise SetupError(f"rollout.replay_from: {str(run_dir)!r} has no complete group of rollouts")
+        groups = sorted((group for group, _ in found.values()), key=lambda group: (group.position, group.key))
+        return cls(Path(run_dir), info, tuple(groups), found)
+
+    def find(self, epoch: int, prompt_id: str) -> tuple[RecordedGroup, Path] | None:
+        """A group and the folder of its rows."""
+        return self._found.get((epoch, prompt_id))
+
+
+def read_info(run_dir: str | Path) -> RecordingInfo:
+    """What a recording's groups have in common; an error says what the folder is instead."""
+    path = Path(run_dir) / FOLDER / _INFO
+    if not Path(run_dir).is_dir():
+        raise SetupError(f"rollout.replay_from: there is no folder {str(run_dir)!r}")
+    if not path.exists():
+        raise SetupError(
+            f"rollout.replay_from: {str(run_dir)!r} holds no recorded rollouts; record some with "
+            "`penstock train CONFIG --rollouts-only`, or with rollout.record = true"
+        )
+    return _read_info(path)
+
+
+def _read_info(path: Path) -> RecordingInfo:
+    try:
+        return RecordingInfo.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError) as error:
+        raise SetupError(f"{str(path)!r} cannot be used: {_reason(error)}") from error
+
+
+def _groups(folder: Path) -> Iterator[tuple[RecordedGroup, Path]]:
+    """Complete groups; where the older of two records is all that is left of a group, that one."""
+    for path in sorted(folder.iterdir()):
+        newer = folder / path.name.removeprefix(_REPLACED)
+        if not path.is_dir() or path.name.startswith(_DRAFT) or (newer != path and newer.exists()):
+            continue
+        yield _read_group(path), path
+
+
+def _read_group(folder: Path) -> RecordedGroup:
+    try:
+        return RecordedGroup.model_validate(json.loads((folder / _GROUP).read_text(encoding="utf-8")))
+    except (OSError, ValueError) as error:
+        raise SetupError(
+            f"rollout.replay_from: the recorded group in {str(folder)!r} cannot be read: {_reason(error)}. Remove the "
+            "folder to go on without it"
+        ) from error
+
+
+def _refuse_other_settings(before: RecordingInfo, info: RecordingInfo, folder: Path) -> None:
+    if before != info:
+        other = [key for key, value in info.settings.items() if before.settings.get(key) != value] or ["the tokenizer"]
+        raise SetupError(
+            f"rollout.record: {str(folder)!r} has rollouts that were recorded with other settings "
+            f"({', '.join(other)}); use the same, or another run_dir"
+        )
+
+
+def _reason(error: Exception) -> str:
+    """The first line of an error, which pydantic follows with many."""
+    if isinstance(error, ValidationError):
+        first = error.errors()[0]
+        return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    return str(error)

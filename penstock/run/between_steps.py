@@ -1,0 +1,105 @@
+"""What a run does between two steps: evaluation, metrics, checkpoint, early stop."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+from penstock.config.models import RunConfig
+from penstock.controller.controller import SingleController
+from penstock.run.checkpoint import CheckpointStore, Snapshot
+from penstock.run.early_stop import EarlyStop
+from penstock.run.named_metrics import refuse_unknown_metrics
+from penstock.run.periodic_eval import Evaluations
+from penstock.run.records import RunRecords
+from penstock.training.interface import Trainer
+
+_EARLY_STOP = "early_stop"
+
+
+class BetweenSteps:
+    """Called by the train pump, which waits; rollouts go on.
+
+    The order matters to a run that is killed: a checkpoint is begun only when everything about its step is on disk, so
+    that a run set back to it has lost nothing.
+    """
+
+    def __init__(
+        self, config: RunConfig, trainer: Trainer, store: CheckpointStore, evaluations: Evaluations, records: RunRecords
+    ) -> None:
+        self._config = config
+        self._trainer = trainer
+        self._store = store
+        self._evaluations = evaluations
+        self._records = records
+        self._early_stop = EarlyStop(config.training.early_stop) if config.training.early_stop else None
+        self._best_value: float | None = None
+        self._metrics_known = False
+        self.controller: SingleController | None = None
+        """Set once it is there; it is made with this as its hook."""
+
+    def remember(self, metrics: Mapping[str, float | None]) -> None:
+        """Metrics of a step or an evaluation of an earlier process of this run."""
+        self._note_value(metrics)
+        if self._early_stop is not None:
+            self._early_stop.observe(metrics)
+
+    async def __call__(self, steps: int, metrics: dict[str, float]) -> None:
+        """A step has ended, and the engines have its weights."""
+        assert self.controller is not None
+        self._store.raise_failed()
+        self._refuse_unknown_metrics(metrics)
+        report = await self._evaluations.after_step(steps, int(metrics["train/version"]), self.controller.ending)
+        evaluated = {} if report is None else report.metrics()
+        self._note_value(metrics)
+        self._note_value(evaluated)
+        every = self._config.checkpoint.every_steps
+        snapshot = None
+        if every is not None and steps % every == 0:
+            started = time.monotonic()
+            snapshot = await self.snapshot(steps)
+            metrics["timing/checkpoint_s"] = time.monotonic() - started
+        self._records.metrics.step(metrics, report)
+        if snapshot is not None:
+            await self._store.begin(snapshot)
+        self.judge(steps, metrics | evaluated)
+
+    async def snapshot(self, steps: int) -> Snapshot:
+        """The run as it is, in memory; waits until the snapshot before it is on disk."""
+        assert self.controller is not None
+        with self._records.lane.span("checkpoint", step=steps):
+            await self._store.finish()
+            controller = await self.controller.snapshot()
+            return Snapshot(steps, await self._trainer.snapshot(), controller, self._best_value)
+
+    def _note_value(self, metrics: Mapping[str, float | None]) -> None:
+        value = metrics.get(self._config.checkpoint.best_metric)
+        if value is not None:
+            self._best_value = float(value)
+
+    def _refuse_unknown_metrics(self, metrics: Mapping[str, float]) -> None:
+        """At the first step that trained something, which has every metric that there is."""
+        if not self._metrics_known and "train/reward_mean" in metrics:
+            refuse_unknown_metrics(self._config, metrics)
+            self._metrics_known = True
+
+    def judge(self, steps: int, metrics: Mapping[str, float]) -> None:
+        """Stop the run where `training.early_stop` says so; with step 0, by the evaluation of the initial weights."""
+        verdict = self._early_stop.observe(metrics) if self._early_stop is not None else None
+        if verdict is None:
+            return
+        assert self.controller is not None
+        facts: dict[str, str | float] = {
+            "metric": verdict.metric,
+            "value": verdict.value,
+            "reason": verdict.reason,
+        }
+        self._records.events.emit("early_stop", step=steps, **facts)
+        self._records.metrics.early_stop = {f"early_stop_{key}": value for key, value in facts.items()}
+        self._records.view.note(f"stopping early: {verdict.reason}")
+        self.controller.stop(_EARLY_STOP)
+
+    def reason(self, stopped_by: str) -> str:
+        """Why the run ended: a verdict that came with the very last step counts before that there was no other."""
+        by_itself = stopped_by in ("max_steps", "data_exhausted")
+        return _EARLY_STOP if by_itself and self._records.metrics.early_stop else stopped_by

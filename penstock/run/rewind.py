@@ -1,0 +1,65 @@
+"""A run's own files, set back to a checkpoint: what happened after it happens again."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from penstock.observe.jsonl import writing
+from penstock.run.checkpoint import remove_drafts
+from penstock.run.directory import RunDirectory
+
+Keep = Callable[[int, bytes], bool]
+"""Whether the line with this place, counted from 0, is kept."""
+
+
+def rewind(directory: RunDirectory, step: int | None, ended_prompts: int) -> None:
+    """Leave what was there when `step` had ended and so many prompts had come to their end; None leaves nothing.
+
+    `events.jsonl` is kept whole: it is the history of all processes of the run. The timeline of the process that ended
+    is put aside, as it has a clock of its own.
+    """
+    for path in (directory.metrics, directory.samples):
+        _keep_lines(path, lambda place, line: step is not None and _step(line) <= step)
+    _keep_lines(directory.ledger, lambda place, line: place < ended_prompts)
+    if directory.trace.exists():
+        with writing(directory.trace):
+            directory.trace.rename(_aside(directory.trace))
+    for path in (directory.summary, directory.report):
+        with writing(path):
+            path.unlink(missing_ok=True)
+    remove_drafts(directory.checkpoints)
+
+
+def _keep_lines(path: Path, keep: Keep) -> None:
+    """Rewrite the file with some of its lines, at once or not at all; a line torn by a kill is left out."""
+    if not path.exists():
+        return
+    draft = path.with_name(f".{path.name}.writing")
+    with writing(path):
+        with draft.open("wb") as file:
+            file.writelines(line for place, line in enumerate(_whole_lines(path)) if keep(place, line))
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+
+
+def _whole_lines(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        yield from (line for line in file if line.endswith(b"\n"))
+
+
+def _step(line: bytes) -> int:
+    step = json.loads(line)["step"]
+    assert isinstance(step, int)
+    return step
+
+
+def _aside(path: Path) -> Path:
+    """The first free name: `trace.1.json`, `trace.2.json`, …"""
+    number = 1
+    while (aside := path.with_name(f"{path.stem}.{number}{path.suffix}")).exists():
+        number += 1
+    return aside

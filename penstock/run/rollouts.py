@@ -1,0 +1,71 @@
+"""Where a run's groups come from: generated, generated and recorded, or replayed from a recording."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from penstock.config.models import RunConfig
+from penstock.data_plane.client import DataPlaneClient
+from penstock.rollout.manager import GroupSource
+from penstock.rollout.recorded import FOLDER, Recording, RecordingFolder, RecordingInfo, read_info
+from penstock.rollout.recorder import RecordingSource
+from penstock.rollout.replay import check_model, check_settings
+
+
+def shared_settings(config: RunConfig) -> dict[str, Any]:
+    """Settings that decide what recorded rows mean: those of a replay must be those of the recording."""
+    sampling = config.rollout.sampling
+    return {
+        "rollout.group_size": config.rollout.group_size,
+        "rollout.sampling.temperature": sampling.temperature,
+        "rollout.sampling.top_p": sampling.top_p,
+        "rollout.sampling.top_k": sampling.top_k,
+        "rollout.sampling.max_new_tokens": sampling.max_new_tokens,
+    }
+
+
+def check_recording(config: RunConfig) -> None:
+    """Raise where `rollout.replay_from` is no recording, or one made with other settings; no model is needed."""
+    assert config.rollout.replay_from is not None
+    check_settings(read_info(config.rollout.replay_from), shared_settings(config), config.rollout.replay_from)
+
+
+def open_recording(config: RunConfig, tokenizer: Any, model: Any) -> Recording:
+    """The recording that `rollout.replay_from` names, found fit for this model."""
+    assert config.rollout.replay_from is not None
+    check_recording(config)
+    recording = Recording.read(config.rollout.replay_from)
+    vocabulary = model.get_output_embeddings().weight.shape[0]
+    check_model(recording, tokenizer_digest(tokenizer), vocabulary, config.rollout.group_size)
+    return recording
+
+
+def recorded(source: GroupSource, config: RunConfig, tokenizer: Any, data_plane: DataPlaneClient) -> GroupSource:
+    """The source, with every group written to the run directory where `rollout.record` asks for it."""
+    if not config.rollout.record:
+        return source
+    info = RecordingInfo(settings=shared_settings(config), tokenizer=tokenizer_digest(tokenizer))
+    return RecordingSource(source, data_plane, RecordingFolder(Path(config.run_dir) / FOLDER, info))
+
+
+def tokenizer_digest(tokenizer: Any) -> str:
+    """Names a vocabulary: the same tokens under the same ids."""
+    vocabulary = json.dumps(sorted(tokenizer.get_vocab().items()))
+    return hashlib.blake2b(vocabulary.encode(), digest_size=16).hexdigest()
+
+
+def rollout_notes(config: RunConfig, recording: Recording | None) -> tuple[str, ...]:
+    """What a person should know of where groups come from and go to."""
+    if recording is not None:
+        epochs = len({group.epoch for group in recording.groups})
+        return (
+            f"replaying {len(recording.groups)} recorded groups of {epochs} epoch{'s' * (epochs != 1)} from "
+            f"{recording.run_dir}; there is no engine",
+        )
+    if config.rollout.record:
+        trained = "nothing is trained; " if config.training.backend == "none" else ""
+        return (f"{trained}rollouts are recorded in {Path(config.run_dir) / FOLDER}",)
+    return ()

@@ -1,0 +1,141 @@
+"""What checks are and what they find, whichever check it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from penstock.controller.failure import describe
+from penstock.errors import PenstockError
+
+
+class Status(Enum):
+    """How a check ended."""
+
+    PASS = "pass"
+    WARN = "warn"
+    """Something to know before a long run; does not fail the whole."""
+    FAIL = "fail"
+    SKIP = "skip"
+    """Not made, because of another check's failure."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One row of the table before it is filled in."""
+
+    key: str
+    """Stable, for programs."""
+    title: str
+    figures: tuple[str, ...]
+    """Names of its figures; all of them are in its row, whatever happens (null where there is none)."""
+    advice: str
+    """What a failure means, and what to do."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a check found."""
+
+    status: Status
+    shown: str
+    """The figures for people, on one line."""
+    figures: Mapping[str, Any]
+    bars: Mapping[str, float] = field(default_factory=dict)
+    """By figure, the most that passes."""
+    bar: str = ""
+    """The bars for people."""
+    problem: str = ""
+    """What exactly is wrong, where the status is not PASS."""
+    notes: tuple[str, ...] = ()
+    """How it was checked, where that is not the usual way."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A check and what it found."""
+
+    check: Check
+    finding: Finding
+    seconds: float
+    error: str | None = None
+    """The error that ended the check."""
+
+    @property
+    def failed(self) -> bool:
+        """Whether it fails the whole."""
+        return self.finding.status is Status.FAIL
+
+    @property
+    def explanation(self) -> str:
+        """What is wrong, what that means and what to do; empty for a row that passed or was skipped.
+
+        An error speaks for itself: what was to be found out is not known.
+        """
+        if self.finding.status in (Status.PASS, Status.SKIP):
+            return ""
+        if self.error is not None:
+            return self.finding.problem
+        return " ".join(part for part in (self.finding.problem, self.check.advice) if part)
+
+    def as_object(self) -> dict[str, Any]:
+        """The row for programs."""
+        finding = self.finding
+        return {
+            "title": self.check.title,
+            "status": finding.status.value,
+            "seconds": round(self.seconds, 3),
+            "figures": {name: finding.figures.get(name) for name in self.check.figures},
+            "bars": dict(finding.bars),
+            "explanation": self.explanation or None,
+            "notes": list(finding.notes),
+            "error": self.error,
+        }
+
+
+@dataclass(frozen=True)
+class Report:
+    """All rows, in the order the checks were made."""
+
+    subject: Mapping[str, Any]
+    """What was checked: model, number format, device."""
+    rows: tuple[Row, ...]
+    seconds: float
+
+    @property
+    def ok(self) -> bool:
+        """Whether no bar failed."""
+        return not any(row.failed for row in self.rows)
+
+    def as_object(self) -> dict[str, Any]:
+        """The report for programs."""
+        return {
+            "ok": self.ok,
+            "subject": dict(self.subject),
+            "seconds": round(self.seconds, 3),
+            "checks": {row.check.key: row.as_object() for row in self.rows},
+        }
+
+
+class NotChecked(PenstockError):
+    """A check that could not be made; the message says why."""
+
+
+class Skipped(PenstockError):
+    """A check that lacks what another one, which failed, was to bring about."""
+
+
+def within(figures: Mapping[str, Any], bars: Mapping[str, float]) -> bool:
+    """Whether every figure is at most its bar; what is missing or not a number is not."""
+    return all(figures.get(name) is not None and figures[name] <= bar for name, bar in bars.items())
+
+
+def raised(error: BaseException) -> Finding:
+    """The finding of a check that an error ended."""
+    if isinstance(error, Skipped):
+        return Finding(Status.SKIP, str(error), {})
+    if isinstance(error, NotChecked):
+        return Finding(Status.FAIL, "not checked", {}, problem=f"{error}.")
+    return Finding(Status.FAIL, "error", {}, problem=f"The check ended with an error: {describe(error)}.")

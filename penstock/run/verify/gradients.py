@@ -1,0 +1,225 @@
+"""Gradient parity: a step that is streamed must have the gradients of the whole batch in one call.
+
+Raw gradients are accumulated on the run's own trainer with `begin_train_step` and `train_microbatch`, read, and dropped
+with `abort_train_step`: no optimizer runs, and the weights are hashed before and after.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from penstock.controller.advantage_pump import AdvantagePump
+from penstock.data_plane import fields
+from penstock.data_plane.meta import KVBatchMeta
+from penstock.run.verify.findings import Check, Finding, NotChecked, Status, within
+from penstock.run.verify.subject import Subject
+from penstock.training.targets import needs_preparation
+from penstock.weights.digest import tensor_digests
+
+R = TypeVar("R")
+
+BARS = {"float64": 1e-12, "float32": 1e-5, "bfloat16": 3e-2}
+"""Relative difference by number format. In bf16 every pass rounds its gradient to 8 bits, and another partition rounds
+differently: the bar finds mistakes in the mathematics, not small ones in the arithmetic."""
+_STEP = 0
+_SEED = 0
+
+GRADIENTS = Check(
+    "gradient_parity",
+    "gradient parity",
+    (
+        "streamed_relative_difference",
+        "by_group_relative_difference",
+        "worst_parameter",
+        "gradient_norm",
+        "groups",
+        "streamed_chunks",
+        "tokens",
+        "counts_differ",
+        "weights_changed",
+        "random_advantages",
+    ),
+    "Streaming would train something else than the whole batch. Set training.min_groups_per_chunk to "
+    "training.prompt_groups_per_step to train whole batches, and report the model family: it mixes the rows of a "
+    "batch, or its loss depends on how rows are cut into microbatches.",
+)
+
+
+@runtime_checkable
+class GradientReader(Protocol):
+    """A trainer that lets its open step's gradients be looked at."""
+
+    async def read_gradients(self, read: Callable[[Mapping[str, Tensor]], R]) -> R:
+        """What `read` makes of them."""
+
+
+@dataclass(frozen=True)
+class _Accumulated:
+    """What a way of cutting the batch gave: the step's counts, and what was read of its gradients."""
+
+    tokens: float
+    sequences: float
+    read: Any
+
+    @property
+    def counts(self) -> tuple[float, float]:
+        """What the loss may be divided by."""
+        return self.tokens, self.sequences
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """What the gradients are taken of."""
+
+    metas: tuple[KVBatchMeta, ...]
+    """One per group."""
+    random_advantages: bool
+    notes: tuple[str, ...]
+
+
+async def check_gradients(subject: Subject) -> Finding:
+    """Streamed as the run would cut it, and group by group, against the whole batch."""
+    batch = await _scored(subject)
+    metas = batch.metas
+    size = min(subject.config.training.min_groups_per_chunk, len(metas))
+    before = await _weight_digests(subject)
+    whole = await _accumulate(subject, _chunks(metas, len(metas)), _copied)
+    against = _Comparison(whole.read)
+    streamed = await _accumulate(subject, _chunks(metas, size), against.difference)
+    by_group = streamed if size == 1 else await _accumulate(subject, _chunks(metas, 1), against.difference)
+    after = await _weight_digests(subject)
+    (gap, parameter), (group_gap, group_parameter) = streamed.read, by_group.read
+    figures = {
+        "streamed_relative_difference": gap,
+        "by_group_relative_difference": group_gap,
+        "worst_parameter": group_parameter if group_gap > gap else parameter,
+        "gradient_norm": against.norm,
+        "groups": len(subject.sampled.groups),
+        "streamed_chunks": -(-len(metas) // size),
+        "tokens": whole.tokens,
+        "counts_differ": sum(other.counts != whole.counts for other in (streamed, by_group)),
+        "weights_changed": sum(before[name] != after.get(name) for name in before),
+        "random_advantages": batch.random_advantages,
+    }
+    return _judged(figures, subject.config.model.dtype, batch.notes)
+
+
+def _judged(figures: dict[str, Any], dtype: str, notes: tuple[str, ...]) -> Finding:
+    bar = BARS[dtype]
+    differences = {"streamed_relative_difference": bar, "by_group_relative_difference": bar}
+    problems = []
+    if figures["gradient_norm"] == 0:
+        problems.append("The whole batch has no gradient at all.")
+    elif not within(figures, differences):
+        problems.append(f"Gradients differ, most in {figures['worst_parameter']}.")
+    if figures["counts_differ"]:
+        problems.append("The chunks' valid tokens or sequences do not add up to those of the whole batch.")
+    if figures["weights_changed"]:
+        problems.append(f"{figures['weights_changed']} weights changed although the step was aborted.")
+    shown = (
+        f"{figures['streamed_relative_difference']:.1e} streamed in {figures['streamed_chunks']} chunks, "
+        f"{figures['by_group_relative_difference']:.1e} group by group"
+    )
+    status = Status.FAIL if problems else Status.PASS
+    bars = differences | {"counts_differ": 0, "weights_changed": 0}
+    return Finding(status, shown, figures, bars, f"at most {bar:.0e} in {dtype}", " ".join(problems), notes)
+
+
+async def _scored(subject: Subject) -> _Batch:
+    """The groups with advantages as the configured algorithm gives them, or random ones where those are all zero."""
+    meta, notes = subject.sampled.meta, list[str]()
+    if needs_preparation(subject.config.algorithm, subject.config.training):
+        meta = (await subject.training.trainer.prepare(meta)).meta
+    async with _scoring(subject) as pump:
+        scored = await pump.submit(meta)
+    random = not bool((scored.advantages_S * scored.mask_S).any())
+    if random:
+        notes.append("all advantages are 0 (no reward spread), so this check uses random ones with a fixed seed")
+        await _draw_advantages(subject, meta)
+    # The rows of one group are neighbours.
+    starts = [0, *itertools.accumulate(len(group) for group in subject.sampled.groups)]
+    metas = tuple(scored.meta.slice(start, stop) for start, stop in itertools.pairwise(starts))
+    if len(metas) == 1:
+        metas = tuple(scored.meta.slice(row, row + 1) for row in range(len(scored.meta)))
+        notes.append("there is one group, so its responses take the place of groups")
+    return _Batch(metas, random, tuple(notes))
+
+
+async def _draw_advantages(subject: Subject, meta: KVBatchMeta) -> None:
+    """Normal advantages for all rows, masked out or not."""
+    noise_S = torch.randn(len(meta), generator=torch.Generator().manual_seed(_SEED))
+    columns = {fields.ADVANTAGE: noise_S, fields.SAMPLE_MASK: torch.ones(len(meta))}
+    await subject.data_plane.put_samples_async(meta.sample_ids, columns, meta.partition_id)
+
+
+@asynccontextmanager
+async def _scoring(subject: Subject) -> AsyncIterator[AdvantagePump]:
+    config = subject.config
+    pump = AdvantagePump(subject.data_plane, config.algorithm, config.rollout.sampling.max_new_tokens)
+    running = asyncio.create_task(pump.run())
+    try:
+        yield pump
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+async def _accumulate(
+    subject: Subject, chunks: Sequence[KVBatchMeta], read: Callable[[Mapping[str, Tensor]], Any]
+) -> _Accumulated:
+    """Open a step, feed it the chunks, read its gradients, drop it."""
+    trainer = subject.training.trainer
+    if not isinstance(trainer, GradientReader):
+        raise NotChecked(f"{type(trainer).__name__} does not let its gradients be looked at")
+    await trainer.begin_train_step(_STEP)
+    try:
+        results = [await trainer.train_microbatch(_STEP, chunk) for chunk in chunks]
+        found = await trainer.read_gradients(read)
+    finally:
+        await trainer.abort_train_step(_STEP)
+    tokens, sequences = (sum(getattr(r, name) for r in results) for name in ("valid_tokens", "valid_sequences"))
+    return _Accumulated(tokens, sequences, found)
+
+
+def _chunks(metas: Sequence[KVBatchMeta], size: int) -> list[KVBatchMeta]:
+    return [KVBatchMeta.concat(metas[start : start + size]) for start in range(0, len(metas), size)]
+
+
+def _copied(gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: gradient.detach().to("cpu", copy=True) for name, gradient in gradients.items()}
+
+
+class _Comparison:
+    """Differences to one set of gradients, relative to its global norm, in float64 and one tensor at a time."""
+
+    def __init__(self, reference: Mapping[str, Tensor]) -> None:
+        self._reference = reference
+        self.norm = sum(float(gradient.double().square().sum()) for gradient in reference.values()) ** 0.5
+
+    def difference(self, gradients: Mapping[str, Tensor]) -> tuple[float, str]:
+        """The relative difference, and the parameter with the largest part in it."""
+        squares = {
+            name: self._square(gradients.get(name), self._reference.get(name))
+            for name in self._reference.keys() | gradients.keys()
+        }
+        worst = max(squares, key=squares.__getitem__, default="")
+        return (sum(squares.values()) ** 0.5 / self.norm if self.norm else float("nan")), worst
+
+    @staticmethod
+    def _square(one: Tensor | None, other: Tensor | None) -> float:
+        """Of the difference; a parameter without a gradient counts as one with zeros."""
+        sides = [side.detach().cpu().double() for side in (one, other) if side is not None]
+        return float((sides[0] - sides[1] if len(sides) == 2 else sides[0]).square().sum())
+
+
+async def _weight_digests(subject: Subject) -> dict[str, str]:
+    source = await subject.training.trainer.publish_weights()
+    return await asyncio.to_thread(lambda: tensor_digests(source.tensors()))

@@ -1,0 +1,100 @@
+"""`verify(config)`: all checks of a run, one after the other, none of which can keep the others from being made."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from penstock.config.models import RunConfig
+from penstock.run.verify import gradients, memory, mismatch, rollouts, round_trip, weight_sync
+from penstock.run.verify.findings import Check, Finding, NotChecked, Report, Row, Skipped, raised
+from penstock.run.verify.subject import Limits, Subject, built, sample, verifiable
+from penstock.weights.hf import pick_device, silence_progress_bars
+
+Notify = Callable[[str], None]
+"""Is told what is being done."""
+
+ON_ROLLOUTS: tuple[tuple[Check, Callable[[Subject], Awaitable[Finding]]], ...] = (
+    (rollouts.ROLLOUTS, rollouts.check_rollouts),
+    (rollouts.REWARDS, rollouts.check_rewards),
+    (rollouts.TRUNCATION, rollouts.check_truncation),
+    (rollouts.SPREAD, rollouts.check_spread),
+    (mismatch.MISMATCH, mismatch.check_mismatch),
+    (gradients.GRADIENTS, gradients.check_gradients),
+    (weight_sync.WEIGHT_SYNC, weight_sync.check_weight_sync),
+    (round_trip.ROUND_TRIP, round_trip.check_round_trip),
+)
+"""In order: the last one clears the sampled rows."""
+
+
+def verify(config: RunConfig, limits: Limits | None = None, notify: Notify | None = None) -> Report:
+    """Check a run on its own model and data; trains nothing and writes nothing.
+
+    Raises `ConfigError` or `SetupError` where the run could not be built at all.
+    """
+    config = verifiable(config)
+    silence_progress_bars()
+    return asyncio.run(_Preflight(config, limits or Limits(), notify or (lambda text: None)).run())
+
+
+class _Preflight:
+    """One preflight: the memory estimate first, as the others need the model in memory."""
+
+    def __init__(self, config: RunConfig, limits: Limits, notify: Notify) -> None:
+        self._config = config
+        self._limits = limits
+        self._notify = notify
+        self._ends = float("inf")
+
+    async def run(self) -> Report:
+        started = time.monotonic()
+        first = await self._row(memory.MEMORY, lambda: memory.check_memory(self._config))
+        figures = first.finding.figures
+        if first.failed and figures and figures["loaded_bytes"] > figures["free_bytes"]:
+            rest = self._skipped("not loaded: too large for memory")
+        else:
+            rest = await self._with_model(may_fail=first.failed)
+        device = str(pick_device(self._config.runtime.device))
+        subject = {"model": self._config.model.path, "dtype": self._config.model.dtype, "device": device}
+        return Report(subject, (*rest, first), time.monotonic() - started)
+
+    async def _with_model(self, *, may_fail: bool) -> list[Row]:
+        """The checks that need the run's parts; with `may_fail`, running out of memory meanwhile is no surprise."""
+        self._notify("loading the model")
+        try:
+            async with built(self._config) as (serving, training):
+                self._ends = time.monotonic() + self._limits.seconds
+                self._notify("generating a few prompt groups")
+                sampled = await sample(self._config, serving, training, self._limits)
+                subject = Subject(self._config, serving, training, sampled)
+                rows = [await self._row(check, partial(run, subject)) for check, run in ON_ROLLOUTS]
+                return [replace(rows[0], seconds=sampled.seconds), *rows[1:]]
+        except (MemoryError, torch.OutOfMemoryError) as error:
+            if not may_fail:
+                raise
+            return self._skipped(f"memory ran out: {error}")
+
+    async def _row(self, check: Check, run: Callable[[], Awaitable[Finding]]) -> Row:
+        """Make a check in half of the time that is left; whatever it raises becomes its row."""
+        self._notify(f"checking: {check.title}")
+        started = time.monotonic()
+        given = max(0.0, self._ends - started) / 2
+        error: Exception | None = None
+        try:
+            async with asyncio.timeout(None if given == float("inf") else given):
+                finding = await run()
+        except TimeoutError as late:
+            error = late
+            text = f"It took longer than the {given:.3g} s it was given; more with --seconds, less to do with --groups"
+            finding = raised(NotChecked(text))
+        except Exception as other:  # noqa: BLE001 - the row shows it, and the other checks are made
+            error, finding = other, raised(other)
+        return Row(check, finding, time.monotonic() - started, None if error is None else repr(error))
+
+    def _skipped(self, reason: str) -> list[Row]:
+        return [Row(check, raised(Skipped(reason)), 0.0, reason) for check, _ in ON_ROLLOUTS]

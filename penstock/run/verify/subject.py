@@ -1,0 +1,145 @@
+"""What is checked: the parts of a run, built as `penstock train` builds them, and a few prompt groups."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+
+from penstock.config.models import RunConfig
+from penstock.controller.failure import describe
+from penstock.data_plane.client import DataPlaneClient
+from penstock.data_plane.meta import KVBatchMeta
+from penstock.errors import ConfigError
+from penstock.rollout.engines.base import SamplingParams
+from penstock.rollout.manager import GroupSource, RolloutManager, RolloutSettings
+from penstock.rollout.prompts import PromptVisit
+from penstock.run.build import Serving, Training, build_serving, build_training
+from penstock.run.verify.findings import Skipped
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much a preflight may take."""
+
+    groups: int = 8
+    """Prompt groups that are generated at most, and never more than a step has."""
+    seconds: float = 600.0
+    """For everything after the model is loaded. Groups, and then each check, get half of what is left, so that one that
+    hangs leaves time for the others. A call of the trainer that has begun is waited for."""
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """Prompt groups whose rows are in the data plane."""
+
+    metas: tuple[KVBatchMeta, ...]
+    failures: tuple[str, ...]
+    """Prompts of which no group came to be, with the cause."""
+    late: int
+    """Groups that were not done in time."""
+    seconds: float
+
+    @property
+    def meta(self) -> KVBatchMeta:
+        """All rows; at least one group."""
+        return KVBatchMeta.concat(self.groups)
+
+    @property
+    def groups(self) -> tuple[KVBatchMeta, ...]:
+        """At least one group; a check that finds none is skipped."""
+        if not self.metas:
+            raise Skipped("needs a prompt group, and there is none")
+        return self.metas
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The parts of a run, and the groups that were sampled for the checks."""
+
+    config: RunConfig
+    serving: Serving
+    training: Training
+    sampled: Sampled
+
+    @property
+    def data_plane(self) -> DataPlaneClient:
+        """Where the rows are."""
+        return self.training.data_plane
+
+
+def verifiable(config: RunConfig) -> RunConfig:
+    """The same run, writing nothing. Raises `ConfigError` where it has no engine or no trainer to compare."""
+    problems = []
+    if config.rollout.replay_from is not None:
+        problems.append("rollout.replay_from: a run of recorded rollouts has no engine to verify; leave it out")
+    if config.training.backend == "none":
+        problems.append("training.backend: none leaves no trainer to verify; use local")
+    if problems:
+        raise ConfigError(problems)
+    return config.model_copy(update={"rollout": config.rollout.model_copy(update={"record": False})})
+
+
+@asynccontextmanager
+async def built(config: RunConfig) -> AsyncIterator[tuple[Serving, Training]]:
+    """The parts, closed in the end whatever happens."""
+    # Off the loop, so that Ctrl-C is heard while a large model loads.
+    serving = await asyncio.to_thread(build_serving, config, trains_too=True)
+    try:
+        training = await asyncio.to_thread(build_training, config, serving)
+        try:
+            yield serving, training
+        finally:
+            await training.close()
+    finally:
+        await serving.close()
+
+
+async def sample(
+    config: RunConfig, serving: Serving, training: Training, limits: Limits, manager: GroupSource | None = None
+) -> Sampled:
+    """The first groups of the run, as many as a step has and `limits` allows, with the run's own sampling and seeds.
+
+    `manager` stands in for the run's own one.
+    """
+    source = manager or training.manager
+    label = "verify" if manager is None else "verify-other"
+    started = time.monotonic()
+    inflight = asyncio.Semaphore(config.rollout.max_inflight_groups)
+
+    async def one(index: int, visit: PromptVisit) -> KVBatchMeta | str:
+        async with inflight:
+            try:
+                return (await source.generate_and_push(visit, f"{label}{index}", 0)).meta
+            except Exception as error:  # noqa: BLE001 - a person reads it in the table
+                return f"{visit.prompt.prompt_id}: {describe(error)}"
+
+    count = min(limits.groups, config.training.prompt_groups_per_step)
+    tasks = [asyncio.create_task(one(*each)) for each in enumerate(itertools.islice(training.stream, count))]
+    try:
+        done, late = await asyncio.wait(tasks, timeout=limits.seconds / 2)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    outcomes = [task.result() for task in tasks if task in done]
+    return Sampled(
+        metas=tuple(outcome for outcome in outcomes if isinstance(outcome, KVBatchMeta)),
+        failures=tuple(outcome for outcome in outcomes if isinstance(outcome, str)),
+        late=len(late),
+        seconds=time.monotonic() - started,
+    )
+
+
+async def sample_untruncated(subject: Subject, groups: int) -> Sampled:
+    """A few groups from the whole distribution, where the run's sampling cuts its tail off."""
+    config, serving = subject.config, subject.serving
+    sampling: SamplingParams = replace(serving.sampling, top_p=1.0, top_k=0)
+    settings = RolloutSettings(
+        config.rollout.group_size, sampling, config.seed, config.rollout.generation_timeout_seconds
+    )
+    manager = RolloutManager(serving.engine, serving.environment, serving.tokenizer, subject.data_plane, settings)
+    return await sample(config, serving, subject.training, Limits(groups), manager)

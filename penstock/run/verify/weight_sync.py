@@ -1,0 +1,167 @@
+"""Weight sync round trip: changed weights reach the engine to the bit, and the original ones come back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, runtime_checkable
+
+from torch import Tensor
+
+from penstock.data_plane import fields
+from penstock.rollout.engines.base import GenerationRequest, GenerationResult
+from penstock.run.verify.findings import Check, Finding, NotChecked, Status, within
+from penstock.run.verify.subject import Subject
+from penstock.weights.digest import tensor_digests
+from penstock.weights.source import WeightSource
+from penstock.weights.synchronizer import WeightSynchronizer
+
+_PROBES, _PROBE_TOKENS = 4, 16
+_LOGPROB_BARS = {"float64": 1e-5, "float32": 1e-5, "bfloat16": 1e-2}
+"""The probes are generated alone and in the same order, so differences of even this size are not expected."""
+
+WEIGHT_SYNC = Check(
+    "weight_sync",
+    "weight sync",
+    (
+        "tensors",
+        "wrong",
+        "first_wrong",
+        "unrestored",
+        "unchanged_generation",
+        "probe_tokens",
+        "probe_tokens_changed",
+        "probe_logprob_difference",
+        "pause_seconds",
+    ),
+    "The engine does not serve the weights that the trainer publishes: from the first step on, rollouts would come "
+    "from another policy than the one that is trained. Report the model family and the engine.",
+)
+
+
+@runtime_checkable
+class DigestingEngine(Protocol):
+    """An engine that can tell which weights it serves."""
+
+    async def weight_digests(self) -> dict[str, str]:
+        """A hash of every weight, by its Hugging Face name."""
+
+
+@dataclass(frozen=True)
+class _Served:
+    """What an engine serves: its weights' hashes, and greedy responses to the probes."""
+
+    digests: Mapping[str, str]
+    responses: tuple[GenerationResult, ...]
+
+
+async def check_weight_sync(subject: Subject) -> Finding:
+    """Publish weights that differ in every tensor, compare hashes, publish the real ones again, compare everything."""
+    engine, trainer = subject.serving.engine, subject.training.trainer
+    synchronizer = WeightSynchronizer([engine])
+    prompts = await _prompts(subject)
+    original = await trainer.publish_weights()
+    changed = WeightSource(
+        original.version + 1, lambda: ((name, _changed(tensor)) for name, tensor in original.tensors())
+    )
+    before = await _served(subject, prompts)
+    try:
+        report = await synchronizer.publish(changed)
+        meanwhile = await _served(subject, prompts)
+    finally:
+        await synchronizer.publish(original)
+    after = await _served(subject, prompts)
+    wrong = _differing(await _digests(changed), meanwhile.digests)
+    unrestored = _differing(await _digests(original), after.digests)
+    pairs = list(zip(before.responses, after.responses, strict=True))
+    figures = {
+        "tensors": len(meanwhile.digests),
+        "wrong": len(wrong),
+        "first_wrong": next(iter([*wrong, *unrestored]), None),
+        "unrestored": len(unrestored),
+        "unchanged_generation": int(_logprobs(before) == _logprobs(meanwhile)),
+        "probe_tokens": sum(len(one.token_ids) for one, _ in pairs),
+        "probe_tokens_changed": sum(_changed_tokens(one, other) for one, other in pairs),
+        "probe_logprob_difference": max(_logprob_gap(one, other) for one, other in pairs),
+        "pause_seconds": report.pause_seconds,
+    }
+    return _judged(figures, subject.config.model.dtype)
+
+
+def _judged(figures: dict[str, Any], dtype: str) -> Finding:
+    bars = {
+        "wrong": 0,
+        "unrestored": 0,
+        "unchanged_generation": 0,
+        "probe_tokens_changed": 0,
+        "probe_logprob_difference": _LOGPROB_BARS[dtype],
+    }
+    problems = []
+    if figures["wrong"] or figures["unrestored"]:
+        problems.append(
+            f"{figures['wrong']} of {figures['tensors']} tensors are not what was published, {figures['unrestored']} "
+            f"after the original weights were published again; first: {figures['first_wrong']}."
+        )
+    if figures["unchanged_generation"]:
+        problems.append("The engine generated the same log-probs under changed weights: it computes with others.")
+    if not within(figures, {name: bars[name] for name in ("probe_tokens_changed", "probe_logprob_difference")}):
+        problems.append(
+            f"Greedy responses differ from those before in {figures['probe_tokens_changed']} of "
+            f"{figures['probe_tokens']} tokens (log-probs by up to {figures['probe_logprob_difference']:.1e})."
+        )
+    shown = (
+        f"{figures['wrong']} of {figures['tensors']} tensors wrong, "
+        f"{figures['probe_tokens_changed']} of {figures['probe_tokens']} tokens changed"
+    )
+    return Finding(Status.FAIL if problems else Status.PASS, shown, figures, bars, "none", " ".join(problems))
+
+
+def _changed(tensor: Tensor) -> Tensor:
+    """The tensor with nearly every number another one in any number format, and none so much as to overflow."""
+    return tensor * (1 + 2**-6) + 2**-10
+
+
+async def _prompts(subject: Subject) -> list[tuple[int, ...]]:
+    """What the engine was asked in the first groups: the tokens of a row before the first that it generated."""
+    prompts = []
+    for group in subject.sampled.groups[:_PROBES]:
+        batch = await subject.data_plane.get_samples_async(group.slice(0, 1), (fields.INPUT_IDS, fields.TOKEN_MASK))
+        length = int((batch.jagged(fields.TOKEN_MASK).values > 0).int().argmax())
+        prompts.append(tuple(batch.jagged(fields.INPUT_IDS).values[:length].tolist()))
+    return prompts
+
+
+async def _served(subject: Subject, prompts: list[tuple[int, ...]]) -> _Served:
+    engine, sampling = subject.serving.engine, subject.serving.sampling
+    if not isinstance(engine, DigestingEngine):
+        raise NotChecked(f"{type(engine).__name__} does not tell the hashes of its weights")
+    greedy = replace(
+        sampling, temperature=0.0, top_p=1.0, top_k=0, max_new_tokens=min(_PROBE_TOKENS, sampling.max_new_tokens)
+    )
+    responses = [
+        await engine.generate(GenerationRequest(f"verify-probe{index}", prompt, greedy))
+        for index, prompt in enumerate(prompts)
+    ]
+    return _Served(await engine.weight_digests(), tuple(responses))
+
+
+async def _digests(source: WeightSource) -> dict[str, str]:
+    return await asyncio.to_thread(lambda: tensor_digests(source.tensors()))
+
+
+def _differing(wanted: Mapping[str, str], found: Mapping[str, str]) -> list[str]:
+    return sorted(name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name))
+
+
+def _logprobs(served: _Served) -> list[tuple[float, ...]]:
+    return [response.logprobs for response in served.responses]
+
+
+def _changed_tokens(one: GenerationResult, other: GenerationResult) -> int:
+    length = max(len(one.token_ids), len(other.token_ids))
+    return length - sum(a == b for a, b in zip(one.token_ids, other.token_ids, strict=False))
+
+
+def _logprob_gap(one: GenerationResult, other: GenerationResult) -> float:
+    return max((abs(a - b) for a, b in zip(one.logprobs, other.logprobs, strict=False)), default=0.0)

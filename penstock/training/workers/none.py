@@ -1,0 +1,79 @@
+"""`training.backend: none`: a trainer that trains nothing, for runs that only record rollouts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from penstock.config.algorithm import AlgorithmConfig
+from penstock.data_plane import fields
+from penstock.data_plane.client import DataPlaneClient
+from penstock.data_plane.columns import Column
+from penstock.data_plane.meta import KVBatchMeta
+from penstock.training.interface import ChunkResult, Prepared, StepResult, Trainer
+from penstock.training.step import StepMachine
+from penstock.training.targets import needs_kl_sums
+from penstock.weights.hf import named_weights
+from penstock.weights.source import WeightSource
+
+
+@dataclass(frozen=True)
+class NothingTrained:
+    """The trainer's share of a checkpoint: none. What is saved besides lets a recording go on where it was."""
+
+    def write(self, folder: Path) -> None:
+        """There is nothing to write."""
+
+
+class NoTrainer(Trainer):
+    """Steps open, take their groups and close, and the weights of `model` stay as they are: version 0 for ever.
+
+    Advantages are computed all the same, so that metrics show rewards; no token counts as trained.
+    """
+
+    def __init__(self, model: Any, data_plane: DataPlaneClient, algorithm: AlgorithmConfig) -> None:
+        self._model = model
+        self._data_plane = data_plane
+        self._algorithm = algorithm
+        self._machine = StepMachine()
+
+    async def begin_train_step(self, step_id: int) -> None:
+        self._machine.begin(step_id)
+
+    async def train_microbatch(self, step_id: int, meta: KVBatchMeta) -> ChunkResult:
+        with self._machine.microbatch(step_id):
+            return ChunkResult(valid_tokens=0.0, valid_sequences=0.0, microbatches=0, seconds=0.0)
+
+    async def finish_train_step(self, step_id: int, *, last: bool = True) -> StepResult:
+        with self._machine.finishing(step_id):
+            return StepResult(step_id, updated=False, version=0)
+
+    async def abort_train_step(self, step_id: int) -> None:
+        self._machine.abort(step_id)
+
+    async def compute_logprobs(self, meta: KVBatchMeta, field_name: str) -> None:
+        """There is no model here: nothing is written."""
+
+    async def prepare(self, meta: KVBatchMeta) -> Prepared:
+        """Advantages may need the KL to the reference policy: 0, as the policy does not move away from it."""
+        if not needs_kl_sums(self._algorithm):
+            return Prepared(meta, 0.0)
+        zeros_R = torch.zeros(len(meta), dtype=torch.float64)
+        columns: dict[str, Column] = {fields.KL_TO_GO_SUM: zeros_R, fields.KL_TO_GO_SQUARE_SUM: zeros_R}
+        await self._data_plane.put_samples_async(meta.sample_ids, columns, meta.partition_id)
+        return Prepared(meta.with_fields(*columns), 0.0)
+
+    async def publish_weights(self) -> WeightSource:
+        return WeightSource(0, lambda: named_weights(self._model))
+
+    async def snapshot(self) -> NothingTrained:
+        return NothingTrained()
+
+    async def load_checkpoint(self, folder: Path) -> None:
+        """There is nothing to read."""
+
+    async def close(self) -> None:
+        """There is nothing to end."""

@@ -1,0 +1,21 @@
+"""Hashes of tensors: whether two places hold the same weights, without bringing them together."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+
+def tensor_digests(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, str]:
+    """A hash of every tensor's number format, shape and bytes, by name; memory layout and device do not matter."""
+    return {name: _digest(tensor) for name, tensor in tensors}
+
+
+def _digest(tensor: Tensor) -> str:
+    content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    digest = hashlib.blake2b(f"{tensor.dtype} {tuple(tensor.shape)} ".encode(), digest_size=16)
+    digest.update(content.numpy().data)
+    return digest.hexdigest()

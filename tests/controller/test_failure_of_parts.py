@@ -1,0 +1,56 @@
+"""Failures of the trainer's numbers and of one of several engines: told, counted, and not the end of the run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from penstock.rollout.engines.scripted import ScriptedEngine
+from penstock.training.interface import StepResult
+from penstock.training.workers.scripted import ScriptedTrainer
+from penstock.weights.source import WeightSource
+from penstock.weights.synchronizer import WeightSynchronizer
+from tests.support.scripted_run import ScriptedRun, quick, scripted_config
+
+
+class NotFiniteAtFirst(ScriptedTrainer):
+    """The first step's gradient is not finite: it changes nothing, and says which groups were in it."""
+
+    async def finish_train_step(self, step_id: int, *, last: bool = True) -> StepResult:
+        before = self.version
+        result = await super().finish_train_step(step_id, last=last)
+        if step_id > 0:
+            return result
+        self.version = before
+        groups = tuple(group for chunk in self.trained for group in chunk.group_ids)
+        return replace(result, updated=False, version=before, nonfinite_groups=groups)
+
+
+async def test_a_step_that_is_not_finite_is_skipped_told_and_counted() -> None:
+    run = ScriptedRun(scripted_config(training={"nonfinite": "skip"}), trainer=NotFiniteAtFirst(), prompts=8)
+    await run.run()
+    [skipped] = run.names("nonfinite_step_skipped")
+    assert (skipped["step"], len(skipped["groups"])) == (1, 4)
+    assert [event["version"] for event in run.names("weights_published")] == [1]
+    assert [step["failures/nonfinite_steps_skipped"] for step in run.steps] == [1, 1]
+    assert run.rows_left == 0
+
+
+class TakesNoWeights(ScriptedEngine):
+    """An engine that fails whenever it is to take new weights."""
+
+    async def update_weights(self, source: WeightSource) -> None:
+        raise ConnectionResetError("engine gone")
+
+
+async def test_an_engine_that_takes_no_weights_is_told_and_counted_while_the_others_go_on() -> None:
+    run = ScriptedRun(scripted_config(), prompts=8)
+    run._build()
+    broken = TakesNoWeights(quick, name="second")
+    run.controller.sync._synchronizer = WeightSynchronizer([run.engine, broken])
+    assert await run.controller.run() == "data_exhausted"
+    told = run.names("engine_out_of_service")
+    assert [(event["engine"], event["version"], event["cause"]) for event in told] == [
+        ("second", version, "ConnectionResetError: engine gone") for version in (1, 2)
+    ]
+    assert run.steps[-1]["failures/engines_out_of_service"] == 2
+    assert len(run.trained_groups) == 8

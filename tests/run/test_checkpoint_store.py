@@ -1,0 +1,176 @@
+"""Checkpoints on disk: complete or not there, the right ones kept, and errors that leave the good ones alone."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.config.models import CheckpointConfig
+from penstock.controller.snapshot import ControllerSnapshot, ControllerState
+from penstock.errors import CheckpointError, SetupError
+from penstock.run.checkpoint import CheckpointStore, Snapshot, checkpoints, newest_checkpoint, remove_drafts
+
+STATE = ControllerState(
+    stream="x",
+    redispatches={},
+    ready={},
+    groups=0,
+    committed=0,
+    dropped=0,
+    bound_drops=[],
+    free_drops=0,
+    events={},
+    tokens_generated=0,
+    elapsed_seconds=0.0,
+    buffer={},
+)
+
+
+class NoTokenizer:
+    def save_pretrained(self, folder: Path) -> None:
+        (folder / "tokenizer.json").write_text("{}")
+
+
+@dataclass
+class FakeTrainer:
+    """Writes one file, after whatever the test wants to happen."""
+
+    before: Callable[[Path], None] = lambda folder: None
+
+    def write(self, folder: Path) -> None:
+        (folder / "model.safetensors").write_text("weights")
+        self.before(folder)
+
+
+def make_store(folder: Path, saved: list[int] | None = None, **settings: Any) -> CheckpointStore:
+    found = saved if saved is not None else []
+    return CheckpointStore(
+        folder / "run" / "checkpoints", CheckpointConfig(**settings), NoTokenizer(), lambda step, *_: found.append(step)
+    )
+
+
+def snapshot(step: int, value: float | None = None, before: Callable[[Path], None] = lambda folder: None) -> Snapshot:
+    return Snapshot(step, FakeTrainer(before), ControllerSnapshot(STATE, b"\1\0", None), value)
+
+
+def names(folder: Path) -> list[str]:
+    return [path.name for path in checkpoints(folder / "run" / "checkpoints")]
+
+
+async def test_the_latest_are_kept(tmp_path: Path) -> None:
+    saved: list[int] = []
+    store = make_store(tmp_path, saved, keep_latest=2)
+    for step in (1, 2, 10):
+        await store.begin(snapshot(step))
+    await store.finish()
+    assert names(tmp_path) == ["step_2", "step_10"]
+    assert saved == [1, 2, 10]
+    assert ControllerSnapshot.read(tmp_path / "run/checkpoints/step_10/controller").ends == b"\1\0"
+
+
+@pytest.mark.parametrize(
+    ("best_is", "kept"), [("highest", ["step_2", "step_4", "step_5"]), ("lowest", ["step_1", "step_5"])]
+)
+async def test_the_best_are_kept_besides_the_latest(tmp_path: Path, best_is: str, kept: list[str]) -> None:
+    keep_best = len(kept) - 1
+    store = make_store(tmp_path, keep_latest=1, keep_best=keep_best, best_metric="eval/reward_mean", best_is=best_is)
+    for step, value in enumerate([0.1, 0.9, 0.3, 0.8, None], start=1):
+        await store.begin(snapshot(step, value))
+    await store.finish()
+    assert names(tmp_path) == kept
+
+
+async def test_a_value_that_is_not_finite_is_never_the_best(tmp_path: Path) -> None:
+    store = make_store(tmp_path, keep_latest=1, keep_best=1)
+    for step, value in enumerate([0.5, float("nan"), None], start=1):
+        await store.begin(snapshot(step, value))
+    await store.finish()
+    assert names(tmp_path) == ["step_1", "step_3"]
+
+
+async def test_the_run_goes_on_while_a_checkpoint_is_written(tmp_path: Path) -> None:
+    go_on = threading.Event()
+    store = make_store(tmp_path)
+    await store.begin(snapshot(1, before=lambda folder: assert_true(go_on.wait(timeout=10))))
+    assert names(tmp_path) == []
+    second = asyncio.create_task(store.begin(snapshot(2)))
+    await asyncio.sleep(0.05)
+    assert not second.done(), "memory holds one snapshot at a time"
+    go_on.set()
+    await second
+    await store.finish()
+    assert names(tmp_path) == ["step_1", "step_2"]
+
+
+def assert_true(value: bool) -> None:
+    assert value
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EDQUOT])
+async def test_a_disk_that_refuses_leaves_the_checkpoints_before(tmp_path: Path, number: int) -> None:
+    def refuse(folder: Path) -> None:
+        raise OSError(number, "the disk refuses")
+
+    store = make_store(tmp_path, keep_latest=1)
+    await store.begin(snapshot(1))
+    await store.begin(snapshot(2, before=refuse))
+    with pytest.raises(CheckpointError, match=r"step 2 could not be saved to .*the disk refuses.*penstock resume"):
+        await store.finish()
+    assert names(tmp_path) == ["step_1"]
+    assert list((tmp_path / "run/checkpoints").glob(".*")) == []
+
+
+async def test_a_write_that_failed_is_told_without_waiting(tmp_path: Path) -> None:
+    def refuse(folder: Path) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    store = make_store(tmp_path)
+    store.raise_failed()
+    await store.begin(snapshot(1, before=refuse))
+    await store.close()
+    with pytest.raises(CheckpointError, match="full"):
+        store.raise_failed()
+
+
+async def test_a_folder_that_is_not_sealed_is_never_chosen(tmp_path: Path) -> None:
+    store = make_store(tmp_path)
+    await store.begin(snapshot(1))
+    await store.finish()
+    folder = tmp_path / "run/checkpoints"
+    for name in ("step_2", ".writing_step_3", ".removing_step_1"):
+        (folder / name).mkdir()
+        (folder / name / "model.safetensors").write_text("half")
+    assert newest_checkpoint(folder).name == "step_1"
+    remove_drafts(folder)
+    assert sorted(path.name for path in folder.iterdir()) == ["step_1", "step_2"]
+
+
+async def test_a_checkpoint_that_is_there_is_not_written_again(tmp_path: Path) -> None:
+    saved: list[int] = []
+    store = make_store(tmp_path, saved)
+    for _ in range(2):
+        await store.begin(snapshot(4))
+        await store.finish()
+    assert saved == [4]
+
+
+def test_a_folder_without_checkpoints_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SetupError, match=r"there is no checkpoint in .*nowhere"):
+        newest_checkpoint(tmp_path / "nowhere")
+
+
+def test_a_damaged_controller_state_is_named(tmp_path: Path) -> None:
+    folder = tmp_path / "step_1" / "controller"
+    folder.mkdir(parents=True)
+    ControllerSnapshot(STATE, b"", None).write(folder)
+    assert ControllerSnapshot.read(folder).ends == b""
+    (folder / "state.json").write_text("{}")
+    with pytest.raises(SetupError, match="step_1"):
+        ControllerSnapshot.read(folder)

@@ -1,0 +1,74 @@
+"""`training.backend: none`: steps come and go, and nothing is trained."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from penstock.config.algorithm import AlgorithmConfig
+from penstock.data_plane import fields
+from penstock.data_plane.adapters.memory import MemoryDataPlane
+from penstock.data_plane.meta import KVBatchMeta
+from penstock.errors import StepStateError
+from penstock.training.workers.none import NoTrainer
+from tests.support.tiny_models import tiny_model
+
+META = KVBatchMeta("p", ("a_g0", "a_g1"), frozenset({fields.REWARD}), (3, 4))
+
+
+def plane() -> MemoryDataPlane:
+    made = MemoryDataPlane()
+    made.register_partition("p", (fields.REWARD, *fields.LATER_FIELDS))
+    made.put_samples(META.sample_ids, {fields.REWARD: torch.ones(2)}, "p")
+    return made
+
+
+async def test_a_step_changes_nothing_and_counts_no_token_as_trained() -> None:
+    trainer = NoTrainer(None, plane(), AlgorithmConfig())
+    for step in range(2):
+        await trainer.begin_train_step(step)
+        chunk = await trainer.train_microbatch(step, META)
+        assert (chunk.valid_tokens, chunk.microbatches) == (0.0, 0)
+        result = await trainer.finish_train_step(step)
+        assert (result.updated, result.version, dict(result.metrics)) == (False, 0, {})
+
+
+async def test_calls_out_of_order_are_refused_as_by_any_trainer() -> None:
+    trainer = NoTrainer(None, plane(), AlgorithmConfig())
+    with pytest.raises(StepStateError):
+        await trainer.train_microbatch(0, META)
+    await trainer.begin_train_step(0)
+    with pytest.raises(StepStateError):
+        await trainer.begin_train_step(1)
+    await trainer.abort_train_step(0)
+    await trainer.begin_train_step(1)
+
+
+async def test_the_weights_it_publishes_are_the_models_own() -> None:
+    model = tiny_model()
+    source = await NoTrainer(model, plane(), AlgorithmConfig()).publish_weights()
+    assert source.version == 0
+    published = dict(source.tensors())
+    assert torch.equal(published["model.embed_tokens.weight"], model.model.embed_tokens.weight)
+
+
+async def test_a_checkpoint_has_nothing_of_it(tmp_path: Path) -> None:
+    trainer = NoTrainer(None, plane(), AlgorithmConfig())
+    (await trainer.snapshot()).write(tmp_path)
+    assert os.listdir(tmp_path) == []
+    await trainer.load_checkpoint(tmp_path)
+
+
+async def test_weights_that_never_change_have_no_kl_to_the_reference() -> None:
+    kl_in_reward = AlgorithmConfig.model_validate(
+        {"advantage": {"kind": "reinforce_pp"}, "kl": {"coefficient": 0.1, "estimator": "k1", "place": "reward"}}
+    )
+    data_plane = plane()
+    prepared = await NoTrainer(None, data_plane, kl_in_reward).prepare(META)
+    names = [fields.KL_TO_GO_SUM, fields.KL_TO_GO_SQUARE_SUM]
+    batch = data_plane.get_samples(prepared.meta, names)
+    assert [batch.tensor(name).tolist() for name in names] == [[0.0, 0.0]] * 2
+    assert (await NoTrainer(None, data_plane, AlgorithmConfig()).prepare(META)).meta == META
