@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
 from enum import Enum
 
 Plan = tuple[tuple[int, ...], ...]
 """Microbatches, each the indices of its rows."""
 
-_PASS_TOKENS = 128
+_PASS_TOKENS = 256
 """What a pass costs besides its tokens, in tokens: padding beyond this is worth another pass."""
 _SMALLEST_SHARE = 512
-"""Tokens below which a microbatch is not cut up further to give every lane one."""
+"""Microbatches are not cut up for the lanes to fewer tokens than this."""
 
 
 class Batching(Enum):
@@ -26,30 +27,45 @@ class Batching(Enum):
 def plan_microbatches(lengths: Sequence[int], max_tokens: int, batching: Batching, *, lanes: int = 1) -> Plan:
     """Divide rows into microbatches of at most `max_tokens` tokens, padding included.
 
-    With several lanes the limit is lowered, if microbatches stay large enough, so that their number is a multiple of
-    the lanes'.
+    The costliest microbatches come first. With several lanes, which take them in this order, the plan is the one that
+    all lanes are done with soonest.
 
     Invariants: every row stands in exactly one microbatch; only a row that is longer than `max_tokens` exceeds it, and
     then it is alone; equal lengths give equal plans; rows within a microbatch keep their order.
     """
     by_length = sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))
-    limit = _limit(lengths, max_tokens, lanes)
-    if batching is Batching.PADDED:
-        bins = _similar_lengths(by_length, lengths, limit)
-    else:
-        bins = _first_fit(by_length, lengths, limit)
-    return tuple(sorted(tuple(sorted(rows)) for rows in bins))
+    cut = _similar_lengths if batching is Batching.PADDED else _first_fit
+    limits = _limits(lengths, max_tokens, lanes)
+    plans = [[tuple(sorted(rows)) for rows in cut(by_length, lengths, limit)] for limit in limits]
+
+    def cost(rows: Sequence[int]) -> int:
+        own = [lengths[row] for row in rows]
+        return _PASS_TOKENS + (max(own) * len(own) if batching is Batching.PADDED else sum(own))
+
+    def score(plan: list[tuple[int, ...]]) -> float:
+        # Lanes that share their cores with an engine are held up by all the work there is, not only by their own.
+        costs = [cost(rows) for rows in plan]
+        return _makespan(costs, lanes) + sum(costs) / lanes
+
+    best = min(plans, key=score)
+    return tuple(sorted(best, key=lambda rows: (-cost(rows), rows)))
 
 
-def _limit(lengths: Sequence[int], max_tokens: int, lanes: int) -> int:
-    """Tokens of a microbatch such that all lanes have about the same to do."""
-    if lanes == 1 or not lengths:
-        return max_tokens
-    total = sum(lengths)
-    microbatches = -(-total // max_tokens)
-    microbatches = -(-microbatches // lanes) * lanes
-    share = -(-total // microbatches) + max(lengths) - 1  # the last row need not fit exactly
-    return min(max_tokens, max(_SMALLEST_SHARE, share))
+def _limits(lengths: Sequence[int], max_tokens: int, lanes: int) -> list[int]:
+    """Limits to try: the given one, and lower ones that give every lane one microbatch, or two, or three."""
+    limits = [max_tokens]
+    if lanes > 1 and lengths:
+        shares = [-(-sum(lengths) // (lanes * each)) + max(lengths) - 1 for each in (1, 2, 3)]
+        limits += [share for share in shares if _SMALLEST_SHARE <= share < max_tokens]
+    return limits
+
+
+def _makespan(costs: Sequence[int], lanes: int) -> int:
+    """When the last lane is done, each taking the next costliest microbatch as soon as it is free."""
+    done = [0] * lanes
+    for cost in sorted(costs, reverse=True):
+        heapq.heapreplace(done, done[0] + cost)
+    return max(done)
 
 
 def _similar_lengths(by_length: Sequence[int], lengths: Sequence[int], max_tokens: int) -> list[Sequence[int]]:

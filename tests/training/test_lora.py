@@ -197,7 +197,7 @@ async def test_a_checkpoint_is_a_model_an_adapter_and_a_place_to_go_on_from(fami
     local = trainer(peft_model, plane, optimizer={"lr": 1e-2})
     for step in range(2):
         await local.train(step, metas[step])
-    await local.save_checkpoint(tmp_path)
+    (await local.snapshot()).write(tmp_path)
 
     whole = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert bit_equal(weights(whole), dict(named_weights(peft_model)))
@@ -239,7 +239,7 @@ async def test_a_checkpoint_of_another_adapter_is_refused_by_name(
     other: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     local = trainer(adapted(), data_plane())
-    await local.save_checkpoint(tmp_path)
+    (await local.snapshot()).write(tmp_path)
     await local.close()
     peft_model = attach_lora(tiny_model(), LoraConfig.model_validate({"rank": 4, **other}))
     before, second = weights(peft_model), trainer(peft_model, data_plane())

@@ -89,7 +89,7 @@ def test_rows_of_very_different_length_do_not_pay_for_each_other() -> None:
 
 
 def padded_cost(plan: Plan, lengths: list[int]) -> int:
-    return sum(cost(rows, lengths, Batching.PADDED) + 128 for rows in plan)
+    return sum(cost(rows, lengths, Batching.PADDED) + 256 for rows in plan)
 
 
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=9), st.integers(300, 2000))
