@@ -59,15 +59,15 @@ class CheckpointConfig(Section):
     """Saved weights and optimizer state."""
 
     every_steps: PositiveInt | None = None
-    """Save after every so many steps; a last checkpoint is written at the end in any case unless `at_end` is off."""
+    """Save after every so many steps; without it a run that is killed begins anew."""
     at_end: bool = True
-    """Save when the run ends."""
+    """Save when the run ends by itself, is interrupted, or has dropped or filtered too many prompts."""
     keep_latest: PositiveInt = 2
     """How many of the latest checkpoints are kept."""
     keep_best: NonNegativeInt = 0
     """How many checkpoints with the best `best_metric` are kept besides the latest."""
     best_metric: str = "eval/reward_mean"
-    """With `keep_best`: the metric, as in `metrics.jsonl`; a checkpoint has the last value known at its step."""
+    """With `keep_best`: the metric, as in `metrics.jsonl`; only checkpoints of steps that have a value can be best."""
     best_is: Literal["highest", "lowest"] = "highest"
     """With `keep_best`: which values of `best_metric` are good ones."""
 

@@ -48,14 +48,17 @@ class DropBook:
         return self._free - self._applied[1]
 
     def drop(self, visit: PromptVisit, reason: str, **facts: str) -> None:
-        """Record a drop; raises `TooManyDrops` when the budget is spent."""
-        self.dropped += 1
+        """Record a drop, before anything else is done about it; raises `TooManyDrops` when the budget is spent.
+
+        Then the prompt is not dropped, but still open when the run goes on some day.
+        """
         self._events.emit("prompt_dropped", epoch=visit.epoch, prompt_id=visit.prompt.prompt_id, reason=reason, **facts)
-        if self.dropped > self._config.max_dropped_prompts:
+        if self.dropped >= self._config.max_dropped_prompts:
             raise TooManyDrops(
-                f"prompt {visit.key} was dropped, which makes {self.dropped} with "
+                f"prompt {visit.key} was dropped, which makes {self.dropped + 1} with "
                 f"rollout.failure.max_dropped_prompts = {self._config.max_dropped_prompts}. Cause: {reason}"
             )
+        self.dropped += 1
 
     def shrink(self, bound_step: int | None) -> None:
         """A dropped group kept its unit of quota: `bound_step`, or where None any step, must do with one group less."""

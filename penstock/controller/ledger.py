@@ -65,10 +65,10 @@ class Ledger:
         if place >= len(self._ends) or self._ends[place] != _OPEN:
             before = _NAMES[self._ends[place]].value if place < len(self._ends) else "not handed out"
             raise LedgerError(f"prompt {visit.key} cannot end {how.value}: it is {before} already")
+        if self._record is not None:  # first: what could not be recorded has not happened
+            self._record({"epoch": visit.epoch, "prompt_id": visit.prompt.prompt_id, "end": how.value, "step": step})
         self._ends[place] = _CODES[how]
         self._redispatches.pop(place, None)
-        if self._record is not None:
-            self._record({"epoch": visit.epoch, "prompt_id": visit.prompt.prompt_id, "end": how.value, "step": step})
 
     def dispatched_again(self, visit: PromptVisit) -> None:
         """The visit's group ended untrained and its prompt goes round again."""

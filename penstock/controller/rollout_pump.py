@@ -201,9 +201,9 @@ class RolloutPump:
 
     def _drop(self, visit: PromptVisit, slot: Slot, kind: FailureKind, failure: Exception) -> None:
         replaced, reason = self._drops.returns_quota, describe(failure)
-        self._end(slot.group_id, GroupEnd.DROPPED, return_quota=replaced, cause=reason)
         place = "the next prompt takes its place" if replaced else "a step has one group less"
         self._give_up(visit, reason, kind=kind.value, error=type(failure).__name__, place=place)
+        self._end(slot.group_id, GroupEnd.DROPPED, return_quota=replaced, cause=reason)
         if not replaced:
             self._drops.shrink(slot.target_step if self._buffer.stamps_bind else None)
 
@@ -213,8 +213,9 @@ class RolloutPump:
         self._recording.ended(group_id, how, **facts)
 
     def _give_up(self, visit: PromptVisit, reason: str, **facts: str) -> None:
-        self._ledger.end(visit, PromptEnd.DROPPED, self._buffer.clock.step + 1)
+        """Drop a prompt; where the budget is spent, this raises and the prompt stays open."""
         self._drops.drop(visit, reason, **facts)
+        self._ledger.end(visit, PromptEnd.DROPPED, self._buffer.clock.step + 1)
 
     def _new_group_id(self) -> str:
         self._groups += 1

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from penstock.config.models import RunConfig
 from penstock.controller.controller import SingleController
 from penstock.run.checkpoint import CheckpointStore, Snapshot
-from penstock.run.early_stop import EarlyStop
+from penstock.run.early_stop import EarlyStop, Verdict
 from penstock.run.named_metrics import refuse_unknown_metrics
 from penstock.run.periodic_eval import Evaluations
 from penstock.run.records import RunRecords
@@ -33,16 +33,23 @@ class BetweenSteps:
         self._evaluations = evaluations
         self._records = records
         self._early_stop = EarlyStop(config.training.early_stop) if config.training.early_stop else None
-        self._best_value: float | None = None
+        self._value: tuple[int, float] | None = None
+        """The last value of `checkpoint.best_metric`, and its step."""
+        self._verdict: Verdict | None = None
         self._metrics_known = False
         self.controller: SingleController | None = None
         """Set once it is there; it is made with this as its hook."""
 
     def remember(self, metrics: Mapping[str, float | None]) -> None:
         """Metrics of a step or an evaluation of an earlier process of this run."""
-        self._note_value(metrics)
-        if self._early_stop is not None:
-            self._early_stop.observe(metrics)
+        settings = self._config.training.early_stop
+        if self._early_stop is not None and settings is not None and settings.metric in metrics:
+            self._verdict = self._early_stop.observe(metrics)
+
+    def stop_as_remembered(self, steps: int) -> None:
+        """Stop at once where the last metrics of the earlier process said so."""
+        if self._verdict is not None:
+            self._stop(steps, self._verdict)
 
     async def __call__(self, steps: int, metrics: dict[str, float]) -> None:
         """A step has ended, and the engines have its weights."""
@@ -51,8 +58,8 @@ class BetweenSteps:
         self._refuse_unknown_metrics(metrics)
         report = await self._evaluations.after_step(steps, int(metrics["train/version"]), self.controller.ending)
         evaluated = {} if report is None else report.metrics()
-        self._note_value(metrics)
-        self._note_value(evaluated)
+        value = (metrics | evaluated).get(self._config.checkpoint.best_metric)
+        self._value = None if value is None else (steps, value)
         every = self._config.checkpoint.every_steps
         snapshot = None
         if every is not None and steps % every == 0:
@@ -70,12 +77,8 @@ class BetweenSteps:
         with self._records.lane.span("checkpoint", step=steps):
             await self._store.finish()
             controller = await self.controller.snapshot()
-            return Snapshot(steps, await self._trainer.snapshot(), controller, self._best_value)
-
-    def _note_value(self, metrics: Mapping[str, float | None]) -> None:
-        value = metrics.get(self._config.checkpoint.best_metric)
-        if value is not None:
-            self._best_value = float(value)
+            value = self._value[1] if self._value is not None and self._value[0] == steps else None
+            return Snapshot(steps, await self._trainer.snapshot(), controller, value)
 
     def _refuse_unknown_metrics(self, metrics: Mapping[str, float]) -> None:
         """At the first step that trained something, which has every metric that there is."""
@@ -86,8 +89,10 @@ class BetweenSteps:
     def judge(self, steps: int, metrics: Mapping[str, float]) -> None:
         """Stop the run where `training.early_stop` says so; with step 0, by the evaluation of the initial weights."""
         verdict = self._early_stop.observe(metrics) if self._early_stop is not None else None
-        if verdict is None:
-            return
+        if verdict is not None:
+            self._stop(steps, verdict)
+
+    def _stop(self, steps: int, verdict: Verdict) -> None:
         assert self.controller is not None
         facts: dict[str, str | float] = {
             "metric": verdict.metric,

@@ -34,7 +34,7 @@ class RunDirectory:
             self._lock: TextIO | None = (self.path / ".lock").open("w")
         except OSError as error:
             raise SetupError(f"run_dir: {str(path)!r} cannot be written: {error}") from error
-        self._take_lock()
+        self._take_lock(reopen)
         try:
             if not reopen:
                 _refuse_a_run(self.path)
@@ -52,13 +52,14 @@ class RunDirectory:
                 raise SetupError(f"run_dir: {str(leftover)!r} cannot be removed: {error.strerror}") from error
         shutil.rmtree(self.path / FOLDER, ignore_errors=True)
 
-    def _take_lock(self) -> None:
+    def _take_lock(self, reopen: bool) -> None:
         assert self._lock is not None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             self.close()
-            raise SetupError(f"run_dir: {str(self.path)!r} is in use by another run; choose another folder") from None
+            what = ": the run is still going" if reopen else " by another run; choose another folder"
+            raise SetupError(f"run_dir: {str(self.path)!r} is in use{what}") from None
 
     @property
     def config(self) -> Path:

@@ -22,7 +22,7 @@ def rewind(directory: RunDirectory, step: int | None, ended_prompts: int) -> Non
     is put aside, as it has a clock of its own.
     """
     for path in (directory.metrics, directory.samples):
-        _keep_lines(path, lambda place, line: step is not None and _step(line) <= step)
+        _keep_lines(path, lambda place, line: step is not None and (at := _step(line)) is not None and at <= step)
     _keep_lines(directory.ledger, lambda place, line: place < ended_prompts)
     if directory.trace.exists():
         with writing(directory.trace):
@@ -51,10 +51,13 @@ def _whole_lines(path: Path) -> Iterator[bytes]:
         yield from (line for line in file if line.endswith(b"\n"))
 
 
-def _step(line: bytes) -> int:
-    step = json.loads(line)["step"]
-    assert isinstance(step, int)
-    return step
+def _step(line: bytes) -> int | None:
+    """None for a line that is no record, as a power cut can leave them."""
+    try:
+        step = json.loads(line)["step"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    return step if isinstance(step, int) else None
 
 
 def _aside(path: Path) -> Path:

@@ -13,6 +13,7 @@ from penstock.config.models import RunConfig
 from penstock.controller.controller import SingleController
 from penstock.controller.parts import Parts
 from penstock.controller.traced_trainer import TracedTrainer
+from penstock.errors import TooManyDrops, TooManyFiltered
 from penstock.observe.loggers.base import Logger
 from penstock.observe.report.reading import Lines
 from penstock.run.between_steps import BetweenSteps
@@ -63,7 +64,6 @@ def resume(run_dir: str | Path, overrides: Sequence[str] = (), loggers: Sequence
     try:
         point = resume_point(directory.checkpoints)
         rewind(directory, None if point.checkpoint is None else point.step, point.ended_prompts)
-        directory.write_config(dump_config(config))
         return asyncio.run(_Run(config, directory, loggers, point).execute())
     finally:
         directory.close()
@@ -153,11 +153,15 @@ class _Run:
             between.judge(0, first.metrics())
         try:
             await self._restore(controller, trainer, between)
+            # Only now: settings that the checkpoint does not go with must not become the run's own.
+            self._directory.write_config(dump_config(config))
             stopped_by = await self._run_controller(controller, between)
+        except (TooManyDrops, TooManyFiltered):
+            await self._save_at_end(training.buffer.clock.step, store, between)
+            raise
+        else:
             step = training.buffer.clock.step
-            if config.checkpoint.at_end and step and not store.has(step):
-                await store.begin(await between.snapshot(step))
-            await store.finish()
+            await self._save_at_end(step, store, between)
         finally:
             await store.close()
         if config.eval.at_end and stopped_by != "interrupted" and not records.metrics.evaluated(step):
@@ -191,6 +195,7 @@ class _Run:
             await controller.restore(point.snapshot)
         for metrics in Lines(self._directory.metrics):
             between.remember(metrics)
+        between.stop_as_remembered(point.step)
 
     async def _run_controller(self, controller: SingleController, between: BetweenSteps) -> str:
         try:
@@ -199,6 +204,13 @@ class _Run:
         finally:
             self._records.metrics.train_seconds = controller.elapsed_seconds
             self._records.metrics.tokens_generated = controller.tokens_generated
+
+    async def _save_at_end(self, step: int, store: CheckpointStore, between: BetweenSteps) -> None:
+        """The last checkpoint; a signal does not come between."""
+        with self._signals.stopping(lambda reason: None, "writing the last checkpoint; once more ends at once"):
+            if self._config.checkpoint.at_end and step and not store.has(step):
+                await store.begin(await between.snapshot(step))
+            await store.finish()
 
     def _saved(self, step: int, path: Path, seconds: float) -> None:
         self._records.events.emit("checkpoint_saved", step=step, path=str(path), seconds=round(seconds, 3))

@@ -10,7 +10,7 @@ R = TypeVar("R")
 
 
 async def to_the_end(work: Coroutine[Any, Any, R], hurry: Callable[[], None] | None = None) -> R:
-    """Await `work` so that a cancellation waits for its end, and is raised then.
+    """Await `work` so that a cancellation waits for its end, and is raised then; an error of the work comes first.
 
     `hurry` is called at the cancellation; it may make the work end sooner.
     """
@@ -20,5 +20,7 @@ async def to_the_end(work: Coroutine[Any, Any, R], hurry: Callable[[], None] | N
     except asyncio.CancelledError:
         if hurry is not None:
             hurry()
-        await asyncio.gather(task, return_exceptions=True)
+        await asyncio.wait({task})
+        if not task.cancelled() and (error := task.exception()) is not None:
+            raise error from None
         raise

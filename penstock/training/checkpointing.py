@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -88,10 +89,13 @@ class LocalSnapshot:
 
 def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Copies on the CPU; names that share a tensor share its copy."""
-    copies: dict[tuple[int, torch.Size], Tensor] = {}
-    for tensor in tensors.values():
-        copies.setdefault((tensor.data_ptr(), tensor.shape), tensor.detach().to("cpu", copy=True).contiguous())
-    return {name: copies[tensor.data_ptr(), tensor.shape] for name, tensor in tensors.items()}
+
+    def place(tensor: Tensor) -> tuple[object, ...]:
+        return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
+
+    different = {place(tensor): tensor for tensor in tensors.values()}
+    copies = {key: tensor.detach().to("cpu", copy=True).contiguous() for key, tensor in different.items()}
+    return {name: copies[place(tensor)] for name, tensor in tensors.items()}
 
 
 def load_trainer(folder: Path, model: Any, optimizer: PolicyOptimizer) -> TrainerState:
@@ -117,9 +121,14 @@ def _read_weights(folder: Path, model: Any) -> tuple[dict[str, Tensor], list[str
     if adapter is not None:
         return adapter.read(folder / ADAPTER_FOLDER)
     # transformers may rename and merge tensors between file and module, so it reads its own files.
-    loaded: dict[str, Tensor] = type(model).from_pretrained(folder, dtype=model.dtype).state_dict()
+    try:
+        saved, info = type(model).from_pretrained(folder, dtype=model.dtype, output_loading_info=True)
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise SetupError(f"checkpoint {folder}: the weights cannot be read ({error})") from error
+    loaded: dict[str, Tensor] = saved.state_dict()
     own = model.state_dict()
-    return loaded, [
+    missing = [f"weight {name} is missing in the file" for name in info["missing_keys"]]
+    return loaded, missing + [
         f"weight {name} differs in name or shape"
         for name in own.keys() | loaded.keys()
         if name not in own or name not in loaded or own[name].shape != loaded[name].shape
@@ -139,7 +148,10 @@ def _read_state(folder: Path) -> TrainerState:
 def _read_tensors(path: Path) -> dict[str, Tensor]:
     if not path.is_file():
         raise SetupError(f"checkpoint: {path} is missing")
-    tensors: dict[str, Tensor] = load_file(path)
+    try:
+        tensors: dict[str, Tensor] = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise SetupError(f"checkpoint: {path} cannot be read ({error})") from error
     return tensors
 
 

@@ -22,18 +22,18 @@ END_SECONDS = 300.0
 CODE_OF_SIGKILL = -signal.SIGKILL
 
 
-def write_config(folder: Path, **changes: Any) -> Path:
-    """A configuration of a few hundred prompts that a tiny model is trained on."""
+def write_config(folder: Path, prompts: int, **changes: Any) -> Path:
+    """A configuration with so many prompts that a tiny model is trained on."""
     model = save_tiny_model(folder / "model")
+    content = [json.dumps({"prompt": f"{number}+{number}="}) + "\n" for number in range(prompts)]
+    (folder / "prompts.jsonl").write_text("".join(content))
     settings: dict[str, Any] = {
         "run_dir": str(folder / "run"),
         "model": {"path": str(model)},
-        "data": {"train_size": 240, "eval_size": 4},
+        "data": {"train_path": str(folder / "prompts.jsonl")},
         "rollout": {
-            "environment": {
-                "kind": "reasoning_gym:chain_sum",
-                "args": {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1},
-            },
+            # A reward with spread: every step changes the weights.
+            "environment": {"kind": "function", "function": "tests.support.rewards:letters"},
             "group_size": 3,
             "max_inflight_groups": 8,
             "sampling": {"max_new_tokens": 8},
@@ -123,6 +123,9 @@ def ends(run_dir: Path) -> Counter[tuple[int, str, str]]:
     return Counter((line["epoch"], line["prompt_id"], line["end"]) for line in lines(run_dir / "ledger.jsonl"))
 
 
-def losses(run_dir: Path) -> list[float]:
-    """Of all steps, in order."""
-    return [line["train/loss"] for line in lines(run_dir / "metrics.jsonl") if "train/loss" in line]
+def losses(run_dir: Path) -> list[tuple[float, float, float]]:
+    """Loss, gradient norm and reward of all steps, in order."""
+    keys = ("train/loss", "train/grad_norm", "train/reward_mean")
+    return [
+        (line[keys[0]], line[keys[1]], line[keys[2]]) for line in lines(run_dir / "metrics.jsonl") if keys[0] in line
+    ]

@@ -23,8 +23,10 @@ ASYNCHRONOUS = {
 }
 
 
-def killed_again_and_again(tmp_path: Path, cycles: int, seed: int, settings: dict[str, Any]) -> KilledRun:
-    run = KilledRun(write_config(tmp_path, **settings), tmp_path / "run", random.Random(seed))
+def killed_again_and_again(
+    tmp_path: Path, cycles: int, seed: int, settings: dict[str, Any], prompts: int = 240
+) -> KilledRun:
+    run = KilledRun(write_config(tmp_path, prompts, **settings), tmp_path / "run", random.Random(seed))
     kills = 0
     while kills < cycles and run.kill_somewhere():
         kills += 1
@@ -46,7 +48,7 @@ def assert_exactly_once(run: KilledRun, prompts: int) -> None:
 
 
 def test_three_kills_lose_nothing(tmp_path: Path) -> None:
-    run = killed_again_and_again(tmp_path, 3, 7, ASYNCHRONOUS | {"data": {"train_size": 80, "eval_size": 4}})
+    run = killed_again_and_again(tmp_path, 3, 7, ASYNCHRONOUS, prompts=80)
     assert_exactly_once(run, 80)
 
 
@@ -63,7 +65,7 @@ def test_twenty_kills_lose_nothing(tmp_path: Path, seed: int) -> None:
 def test_twenty_kills_leave_the_same_losses_bit_by_bit(tmp_path: Path) -> None:
     (tmp_path / "undisturbed").mkdir()
     undisturbed = KilledRun(
-        write_config(tmp_path / "undisturbed", **DETERMINISTIC), tmp_path / "undisturbed/run", random.Random(0)
+        write_config(tmp_path / "undisturbed", 240, **DETERMINISTIC), tmp_path / "undisturbed/run", random.Random(0)
     )
     undisturbed.run_to_the_end()
     (tmp_path / "killed").mkdir()
@@ -71,12 +73,12 @@ def test_twenty_kills_leave_the_same_losses_bit_by_bit(tmp_path: Path) -> None:
     assert_exactly_once(run, 240)
     assert losses(run.run_dir) == losses(undisturbed.run_dir)
     assert len(losses(run.run_dir)) == 60
+    assert all(loss and grad_norm for loss, grad_norm, _ in losses(run.run_dir))
 
 
 def test_a_full_disk_ends_the_run_and_leaves_the_last_checkpoint_good(tmp_path: Path) -> None:
     """The limit on the size of files takes the place of the disk's end: a model no longer fits, a line still does."""
-    settings = ASYNCHRONOUS | {"data": {"train_size": 40, "eval_size": 4}}
-    run = KilledRun(write_config(tmp_path, **settings), tmp_path / "run", random.Random(0))
+    run = KilledRun(write_config(tmp_path, 40, **ASYNCHRONOUS), tmp_path / "run", random.Random(0))
     process = run.start()
     try:
         run.wait_for(lambda: any((run.run_dir / "checkpoints").glob("step_*")), process)

@@ -87,6 +87,14 @@ async def test_the_best_are_kept_besides_the_latest(tmp_path: Path, best_is: str
     assert names(tmp_path) == kept
 
 
+async def test_of_equally_good_ones_the_newest_is_the_best(tmp_path: Path) -> None:
+    store = make_store(tmp_path, keep_latest=1, keep_best=1)
+    for step, value in enumerate([0.9, 0.9, None], start=1):
+        await store.begin(snapshot(step, value))
+    await store.finish()
+    assert names(tmp_path) == ["step_2", "step_3"]
+
+
 async def test_a_value_that_is_not_finite_is_never_the_best(tmp_path: Path) -> None:
     store = make_store(tmp_path, keep_latest=1, keep_best=1)
     for step, value in enumerate([0.5, float("nan"), None], start=1):

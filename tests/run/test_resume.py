@@ -10,11 +10,17 @@ from typing import Any
 import pytest
 
 import penstock
-from penstock.errors import ConfigError, SetupError
+from penstock.errors import ConfigError, SetupError, TooManyDrops
 from penstock.run.checkpoint import checkpoints
 from tests.run.conftest import ConfigMaker
 
-DETERMINISTIC = {
+TIMED = ("train_seconds", "tflops", "mfu", "total_flops")
+"""What depends on the clock."""
+LETTERS = {"kind": "function", "function": "tests.support.rewards:letters"}
+"""A reward with spread: every step changes the weights."""
+DETERMINISTIC: dict[str, Any] = {
+    "data.eval_size": None,
+    "rollout.environment": LETTERS,
     "deterministic": True,
     "sampler": {"kind": "in_order", "lookahead": 0},
     "weights.update": "drain",
@@ -30,8 +36,19 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def losses(run_dir: Path) -> list[float]:
-    return [line["train/loss"] for line in lines(run_dir / "metrics.jsonl") if "train/loss" in line]
+def trained(run_dir: Path) -> list[dict[str, float]]:
+    """All that was measured of the training of each step, but for times."""
+    steps = [line for line in lines(run_dir / "metrics.jsonl") if "train/loss" in line]
+    return [
+        {key: value for key, value in step.items() if key.startswith("train/") and not key.endswith(TIMED)}
+        for step in steps
+    ]
+
+
+def write_prompts(folder: Path, count: int = 24) -> str:
+    path = folder / "prompts.jsonl"
+    path.write_text("".join(json.dumps({"prompt": f"{number}+{number}="}) + "\n" for number in range(count)))
+    return str(path)
 
 
 def ends(run_dir: Path) -> Counter[tuple[int, str]]:
@@ -48,14 +65,17 @@ def cut_back(run_dir: Path, step: int) -> None:
 
 
 @pytest.mark.parametrize("step", [1, 3, 5])
-def test_a_resumed_deterministic_run_has_the_same_losses_bit_by_bit(make_config: ConfigMaker, step: int) -> None:
-    config = make_config(**DETERMINISTIC)
+def test_a_resumed_deterministic_run_has_the_same_losses_bit_by_bit(
+    make_config: ConfigMaker, tmp_path: Path, step: int
+) -> None:
+    config = make_config(**DETERMINISTIC, **{"data.train_path": write_prompts(tmp_path)})
     run_dir = penstock.train(config).run_dir
-    whole, prompts = losses(run_dir), ends(run_dir)
+    whole, prompts = trained(run_dir), ends(run_dir)
     assert len(whole) == 6
+    assert all(line["train/grad_norm"] > 0 and line["train/loss"] != 0 for line in whole)
     cut_back(run_dir, step)
     result = penstock.resume(run_dir)
-    assert losses(run_dir) == whole
+    assert trained(run_dir) == whole
     assert result.summary["steps"] == 6
     assert ends(run_dir) == prompts
     assert set(prompts.values()) == {1}
@@ -156,10 +176,64 @@ def test_what_checkpoints_depend_on_cannot_be_changed(make_config: ConfigMaker, 
         penstock.resume(run_dir, [override])
 
 
-def test_other_prompts_are_refused(make_config: ConfigMaker) -> None:
+def test_other_prompts_are_refused_and_the_run_can_still_go_on(make_config: ConfigMaker) -> None:
     run_dir = penstock.train(make_config()).run_dir
     with pytest.raises(SetupError, match="data: the prompts, or their order, are not those of the run"):
         penstock.resume(run_dir, ["data.train_size=23", "training.max_steps=4"])
+    assert penstock.resume(run_dir, ["training.max_steps=4"]).summary["steps"] == 4
+
+
+@pytest.mark.parametrize("on_drop", ["replace", "shrink"])
+def test_a_drop_beyond_the_budget_is_no_end(make_config: ConfigMaker, tmp_path: Path, on_drop: str) -> None:
+    """The run ends with a checkpoint in which the prompt is open; mended, it is trained."""
+    path = tmp_path / "prompts.jsonl"
+    prompts = [f"{number}+{number}=" for number in range(12)]
+    path.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in [*prompts[:9], "fail", *prompts[9:]]))
+    config = make_config(
+        **{
+            "rollout.environment": {"kind": "function", "function": "tests.support.rewards:raising"},
+            "rollout.failure": {"backoff_seconds": 0, "data_attempts": 1, "on_drop": on_drop},
+            "data.train_path": str(path),
+            "data.shuffle": False,
+            "data.eval_size": None,
+            "training.max_steps": None,
+            "checkpoint.every_steps": 1,
+            "eval.at_start": False,
+            "eval.at_end": False,
+        }
+    )
+    with pytest.raises(TooManyDrops, match="this prompt has no reward"):
+        penstock.train(config)
+    run_dir = Path(config.run_dir)
+    assert all(line["end"] == "trained" for line in lines(run_dir / "ledger.jsonl"))
+    penstock.resume(run_dir, ["rollout.environment.function=tests.support.rewards:length"])
+    assert len(ends(run_dir)) == 13
+    assert set(ends(run_dir).values()) == {1}
+    assert all(line["end"] == "trained" for line in lines(run_dir / "ledger.jsonl"))
+
+
+def test_a_run_that_was_stopped_early_stays_so(make_config: ConfigMaker) -> None:
+    early_stop = {"metric": "train/version", "reached": 2.0}
+    run_dir = penstock.train(make_config(**{"training.early_stop": early_stop, "training.max_steps": 6})).run_dir
+    for _ in range(2):
+        result = penstock.resume(run_dir)
+        assert (result.stopped_by, result.summary["steps"]) == ("early_stop", 2)
+    assert penstock.resume(run_dir, ["training.early_stop.reached=3"]).summary["steps"] == 3
+
+
+def test_a_checkpoint_without_one_of_its_weights_is_refused(make_config: ConfigMaker) -> None:
+    from safetensors.torch import load_file, save_file
+
+    run_dir = penstock.train(make_config()).run_dir
+    weights = run_dir / "checkpoints/step_3/model.safetensors"
+    tensors = load_file(weights)
+    tensors.pop(next(name for name in tensors if "down_proj" in name))
+    save_file(tensors, weights, {"format": "pt"})
+    with pytest.raises(SetupError, match=r"step_3.*down_proj.* is missing in the file"):
+        penstock.resume(run_dir, ["training.max_steps=4"])
+    weights.write_bytes(weights.read_bytes()[:100])
+    with pytest.raises(SetupError, match=r"step_3.*cannot be read"):
+        penstock.resume(run_dir, ["training.max_steps=4"])
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:

@@ -13,6 +13,11 @@ def length(prompt: str, response: str, answer: Any) -> float:
     return float(len(response))
 
 
+def letters(prompt: str, response: str, answer: Any) -> float:
+    """Every response has a reward of its own: what its letters come to."""
+    return sum(ord(letter) * (place + 1) for place, letter in enumerate(response)) % 101 / 101
+
+
 def constant(prompt: str, response: str, answer: Any) -> float:
     """No spread at all."""
     return 1.0

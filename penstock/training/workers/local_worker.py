@@ -220,6 +220,8 @@ class LocalWorker:
     def snapshot(self) -> LocalSnapshot:
         """Copy what a checkpoint needs."""
         self._machine.require_closed("snapshot")
+        if self._moved:
+            raise StepStateError("snapshot: the weights are between two versions; load a checkpoint first")
         return LocalSnapshot.of(self._model, self._optimizer, self.version)
 
     def load(self, folder: Path) -> None:
