@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -11,7 +12,7 @@ if TYPE_CHECKING:
     from penstock.config.models import RunConfig
     from penstock.config.training import EarlyStopConfig
 
-_FAMILIES = ("train/", "rollout/", "staleness/", "buffer/", "timing/", "throughput/", "eval/")
+_FAMILIES = ("train/", "rollout/", "staleness/", "buffer/", "timing/", "throughput/", "failures/", "eval/")
 _BY_THE_CLOCK = ("timing/", "throughput/")
 _OF_EVALS = (
     "eval/reward_mean",
@@ -130,6 +131,14 @@ def _best_rules(config: RunConfig) -> Iterator[str]:
             f"checkpoint.best_metric: {metric} tells no checkpoint from another without evaluations between them; set "
             "eval.every_steps"
         )
+    elif _is_of_evals(metric) and config.checkpoint.every_steps is not None and config.eval.every_steps is not None:
+        both = math.lcm(config.checkpoint.every_steps, config.eval.every_steps)
+        if config.training.max_steps is not None and both > config.training.max_steps:
+            yield (
+                f"checkpoint.keep_best: no step before training.max_steps = {config.training.max_steps} has both a "
+                f"checkpoint (every {config.checkpoint.every_steps}) and an evaluation (every "
+                f"{config.eval.every_steps}); make checkpoint.every_steps a multiple of eval.every_steps"
+            )
 
 
 def _is_of_evals(metric: str) -> bool:

@@ -68,6 +68,12 @@ class CheckpointStore:
             self._begun = snapshot.step
             self._writing = asyncio.create_task(self._write(snapshot))
 
+    def note_value(self, step: int, value: float | None) -> None:
+        """A value of `best_metric` that became known only when the checkpoint of its step was there."""
+        folder = self._folder / f"step_{step}"
+        if value is not None and (folder / _SEAL).is_file():
+            _seal(folder, step, self._config.best_metric, value)
+
     async def finish(self) -> None:
         """Wait for what is being written; raises `CheckpointError` where it failed."""
         writing, self._writing = self._writing, None
@@ -98,8 +104,7 @@ class CheckpointStore:
             snapshot.trainer.write(draft)
             snapshot.controller.write(draft / CONTROLLER_FOLDER)
             self._tokenizer.save_pretrained(draft)
-            seal = {"step": snapshot.step, "metric": self._config.best_metric, "value": snapshot.value}
-            (draft / _SEAL).write_text(json.dumps(seal) + "\n", encoding="utf-8")
+            _seal(draft, snapshot.step, self._config.best_metric, snapshot.value)
             _flush(draft)
             draft.rename(final)
             _flush_folder(self._folder)
@@ -129,6 +134,12 @@ class CheckpointStore:
         config = self._config
         ranked = ranked_checkpoints(found, config.best_metric, highest=config.best_is == "highest")
         return ranked[: config.keep_best]
+
+
+def _seal(folder: Path, step: int, metric: str, value: float | None) -> None:
+    draft = folder / f".{_SEAL}"
+    draft.write_text(json.dumps({"step": step, "metric": metric, "value": value}) + "\n", encoding="utf-8")
+    draft.replace(folder / _SEAL)
 
 
 def ranked_checkpoints(found: list[Path], metric: str, *, highest: bool) -> list[Path]:

@@ -11,21 +11,25 @@ from penstock.run.checkpoint import checkpoints, newest_checkpoint, ranked_check
 BEST = "best"
 
 
-def chosen_checkpoint(run_dir: Path, name: str | None, config: CheckpointConfig) -> Path:
-    """The folder of the checkpoint called `name`; None is the newest, and `best` the one with the best metric."""
-    folder = run_dir / "checkpoints"
+def chosen_checkpoint(folder: Path, name: str | None, config: CheckpointConfig) -> Path:
+    """The checkpoint called `name` in a run's `checkpoints/`; None is the newest, `best` has the best metric."""
     if name is None:
         return newest_checkpoint(folder)
-    found = {path.name: path for path in checkpoints(folder)}
+    found = checkpoints(folder)
     if name == BEST:
-        ranked = ranked_checkpoints(list(found.values()), config.best_metric, highest=config.best_is == "highest")
-        if not ranked:
-            raise SetupError(
-                f"--checkpoint: no checkpoint of {str(run_dir)!r} has a value of {config.best_metric} "
-                "(checkpoint.best_metric) to be best by; give its name, such as step_100"
-            )
-        return ranked[0]
-    if name not in found:
-        there = f"it has {', '.join(found)}" if found else "it has none"
-        raise SetupError(f"--checkpoint: {str(folder)!r} has no checkpoint {name!r}; {there}")
-    return found[name]
+        return _best(found, folder, config)
+    named = [path for path in found if path.name == name]
+    if not named:
+        there = f"it has {', '.join(path.name for path in found)}" if found else "it has none"
+        raise SetupError(f"--checkpoint: there is no {name!r} in {str(folder)!r}; {there}")
+    return named[0]
+
+
+def _best(found: list[Path], folder: Path, config: CheckpointConfig) -> Path:
+    ranked = ranked_checkpoints(found, config.best_metric, highest=config.best_is == "highest")
+    if not ranked:
+        raise SetupError(
+            f"--checkpoint: no checkpoint in {str(folder)!r} has a value of {config.best_metric} "
+            "(checkpoint.best_metric), so none is best; give a name, such as step_100"
+        )
+    return ranked[0]

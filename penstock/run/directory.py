@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
@@ -13,6 +12,9 @@ from typing import Any, TextIO
 from penstock.errors import SetupError
 from penstock.observe.jsonl import writing
 from penstock.rollout.recorded import FOLDER
+
+_RECORDS = ("summary.json", "report.html", "events.jsonl", "samples.jsonl", "ledger.jsonl", "trace.json")
+"""Files that a run begins anew."""
 
 
 class RunDirectory:
@@ -38,6 +40,7 @@ class RunDirectory:
         try:
             if not reopen:
                 _refuse_a_run(self.path)
+                _refuse_foreign_files(self.path)
                 self._remove_leftovers()
         except SetupError:
             self.close()
@@ -45,12 +48,11 @@ class RunDirectory:
 
     def _remove_leftovers(self) -> None:
         """What a run that failed before its first step has left would be taken for this one's."""
-        for leftover in (self.summary, self.report, self.events, self.samples, self.ledger, self.trace):
+        for leftover in (self.path / name for name in _RECORDS):
             try:
                 leftover.unlink(missing_ok=True)
             except OSError as error:
                 raise SetupError(f"run_dir: {str(leftover)!r} cannot be removed: {error.strerror}") from error
-        shutil.rmtree(self.path / FOLDER, ignore_errors=True)
 
     def _take_lock(self, reopen: bool) -> None:
         assert self._lock is not None
@@ -135,6 +137,7 @@ def check_run_dir(path: str | Path) -> None:
     folder = Path(path)
     _refuse_a_file(folder)
     _refuse_a_run(folder)
+    _refuse_foreign_files(folder)
     nearest = next(place for place in (folder, *folder.absolute().parents) if place.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
         raise SetupError(
@@ -153,4 +156,14 @@ def _refuse_a_run(folder: Path) -> None:
         raise SetupError(
             f"run_dir: {str(folder)!r} already holds a run; choose another folder (run_dir=...), or go on with it: "
             f"penstock resume {folder}"
+        )
+
+
+def _refuse_foreign_files(folder: Path) -> None:
+    """What no run of Penstock has left here is somebody's own; and what was recorded is worth keeping."""
+    names = () if (folder / "config.yaml").is_file() else _RECORDS
+    there = [name for name in (*names, FOLDER) if (folder / name).exists()]
+    if there:
+        raise SetupError(
+            f"run_dir: {str(folder)!r} has {', '.join(there)}, which a run would overwrite; choose another folder"
         )

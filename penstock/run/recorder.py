@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -57,10 +57,6 @@ class Recorder:
     def evaluated(self, step: int) -> bool:
         """Whether the weights after this many steps have been evaluated."""
         return step in self._evals
-
-    def history(self) -> Iterator[Mapping[str, float | None]]:
-        """Every line of the file, those of a run that is resumed first; null stands for what was not finite."""
-        yield from Lines(self._writer.path)
 
     def summary(self, stopped_by: str) -> dict[str, Any]:
         """How the run ended."""

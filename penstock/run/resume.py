@@ -13,7 +13,15 @@ from penstock.controller.snapshot import ControllerSnapshot
 from penstock.errors import ConfigError, SetupError
 from penstock.run.checkpoint import CONTROLLER_FOLDER, checkpoints, step_of
 
-_FIXED = ("seed", "deterministic", "model.path", "model.lora", "sampler", "training.prompt_groups_per_step")
+_FIXED = (
+    "seed",
+    "deterministic",
+    "model.path",
+    "model.lora",
+    "sampler",
+    "training.prompt_groups_per_step",
+    "training.backend",
+)
 """Settings that what was saved depends on."""
 
 
@@ -51,6 +59,8 @@ def resumed_config(run_dir: Path, overrides: Sequence[str]) -> RunConfig:
         raise SetupError(f"{str(run_dir)!r} holds no run: there is no config.yaml in it")
     here = f"run_dir={json.dumps(str(run_dir))}"
     before, after = load_config(source, [here]), load_config(source, [*overrides, here])
+    if any(override.partition("=")[0].strip() == "run_dir" for override in overrides):
+        raise ConfigError(["run_dir: a run goes on in its own folder; copy the folder to go on elsewhere"])
     changed = [key for key in _FIXED if _value(before, key) != _value(after, key)]
     if changed:
         raise ConfigError(

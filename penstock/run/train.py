@@ -168,6 +168,7 @@ class _Run:
             report = await evaluations.at_end()
             if report is not None:
                 records.metrics.evaluation(report)
+                store.note_value(step, report.metrics().get(config.checkpoint.best_metric))
         return stopped_by
 
     def _parts(self, serving: Serving, training: Training, trainer: TracedTrainer) -> Parts:

@@ -47,6 +47,14 @@ def stop(**changes: Any) -> dict[str, Any]:
         ({"checkpoint": {"keep_best": 1, "best_metric": "train/loss"}}, "checkpoint.keep_best"),
         (OFTEN | {"checkpoint": {"keep_best": 1, "every_steps": 5, "best_metric": "x"}}, "checkpoint.best_metric"),
         (
+            {
+                "eval": {"every_steps": 10},
+                "checkpoint": {"keep_best": 1, "every_steps": 7},
+                "training": {"max_steps": 60},
+            },
+            "checkpoint.keep_best",
+        ),
+        (
             {"deterministic": True, "sampler": {"kind": "in_order", "lookahead": 0}, "weights__update": "drain"}
             | stop(reached=9.0, metric="timing/step_s"),
             "deterministic",

@@ -79,3 +79,8 @@ def test_damaged_stalls_do_no_harm() -> None:
 def test_a_run_without_losses_says_nothing_of_them() -> None:
     tally = EventTally.of([at(0, "run_started")])
     assert (dropped_prompts(tally), stalls(tally)) == ("", "")
+
+
+def test_a_run_that_was_resumed_and_killed_has_not_ended() -> None:
+    events = [at(0, "run_started"), at(1, "run_ended", stopped_by="interrupted"), at(2, "run_started")]
+    assert EventTally.of(events).stopped_by is None

@@ -241,6 +241,26 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
         penstock.resume(tmp_path)
 
 
+def test_another_folder_is_refused(make_config: ConfigMaker) -> None:
+    run_dir = penstock.train(make_config()).run_dir
+    with pytest.raises(ConfigError, match="run_dir: a run goes on in its own folder"):
+        penstock.resume(run_dir, ["run_dir=elsewhere"])
+
+
+def test_the_evaluation_at_the_end_counts_for_the_last_checkpoint(make_config: ConfigMaker) -> None:
+    changes = {"checkpoint.every_steps": 2, "checkpoint.keep_best": 1, "eval.every_steps": 2}
+    run_dir = penstock.train(make_config(**changes)).run_dir
+    seals = {
+        path.name: json.loads((path / "penstock.json").read_text()) for path in checkpoints(run_dir / "checkpoints")
+    }
+    evals = {
+        line["step"]: line["eval/reward_mean"]
+        for line in lines(run_dir / "metrics.jsonl")
+        if "eval/reward_mean" in line
+    }
+    assert {name: seal["value"] for name, seal in seals.items()} == {"step_2": evals[2], "step_3": evals[3]}
+
+
 def test_train_says_how_to_go_on(make_config: ConfigMaker) -> None:
     config = make_config()
     penstock.train(config)

@@ -159,14 +159,17 @@ class TestWarnings:
         assert verified.figures("truncation")["rate"] > 0.5
         assert "max_new_tokens" in verified.checks["truncation"]["explanation"]
 
-    def test_a_reward_that_raises_for_some_prompts_warns_and_says_why(self, verify: Verify, tmp_path: Path) -> None:
-        settings = own_reward(tmp_path, "raising")
+    @pytest.mark.parametrize(("budget", "status", "code"), [(8, "warn", 0), (0, "fail", 1)])
+    def test_a_reward_that_raises_for_some_prompts_says_why_and_fails_without_a_budget(
+        self, verify: Verify, tmp_path: Path, budget: int, status: str, code: int
+    ) -> None:
+        settings = own_reward(tmp_path, "raising") | {"rollout.failure.max_dropped_prompts": budget}
         (tmp_path / "prompts.jsonl").write_text(
             "".join(f'{{"prompt": "{word} {i}", "answer": ""}}\n' for i, word in enumerate(["fail", "fine"] * 4))
         )
         verified = verify(**settings)
-        assert verified.exit_code == 0
-        assert "rewards" in verified.with_status("warn")
+        assert verified.exit_code == code
+        assert "rewards" in verified.with_status(status)
         assert "this prompt has no reward" in verified.checks["rewards"]["explanation"]
 
 

@@ -61,7 +61,9 @@ class EventTally:
         for event in events:
             time, name = event_time(event), str(event.get("event", "?"))
             tally.started = tally.started or time
-            if name == "run_ended":
+            if name == "run_started":  # of the run's next process, where it was resumed
+                tally.stopped_by = None
+            elif name == "run_ended":
                 tally.stopped_by = str(event.get("stopped_by"))
             cause = event.get("cause") or event.get("reason")
             fault = event.get("kind") if event.get("kind") in _FAULTS else None

@@ -37,6 +37,7 @@ MEMORY = Check(
         "kv_cache_bytes",
         "activations_bytes",
         "logits_bytes",
+        "checkpoint_copy_bytes",
         "loaded_bytes",
         "largest_microbatch_tokens",
     ),
@@ -72,6 +73,8 @@ class MemoryEstimate:
     kv_cache: int
     activations: int
     logits: int
+    checkpoint_copy: int
+    """On the CPU: what a checkpoint is written from while training goes on."""
     largest_microbatch_tokens: int
 
     @property
@@ -139,6 +142,7 @@ def estimate_memory(config: RunConfig) -> MemoryEstimate:
             checkpointing=config.training.gradient_checkpointing,
         ),
         logits=_logits_bytes(config, shape.vocab_size, tokens, size, lanes),
+        checkpoint_copy=weights.trainer + weights.optimizer if _copies_for_checkpoints(config) else 0,
         largest_microbatch_tokens=tokens,
     )
 
@@ -197,6 +201,12 @@ def _logits_bytes(config: RunConfig, vocabulary: int, tokens: int, size: int, la
     chunk = min(config.training.logprob_chunk_tokens, tokens) * vocabulary
     trainer = lanes * chunk * (exact if size == exact else size + exact)
     return trainer + 2 * config.rollout.engine.slots * vocabulary * _FLOAT32
+
+
+def _copies_for_checkpoints(config: RunConfig) -> bool:
+    """A GPU's copy is in the CPU's memory, and not part of what is free on the device."""
+    saves = config.checkpoint.at_end or config.checkpoint.every_steps is not None
+    return saves and pick_device(config.runtime.device).type == "cpu"
 
 
 def _lanes(config: RunConfig) -> int:

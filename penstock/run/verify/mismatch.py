@@ -32,7 +32,11 @@ async def check_mismatch(subject: Subject) -> Finding:
     sampling, meta = subject.config.rollout.sampling, subject.sampled.meta
     if sampling.top_p == 1.0 and sampling.top_k == 0:
         return _judged(await _figures(subject, meta), subject.config.model.dtype, ())
-    apart = (await sample_untruncated(subject, _UNTRUNCATED_GROUPS)).meta
+    sampled = await sample_untruncated(subject, _UNTRUNCATED_GROUPS)
+    if not sampled.metas:
+        cause = sampled.failures[0] if sampled.failures else "there was no time for them"
+        return Finding(Status.FAIL, "no group without top_p and top_k", {}, problem=f"None could be sampled: {cause}.")
+    apart = sampled.meta
     try:
         figures = await _figures(subject, apart)
     finally:

@@ -1,4 +1,4 @@
-"""What the sampled groups say about engine, environment and data: mostly things to know, not to fail."""
+"""What the sampled groups say about engine, environment and data."""
 
 from __future__ import annotations
 
@@ -72,7 +72,10 @@ async def check_rewards(subject: Subject) -> Finding:
     if failures:
         problem += f" {len(failures)} of the prompts could not be scored; first: {failures[0]}."
     shown = f"mean {mean:.3g}, from {low:.3g} to {high:.3g}" + (f"; {len(failures)} failed" if failures else "")
-    return Finding(Status.WARN if problem else Status.PASS, shown, figures, bar="finite", problem=problem.strip())
+    budget = subject.config.rollout.failure.max_dropped_prompts
+    status = Status.FAIL if len(failures) > budget else Status.WARN if problem else Status.PASS
+    bar = f"finite, at most {budget} failed"
+    return Finding(status, shown, figures, {"failed": budget}, bar, problem.strip())
 
 
 async def check_truncation(subject: Subject) -> Finding:
