@@ -44,9 +44,12 @@ class RuntimeConfig(Section):
     """Where the workers run."""
 
     kind: Literal["local"] = "local"
-    """`local`: everything in this process; engine and trainer in a thread each."""
+    """`local`: everything on this machine; engine and trainer in a thread each (see `engine_process`)."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto`: the GPU if there is one."""
+    engine_process: bool = False
+    """Give the engine a process of its own while training: faster where Python makes engine and trainer wait for each
+    other (small models, the CPU), at the price of a slower start and of weights that go through shared memory."""
     engine_threads: Annotated[int, Field(ge=0, le=1024)] = 0
     """CPU threads of the engine's mathematics; 0 means half of the cores."""
     trainer_threads: Annotated[int, Field(ge=0, le=1024)] = 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +16,7 @@ from penstock.data_plane.client import DataPlaneClient
 from penstock.errors import ConfigError, SetupError
 from penstock.rollout.engines.base import GenerationEngine, SamplingParams
 from penstock.rollout.engines.embedded import EmbeddedEngine
+from penstock.rollout.engines.process import EngineProcess, ProcessEngine
 from penstock.rollout.environments.base import Environment, Split
 from penstock.rollout.environments.factory import make_environment
 from penstock.rollout.handle import HFTokenizer
@@ -26,8 +29,9 @@ from penstock.runtime.cpu import lanes_for_rest, threads_for_half
 from penstock.training.interface import Trainer
 from penstock.training.workers.local import LocalTrainer
 from penstock.training.workers.none import NoTrainer
-from penstock.weights.hf import load_model, load_tokenizer, pick_device, silence_progress_bars
+from penstock.weights.hf import load_model, load_tokenizer, named_weights, pick_device, silence_progress_bars
 from penstock.weights.lora import LoraAdapter, attach_lora, plain_copy
+from penstock.weights.source import WeightSource
 
 _ENGINES = {"embedded": EmbeddedEngine}
 _TRAINERS = {("local", "local"): LocalTrainer}
@@ -95,17 +99,18 @@ def build_serving(config: RunConfig, *, trains_too: bool) -> Serving:
     if config.data.chat_template and not getattr(hf_tokenizer, "chat_template", None):
         raise ConfigError([f"data.chat_template: the tokenizer of {config.model.path!r} has no chat template"])
     replays = trains_too and config.rollout.replay_from is not None
-    model = _load_policy(config, trains_too=trains_too)
-    recording = open_recording(config, hf_tokenizer, model) if replays else None
-    return Serving(
-        hf_tokenizer=hf_tokenizer,
-        tokenizer=HFTokenizer(hf_tokenizer, chat_template=config.data.chat_template),
-        environment=_environment(config, recording),
-        engines=() if replays else (_engine(config, model, own_weights=trains_too),),
-        sampling=_sampling(config, hf_tokenizer, model),
-        model=model,
-        recording=recording,
-    )
+    with _begun_process(config, wanted=trains_too and not replays) as process:
+        model = _load_policy(config, trains_too=trains_too)
+        recording = open_recording(config, hf_tokenizer, model) if replays else None
+        return Serving(
+            hf_tokenizer=hf_tokenizer,
+            tokenizer=HFTokenizer(hf_tokenizer, chat_template=config.data.chat_template),
+            environment=_environment(config, recording),
+            sampling=_sampling(config, hf_tokenizer, model),
+            engines=() if replays else (_engine(config, model, process, own_weights=trains_too),),
+            model=model,
+            recording=recording,
+        )
 
 
 def _environment(config: RunConfig, recording: Recording | None) -> Environment:
@@ -114,15 +119,35 @@ def _environment(config: RunConfig, recording: Recording | None) -> Environment:
     return make_environment(config.rollout.environment, config.data, seed=config.seed)
 
 
-def _engine(config: RunConfig, model: Any, *, own_weights: bool) -> GenerationEngine:
-    return _ENGINES[config.rollout.engine.kind](
-        plain_copy(model) if own_weights or LoraAdapter.of(model) else model,
-        slots=config.rollout.engine.slots,
-        max_context=config.rollout.engine.max_context,
-        deterministic=config.deterministic,
-        kv_cache=config.weights.kv_cache,
-        threads=threads_for_half(config.runtime.engine_threads),
-    )
+@contextlib.contextmanager
+def _begun_process(config: RunConfig, *, wanted: bool) -> Iterator[EngineProcess | None]:
+    """The engine's process, where `runtime.engine_process` asks for one; ended again where something else fails."""
+    if not (wanted and config.runtime.engine_process):
+        yield None
+        return
+    process = EngineProcess(config.model, config.runtime.device, **_engine_settings(config))
+    try:
+        yield process
+    except BaseException:
+        process.end(patience_seconds=0)
+        raise
+
+
+def _engine_settings(config: RunConfig) -> dict[str, Any]:
+    return {
+        "slots": config.rollout.engine.slots,
+        "max_context": config.rollout.engine.max_context,
+        "deterministic": config.deterministic,
+        "kv_cache": config.weights.kv_cache,
+        "threads": threads_for_half(config.runtime.engine_threads),
+    }
+
+
+def _engine(config: RunConfig, model: Any, process: EngineProcess | None, *, own_weights: bool) -> GenerationEngine:
+    if process is not None:
+        return ProcessEngine(process, WeightSource(0, lambda: named_weights(model)))
+    plain = plain_copy(model) if own_weights or LoraAdapter.of(model) else model
+    return _ENGINES[config.rollout.engine.kind](plain, **_engine_settings(config))
 
 
 def _load_policy(config: RunConfig, *, trains_too: bool) -> Any:

@@ -1,0 +1,225 @@
+"""The controller's side of an engine in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import signal
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import asdict, replace
+from queue import SimpleQueue
+from typing import Any
+
+from penstock.errors import EngineError, RequestAborted
+from penstock.rollout.engines.base import EngineHealth, EngineStats, GenerationRequest, GenerationResult
+from penstock.rollout.engines.process.spawn import START_CALL, EngineProcess
+from penstock.rollout.engines.process.wire import (
+    EngineState,
+    Frame,
+    decode_error,
+    decode_result,
+    encode_request,
+    receive,
+)
+from penstock.weights.shared_memory import write_weights
+from penstock.weights.source import WeightSource
+
+_CLOSE_SECONDS = 10.0
+
+_Reply = Future[Frame]
+
+
+class ProcessEngine:
+    """A `GenerationEngine` whose model and thread live in an `EngineProcess`; every call is made there.
+
+    Weights go through shared memory: written there on this side, copied from there on the other, whatever device they
+    come from or go to. `stats` and `health` are as of the last message, at most a fraction of a second old.
+
+    A process that ends, whoever ended it, fails the engine: what waits for it raises `EngineError`.
+
+    Invariants: every call has an entry in `_open` until it is answered, so that none waits for a process that is gone;
+    one thread writes to the connection and one reads from it, and neither holds up an event loop.
+
+    Worked example: `generate(r)` is call 7, with r's prompt. The process answers call 7 with the response; or the
+    caller is cancelled, `cancel` of call 7 follows, and an answer that crosses it finds nobody.
+    """
+
+    def __init__(self, process: EngineProcess, weights: WeightSource, *, name: str = "embedded") -> None:
+        self._process, self._name = process, name
+        self._state = EngineState(EngineHealth.PAUSED)
+        self._numbers = itertools.count(START_CALL + 1)
+        self._lock = threading.Lock()
+        self._gone: EngineError | None = None
+        self._closing = False
+        started: _Reply = Future()
+        self._open: dict[int, _Reply] = {START_CALL: started}
+        self._outbox: SimpleQueue[bytes | None] = SimpleQueue()
+        self._threads = [
+            threading.Thread(target=work, name=f"engine-{name}-{what}", daemon=True)
+            for what, work in (("reader", self._read), ("writer", self._write))
+        ]
+        for thread in self._threads:
+            thread.start()
+        try:
+            started.result()
+            self._take_first(weights)
+        except BaseException:
+            self._closing = True
+            self._end()
+            raise
+
+    def _take_first(self, weights: WeightSource) -> None:
+        """The trainer's weights, which need not be those of the model's folder."""
+        for call, head in (("pause", {}), ("update_weights", self._shared(weights)), ("resume", {})):
+            self._call(call, **head)[1].result()
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        return self._name
+
+    @property
+    def pid(self) -> int:
+        """The id of its process."""
+        return self._process.pid
+
+    async def generate(self, request: GenerationRequest) -> GenerationResult:
+        """Generate one response; waits while the slots are taken or the engine is paused."""
+        head, body = encode_request(request)
+        reply = await self._ask("generate", body, request=head)
+        return decode_result(reply.head["ok"], reply.body)
+
+    async def abort(self, request_ids: Sequence[str]) -> None:
+        """End these requests now: their `generate` calls raise `RequestAborted`. Unknown ids are ignored."""
+        with contextlib.suppress(EngineError):  # an engine that is gone has no requests left to end
+            await self._ask("abort", request_ids=list(request_ids))
+
+    async def pause(self) -> None:
+        """Returns once the engine stands at a token boundary; running requests keep their place."""
+        await self._ask("pause")
+
+    async def resume(self) -> None:
+        """Go on."""
+        await self._ask("resume")
+
+    async def update_weights(self, source: WeightSource) -> None:
+        """Write the source to the shared memory, and have it checked and copied there; only while paused."""
+        if self._gone is None and self.health() is EngineHealth.HEALTHY:
+            raise EngineError(f"engine {self._name}: update_weights needs a paused engine; call pause() first")
+        shared = await asyncio.to_thread(self._shared, source)
+        await self._ask("update_weights", **shared)
+
+    async def weight_digests(self) -> dict[str, str]:
+        """A hash of every weight that it serves, taken at a token boundary."""
+        reply = await self._ask("weight_digests")
+        digests: dict[str, str] = reply.head["ok"]
+        return digests
+
+    async def sleep(self, level: int = 1) -> None:
+        """Free the key-value cache (level 1) and the weights too (level 2); refused while it has requests."""
+        await self._ask("sleep", level=level)
+
+    async def wake(self) -> None:
+        """Take the memory again; after level 2 the engine serves only after `update_weights`."""
+        await self._ask("wake")
+
+    def stats(self) -> EngineStats:
+        """Counters since the start."""
+        return self._state.stats
+
+    def health(self) -> EngineHealth:
+        """A sleeping engine counts as paused."""
+        return self._state.health
+
+    async def close(self) -> None:
+        """Abort what runs and end the process; a second call is a no-op."""
+        if self._closing:
+            return
+        self._closing = True
+        with contextlib.suppress(EngineError, TimeoutError):
+            async with asyncio.timeout(_CLOSE_SECONDS):
+                await self._ask("close")
+        await asyncio.to_thread(self._end)
+
+    def _end(self) -> None:
+        self._outbox.put(None)
+        self._process.end()
+        for thread in self._threads:
+            thread.join()
+        self._lose(EngineError(f"engine {self._name} is closed"), EngineHealth.CLOSED)
+
+    def _shared(self, source: WeightSource) -> dict[str, Any]:
+        places = write_weights(self._process.memory, source)
+        return {"version": source.version, "places": [asdict(place) for place in places]}
+
+    async def _ask(self, call: str, body: bytes = b"", **head: Any) -> Frame:
+        number, reply = self._call(call, body, **head)
+        try:
+            return await asyncio.wrap_future(reply)
+        except asyncio.CancelledError:
+            with self._lock:
+                self._open.pop(number, None)
+            self._outbox.put(Frame({"id": number, "call": "cancel"}).encode())
+            raise
+
+    def _call(self, call: str, body: bytes = b"", **head: Any) -> tuple[int, _Reply]:
+        reply: _Reply = Future()
+        with self._lock:
+            if self._gone is not None:
+                raise self._gone
+            number = next(self._numbers)
+            self._open[number] = reply
+        self._outbox.put(Frame({"id": number, "call": call, **head}, body).encode())
+        return number, reply
+
+    # In the writer's thread
+
+    def _write(self) -> None:
+        while (content := self._outbox.get()) is not None:
+            try:
+                self._process.connection.sendall(content)
+            except OSError:
+                return  # the reader sees the same end, and says why
+
+    # In the reader's thread
+
+    def _read(self) -> None:
+        try:
+            while (frame := receive(self._process.connection)) is not None:
+                self._state = EngineState.decode(frame.head["state"])
+                if "id" in frame.head:
+                    self._settle(frame)
+        finally:  # whatever ended it: nobody may wait for answers that no one reads
+            if not self._closing:
+                status = self._process.end()
+                self._lose(EngineError(f"engine {self._name}: its process {_ended(status)}"), EngineHealth.FAILED)
+
+    def _settle(self, frame: Frame) -> None:
+        with self._lock:
+            reply = self._open.pop(frame.head["id"], None)
+        if reply is None or not reply.set_running_or_notify_cancel():
+            return
+        if "error" in frame.head:
+            reply.set_exception(decode_error(frame.head["error"]))
+        else:
+            reply.set_result(frame)
+
+    def _lose(self, why: EngineError, health: EngineHealth) -> None:
+        """Take no further call, and answer those that are open."""
+        with self._lock:
+            self._gone = self._gone or why
+            left, self._open = list(self._open.values()), {}
+        self._state = replace(self._state, health=health)
+        closed = health is EngineHealth.CLOSED
+        for reply in left:
+            if reply.set_running_or_notify_cancel():
+                reply.set_exception(RequestAborted(f"engine {self._name} was closed") if closed else why)
+
+
+def _ended(status: int) -> str:
+    if status >= 0:
+        return f"ended with exit status {status}; what it printed says why"
+    return f"was ended by {signal.Signals(-status).name}"

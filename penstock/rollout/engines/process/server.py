@@ -1,0 +1,160 @@
+"""The process of an engine: `python -m penstock.rollout.engines.process.server CONNECTION MEMORY`, two descriptors.
+
+Started by `EngineProcess`; it makes the embedded engine that the first call asks for, and makes the calls that follow.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Any, ClassVar
+
+from penstock.config.model import ModelConfig
+from penstock.rollout.engines.base import EngineHealth
+from penstock.rollout.engines.embedded import EmbeddedEngine
+from penstock.rollout.engines.process.wire import (
+    EngineState,
+    Frame,
+    decode_request,
+    encode_error,
+    encode_result,
+    read_frame,
+)
+from penstock.weights.hf import load_model, pick_device, silence_progress_bars
+from penstock.weights.shared_memory import SharedMemory, TensorPlace, read_weights
+
+_STATE_SECONDS = 0.1
+"""How often the state is told where nothing else is."""
+
+Answer = tuple[Any, bytes]
+"""A reply's JSON and array."""
+
+
+class Server:
+    """Makes each call in a task of its own, so that calls overlap as they do on an engine in the same process."""
+
+    def __init__(self, writer: asyncio.StreamWriter, memory: SharedMemory) -> None:
+        self._writer, self._memory = writer, memory
+        self._engine: EmbeddedEngine | None = None
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._told: dict[str, Any] = {}
+
+    async def serve(self, reader: asyncio.StreamReader) -> None:
+        """Until the other side is gone."""
+        telling = asyncio.create_task(self._tell_state())
+        while (frame := await read_frame(reader)) is not None:
+            number = frame.head["id"]
+            if frame.head["call"] == "cancel":
+                if number in self._tasks:
+                    self._tasks[number].cancel()
+                continue
+            task = asyncio.create_task(self._serve_call(frame))
+            self._tasks[number] = task
+            task.add_done_callback(lambda _, number=number: self._tasks.pop(number))  # type: ignore[misc]
+        telling.cancel()
+        if self._engine is not None:
+            await self._engine.close()
+
+    async def _serve_call(self, frame: Frame) -> None:
+        number = frame.head["id"]
+        try:
+            content, body = await self._calls[frame.head["call"]](self, frame)
+        except Exception as error:  # noqa: BLE001 - the caller is told, whatever it is
+            self._send({"id": number, "error": encode_error(error)})
+        else:
+            self._send({"id": number, "ok": content}, body)
+
+    def _send(self, head: dict[str, Any], body: bytes = b"") -> None:
+        self._told = self._state()
+        self._writer.write(Frame(head | {"state": self._told}, body).encode())
+
+    def _state(self) -> dict[str, Any]:
+        if self._engine is None:
+            return EngineState(EngineHealth.PAUSED).encode()
+        return EngineState(self._engine.health(), self._engine.stats()).encode()
+
+    async def _tell_state(self) -> None:
+        while True:
+            await asyncio.sleep(_STATE_SECONDS)
+            if self._state() != self._told:
+                self._send({})
+
+    @property
+    def _served(self) -> EmbeddedEngine:
+        assert self._engine is not None, "the first call makes the engine"
+        return self._engine
+
+    # The calls
+
+    async def _start(self, frame: Frame) -> Answer:
+        silence_progress_bars()
+        model = load_model(ModelConfig(**frame.head["model"]), pick_device(frame.head["device"]))
+        self._engine = EmbeddedEngine(model, **frame.head["engine"])
+        return None, b""
+
+    async def _generate(self, frame: Frame) -> Answer:
+        request = decode_request(frame.head["request"], frame.body)
+        return encode_result(await self._served.generate(request))
+
+    async def _abort(self, frame: Frame) -> Answer:
+        await self._served.abort(frame.head["request_ids"])
+        return None, b""
+
+    async def _pause(self, _: Frame) -> Answer:
+        await self._served.pause()
+        return None, b""
+
+    async def _resume(self, _: Frame) -> Answer:
+        await self._served.resume()
+        return None, b""
+
+    async def _update_weights(self, frame: Frame) -> Answer:
+        places = [TensorPlace(**place | {"shape": tuple(place["shape"])}) for place in frame.head["places"]]
+        await self._served.update_weights(read_weights(self._memory, places, frame.head["version"]))
+        return None, b""
+
+    async def _weight_digests(self, _: Frame) -> Answer:
+        return await self._served.weight_digests(), b""
+
+    async def _sleep(self, frame: Frame) -> Answer:
+        await self._served.sleep(frame.head["level"])
+        return None, b""
+
+    async def _wake(self, _: Frame) -> Answer:
+        await self._served.wake()
+        return None, b""
+
+    async def _close(self, _: Frame) -> Answer:
+        await self._served.close()
+        return None, b""
+
+    _calls: ClassVar[dict[str, Callable[[Server, Frame], Awaitable[Answer]]]] = {
+        "start": _start,
+        "generate": _generate,
+        "abort": _abort,
+        "pause": _pause,
+        "resume": _resume,
+        "update_weights": _update_weights,
+        "weight_digests": _weight_digests,
+        "sleep": _sleep,
+        "wake": _wake,
+        "close": _close,
+    }
+
+
+async def _main(connection: int, memory: int) -> None:
+    reader, writer = await asyncio.open_connection(sock=socket.socket(fileno=connection))
+    await Server(writer, SharedMemory(memory)).serve(reader)
+    writer.close()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
+
+
+if __name__ == "__main__":
+    asyncio.run(_main(int(sys.argv[1]), int(sys.argv[2])))
+    sys.stderr.flush()
+    os._exit(0)  # the engine's thread may still be inside a step that nobody wants

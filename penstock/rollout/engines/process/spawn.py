@@ -1,0 +1,71 @@
+"""Starting and ending an engine's process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import threading
+from typing import Any
+
+from penstock.config.model import ModelConfig
+from penstock.rollout.engines.process.wire import Frame
+from penstock.runtime.cpu import let_idle_threads_sleep
+from penstock.weights.shared_memory import SharedMemory
+
+_SERVER = "penstock.rollout.engines.process.server"
+_END_SECONDS = 5.0
+"""How long a process may take to end by itself once its connection is closed."""
+
+START_CALL = 0
+"""The id of the call that makes the engine; its answer says that it serves."""
+
+
+class EngineProcess:
+    """A process that loads a model and serves it; begun first, so that it loads while this process does too.
+
+    It has a session of its own, so that a Ctrl-C in the terminal is this process's alone to handle. When its connection
+    is closed it ends, also where that is because this process was killed.
+    """
+
+    def __init__(self, model: ModelConfig, device: str, **engine: Any) -> None:
+        self.memory = SharedMemory.create()
+        self.connection, theirs = socket.socketpair()
+        self._ending = threading.Lock()
+        let_idle_threads_sleep()
+        path = os.pathsep.join(path for path in sys.path if path)
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", _SERVER, str(theirs.fileno()), str(self.memory.fd)],
+                stdin=subprocess.DEVNULL,
+                stdout=2,  # whatever a library prints must not get into what the command prints
+                env={**os.environ, "PYTHONPATH": path},
+                pass_fds=(theirs.fileno(), self.memory.fd),
+                start_new_session=True,
+            )
+        finally:
+            theirs.close()
+        head = {"id": START_CALL, "call": "start", "model": model.model_dump(), "device": device, "engine": engine}
+        with contextlib.suppress(OSError):  # it is gone already: whoever waits for its answer learns so
+            self.connection.sendall(Frame(head).encode())
+
+    @property
+    def pid(self) -> int:
+        """Its id."""
+        return self._process.pid
+
+    def end(self, patience_seconds: float = _END_SECONDS) -> int:
+        """Close the connection, which ends it, or kill it; gives its exit status. A second call is a no-op."""
+        with contextlib.suppress(OSError):
+            self.connection.shutdown(socket.SHUT_RDWR)
+        try:
+            status = self._process.wait(patience_seconds)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            status = self._process.wait()
+        with self._ending:
+            self.connection.close()
+            self.memory.close()
+        return status

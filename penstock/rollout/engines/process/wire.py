@@ -1,0 +1,187 @@
+"""What crosses between an engine's process and its controller: frames of JSON and plain arrays, never pickles.
+
+A frame is two lengths (4 bytes each, little-endian), a JSON object and an array's bytes.
+
+    controller to engine    {"id": 7, "call": "generate", ...}      and prompt ids
+                            {"id": 7, "call": "cancel"}              nobody waits for call 7 any more
+    engine to controller    {"id": 7, "ok": ..., "state": ...}       and a response's arrays
+                            {"id": 7, "error": ..., "state": ...}
+                            {"state": ...}                           from time to time
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import struct
+import traceback
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from penstock.errors import (
+    EngineError,
+    PenstockError,
+    PromptTooLong,
+    RequestAborted,
+    SetupError,
+    WeightSyncError,
+)
+from penstock.rollout.engines.base import (
+    EngineHealth,
+    EngineStats,
+    FinishReason,
+    GenerationRequest,
+    GenerationResult,
+    SamplingParams,
+)
+from penstock.rollout.engines.embedded.requests import InvalidRequest
+
+_LENGTHS = struct.Struct("<II")
+_PROMPT, _TOKENS, _LOGPROBS = np.dtype("<i8"), np.dtype("<i4"), np.dtype("<f8")
+_ERRORS: dict[str, type[PenstockError]] = {
+    error.__name__: error
+    for error in (
+        EngineError,
+        InvalidRequest,
+        PromptTooLong,
+        RequestAborted,
+        SetupError,
+        WeightSyncError,
+    )
+}
+"""Errors that arrive as what they were; of any other only the text does."""
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One message."""
+
+    head: dict[str, Any]
+    body: bytes = b""
+
+    def encode(self) -> bytes:
+        """The bytes that cross."""
+        head = json.dumps(self.head).encode()
+        return _LENGTHS.pack(len(head), len(self.body)) + head + self.body
+
+
+def receive(connection: socket.socket) -> Frame | None:
+    """The next frame of a blocking socket; None when the other side is gone."""
+    lengths = _exactly(connection, _LENGTHS.size)
+    if lengths is None:
+        return None
+    head_size, body_size = _LENGTHS.unpack(lengths)
+    content = _exactly(connection, head_size + body_size)
+    return None if content is None else Frame(json.loads(content[:head_size]), bytes(content[head_size:]))
+
+
+def _exactly(connection: socket.socket, size: int) -> bytearray | None:
+    content = bytearray(size)
+    view, got = memoryview(content), 0
+    while got < size:
+        try:
+            count = connection.recv_into(view[got:])
+        except OSError:
+            return None
+        if count == 0:
+            return None
+        got += count
+    return content
+
+
+async def read_frame(reader: asyncio.StreamReader) -> Frame | None:
+    """The next frame of a stream; None when the other side is gone."""
+    try:
+        head_size, body_size = _LENGTHS.unpack(await reader.readexactly(_LENGTHS.size))
+        content = await reader.readexactly(head_size + body_size)
+    except (asyncio.IncompleteReadError, OSError):
+        return None
+    return Frame(json.loads(content[:head_size]), content[head_size:])
+
+
+def encode_request(request: GenerationRequest) -> tuple[dict[str, Any], bytes]:
+    """A request's head and its prompt."""
+    sampling = asdict(request.sampling) | {"stop_token_ids": sorted(request.sampling.stop_token_ids)}
+    head = {
+        "request_id": request.request_id,
+        "seed": request.seed,
+        "group_id": request.group_id,
+        "sampling": sampling,
+    }
+    return head, np.asarray(request.prompt_ids, dtype=_PROMPT).tobytes()
+
+
+def decode_request(head: dict[str, Any], body: bytes) -> GenerationRequest:
+    """The inverse of `encode_request`."""
+    sampling = head["sampling"] | {"stop_token_ids": frozenset(head["sampling"]["stop_token_ids"])}
+    return GenerationRequest(
+        head["request_id"],
+        tuple(np.frombuffer(body, dtype=_PROMPT).tolist()),
+        SamplingParams(**sampling),
+        seed=head["seed"],
+        group_id=head["group_id"],
+    )
+
+
+def encode_result(result: GenerationResult) -> tuple[dict[str, Any], bytes]:
+    """A response's head and its three arrays, one after the other."""
+    head = {"request_id": result.request_id, "finish_reason": result.finish_reason.value}
+    arrays = (
+        np.asarray(result.token_ids, dtype=_TOKENS),
+        np.asarray(result.token_versions, dtype=_TOKENS),
+        np.asarray(result.logprobs, dtype=_LOGPROBS),
+    )
+    return head, b"".join(array.tobytes() for array in arrays)
+
+
+def decode_result(head: dict[str, Any], body: bytes) -> GenerationResult:
+    """The inverse of `encode_result`."""
+    count = len(body) // (2 * _TOKENS.itemsize + _LOGPROBS.itemsize)
+    ids_2T = np.frombuffer(body, dtype=_TOKENS, count=2 * count).reshape(2, count)
+    logprobs_T = np.frombuffer(body, dtype=_LOGPROBS, offset=ids_2T.nbytes)
+    return GenerationResult(
+        request_id=head["request_id"],
+        token_ids=tuple(ids_2T[0].tolist()),
+        logprobs=tuple(logprobs_T.tolist()),
+        token_versions=tuple(ids_2T[1].tolist()),
+        finish_reason=FinishReason(head["finish_reason"]),
+    )
+
+
+@dataclass(frozen=True)
+class EngineState:
+    """What the controller's side can be asked at any time, as of the last frame."""
+
+    health: EngineHealth
+    stats: EngineStats = field(default_factory=EngineStats)
+
+    def encode(self) -> dict[str, Any]:
+        """As JSON."""
+        return {"health": self.health.value, "stats": asdict(self.stats)}
+
+    @classmethod
+    def decode(cls, state: dict[str, Any]) -> EngineState:
+        """The inverse of `encode`."""
+        return cls(EngineHealth(state["health"]), EngineStats(**state["stats"]))
+
+
+def encode_error(error: BaseException) -> dict[str, Any]:
+    """An error as JSON; where it is none of the known ones, with where it was raised."""
+    name = type(error).__name__
+    if name in _ERRORS:
+        return {"kind": name, "message": str(error)}
+    return {"kind": name, "message": str(error), "trace": "".join(traceback.format_exception(error))}
+
+
+def decode_error(error: dict[str, Any]) -> PenstockError:
+    """The error to raise on the controller's side."""
+    known = _ERRORS.get(error["kind"])
+    if known is not None:
+        return known(error["message"])
+    unknown = EngineError(f"{error['kind']}: {error['message']}")
+    if "trace" in error:
+        unknown.add_note(f"In the engine's process:\n{error['trace']}")
+    return unknown

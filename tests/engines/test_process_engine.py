@@ -1,0 +1,234 @@
+"""An engine in a process of its own does what one in this process does, and its process ends with whoever needs it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.config.model import ModelConfig
+from penstock.errors import EngineError, PromptTooLong, RequestAborted, SetupError, WeightSyncError
+from penstock.rollout.engines.base import EngineHealth
+from penstock.rollout.engines.embedded import InvalidRequest
+from penstock.rollout.engines.process import EngineProcess, ProcessEngine
+from penstock.weights.digest import tensor_digests
+from penstock.weights.hf import load_model
+from penstock.weights.source import WeightSource
+from tests.engines.helpers import generate_all, mixed_requests, request, running_engine, source_of
+from tests.support.tiny_models import save_tiny_model, tiny_model
+
+OPTIONS: dict[str, Any] = {"slots": 4, "max_context": 64, "threads": 1}
+GIVEN = 3
+"""The version of the weights that the shared engine begins with."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("model"))
+
+
+def started(folder: Path) -> ProcessEngine:
+    config = ModelConfig(path=str(folder))
+    return ProcessEngine(EngineProcess(config, "cpu", **OPTIONS), source_of(load_model(config), 0))
+
+
+@pytest.fixture(scope="module")
+def policy(folder: Path) -> Any:
+    """A model of the folder's shape, with weights of its own."""
+    return tiny_model(vocabulary=load_model(ModelConfig(path=str(folder))).config.vocab_size, seed=9)
+
+
+@pytest.fixture(scope="module")
+def shared(folder: Path, policy: Any) -> Iterator[ProcessEngine]:
+    """One engine for the tests that leave it as it was."""
+    engine = ProcessEngine(EngineProcess(ModelConfig(path=str(folder)), "cpu", **OPTIONS), source_of(policy, GIVEN))
+    yield engine
+    asyncio.run(engine.close())
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that has ended and was not asked for its status does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def wait_until_gone(pid: int, seconds: float = 20.0) -> None:
+    end = time.monotonic() + seconds
+    while alive(pid):
+        assert time.monotonic() < end, f"process {pid} is still there"
+        time.sleep(0.02)
+
+
+async def test_it_serves_the_weights_it_is_given_not_those_of_the_folder(shared: ProcessEngine, policy: Any) -> None:
+    assert shared.stats().version == GIVEN
+    assert await shared.weight_digests() == tensor_digests(policy.named_parameters())
+
+
+async def test_it_generates_what_an_engine_in_this_process_does(shared: ProcessEngine, policy: Any) -> None:
+    asked = mixed_requests(9, temperature=0.8)
+    async with running_engine(policy, **OPTIONS, version=GIVEN) as embedded:
+        expected = await generate_all(embedded, asked)
+    found = list(await asyncio.gather(*map(shared.generate, asked)))
+    for one, other in zip(found, expected, strict=True):
+        assert one.token_ids == other.token_ids
+        assert one.token_versions == other.token_versions
+        assert one.finish_reason is other.finish_reason
+        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+
+
+async def test_requests_that_cannot_be_served_are_refused_as_what_they_are(shared: ProcessEngine) -> None:
+    with pytest.raises(PromptTooLong, match=r"rollout\.engine\.max_context"):
+        await shared.generate(request(prompt=[3] * 64))
+    with pytest.raises(InvalidRequest, match="outside the vocabulary"):
+        await shared.generate(request(prompt=[2**40]))
+    assert len((await shared.generate(request())).token_ids) == 8
+
+
+async def test_a_paused_engine_holds_requests_until_it_is_resumed(shared: ProcessEngine) -> None:
+    await shared.pause()
+    assert shared.health() is EngineHealth.PAUSED
+    task = asyncio.ensure_future(shared.generate(request("held")))
+    done, _ = await asyncio.wait([task], timeout=0.3)
+    assert not done
+    await shared.resume()
+    assert len((await task).token_ids) == 8
+    assert shared.health() is EngineHealth.HEALTHY
+
+
+async def test_aborted_and_cancelled_requests_leave_the_engine(shared: ProcessEngine) -> None:
+    await shared.pause()
+    aborted, cancelled = (asyncio.ensure_future(shared.generate(request(name, new=50))) for name in ("a", "c"))
+    await asyncio.sleep(0.1)
+    await shared.abort(["a", "unknown"])
+    with pytest.raises(RequestAborted):
+        await aborted
+    cancelled.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await cancelled
+    before = shared.stats().tokens_generated
+    await shared.resume()
+    assert len((await shared.generate(request("c", new=3))).token_ids) == 3, "its id is free again"
+    assert shared.stats().tokens_generated == before + 3
+    assert shared.stats().running == shared.stats().waiting == 0
+
+
+async def test_new_weights_are_served_under_their_version(shared: ProcessEngine, policy: Any) -> None:
+    other = tiny_model(vocabulary=policy.config.vocab_size, seed=5)
+    with pytest.raises(EngineError, match="paused engine"):
+        await shared.update_weights(source_of(other, 7))
+    task = asyncio.ensure_future(shared.generate(request("old and new", new=58)))
+    for model, version in ((other, 7), (policy, GIVEN)):
+        await shared.pause()
+        await shared.update_weights(source_of(model, version))
+        await shared.resume()
+        assert await shared.weight_digests() == tensor_digests(model.named_parameters())
+        assert shared.stats().version == version
+        assert set((await shared.generate(request(f"under {version}", new=2))).token_versions) == {version}
+    assert set((await task).token_versions) <= {GIVEN, 7}
+
+
+async def test_weights_that_do_not_fit_change_nothing(shared: ProcessEngine) -> None:
+    before = await shared.weight_digests()
+    await shared.pause()
+    with pytest.raises(WeightSyncError, match="nothing was changed"):
+        await shared.update_weights(source_of(tiny_model(hidden=16), 4))
+    await shared.resume()
+    assert await shared.weight_digests() == before
+    assert shared.stats().version == GIVEN
+
+
+async def test_sleep_and_wake_reach_the_process(shared: ProcessEngine) -> None:
+    await shared.sleep(1)
+    with pytest.raises(EngineError, match="asleep"):
+        await shared.generate(request())
+    await shared.wake()
+    assert len((await shared.generate(request())).token_ids) == 8
+
+
+async def test_state_is_told_while_nobody_asks(shared: ProcessEngine) -> None:
+    await shared.pause()
+    task = asyncio.ensure_future(shared.generate(request("waiting")))
+    async with asyncio.timeout(10):
+        while shared.stats().waiting != 1:
+            await asyncio.sleep(0.01)  # noqa: ASYNC110 - the state has no event; that it arrives is what is tested
+    await shared.resume()
+    await task
+    assert shared.stats().busy_seconds > 0
+    assert shared.stats().slots == 4
+
+
+async def test_a_killed_process_fails_the_engine_and_all_who_wait(folder: Path) -> None:
+    engine = started(folder)
+    await engine.pause()
+    waiting = [asyncio.ensure_future(engine.generate(one)) for one in mixed_requests(3)]
+    await asyncio.sleep(0.1)
+    os.kill(engine.pid, signal.SIGKILL)
+    outcomes = await asyncio.gather(*waiting, return_exceptions=True)
+    assert all(isinstance(one, EngineError) and "was ended by SIGKILL" in str(one) for one in outcomes)
+    assert engine.health() is EngineHealth.FAILED
+    with pytest.raises(EngineError, match="was ended by SIGKILL"):
+        await engine.generate(request())
+    await engine.close()
+    assert engine.health() is EngineHealth.CLOSED
+
+
+async def test_closing_aborts_what_runs_and_leaves_nothing(folder: Path) -> None:
+    descriptors, threads = set(os.listdir("/proc/self/fd")), set(threading.enumerate())
+    engine = started(folder)
+    await engine.pause()
+    waiting = asyncio.ensure_future(engine.generate(request()))
+    await asyncio.sleep(0.05)
+    await engine.close()
+    await engine.close()
+    with pytest.raises(RequestAborted):
+        await waiting
+    with pytest.raises(EngineError, match="is closed"):
+        await engine.generate(request())
+    assert not alive(engine.pid)
+    assert set(os.listdir("/proc/self/fd")) == descriptors
+    left = {thread.name for thread in set(threading.enumerate()) - threads}
+    assert not {name for name in left if name.startswith("engine-")}, left
+
+
+def test_a_model_that_cannot_be_served_is_an_error_of_the_setup_and_leaves_no_process(folder: Path) -> None:
+    process = EngineProcess(ModelConfig(path=str(folder)), "cpu", slots=4, max_context=100_000)
+    with pytest.raises(SetupError, match="max_context"):
+        ProcessEngine(process, WeightSource(0, lambda: iter(())))
+    assert not alive(process.pid)
+
+
+def test_a_process_whose_controller_is_killed_ends(folder: Path, tmp_path: Path) -> None:
+    script = tmp_path / "controller.py"
+    script.write_text(
+        textwrap.dedent(
+            f"""
+            import sys, time
+            from pathlib import Path
+            sys.path[:0] = {sys.path!r}
+            from tests.engines.test_process_engine import started
+            if __name__ == "__main__":
+                print(started(Path({str(folder)!r})).pid, flush=True)
+                time.sleep(600)
+            """
+        )
+    )
+    controller = subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True)
+    assert controller.stdout is not None
+    pid = int(controller.stdout.readline())
+    assert alive(pid)
+    controller.kill()
+    controller.wait()
+    controller.stdout.close()
+    wait_until_gone(pid)
