@@ -9,9 +9,9 @@ second workload the model cannot end a response: all have 64 tokens, which leave
 TRL runs as it does without a server: `generate`, strictly on-policy, the batch in one piece; without gradient
 checkpointing, bf16, logging and evaluation, which would slow it down. It is measured with one thread and with all
 cores, and the better counts. Penstock runs as it is meant to, with generation one version ahead of training at most (a
-window of 1, corrected by truncated importance sampling): `ratio`. Strictly on-policy, as TRL is, it is
-`ratio_on_policy`; there the two sides overlap only while a step's last responses are generated. Every run is a process
-of its own; runs take turns, so that a busy machine hits all alike. Start-up and the first step are not counted.
+window of 1, corrected by truncated importance sampling) and the engine in a process of its own: `ratio`. Strictly
+on-policy, as TRL is, it is `ratio_on_policy`; there the two sides overlap only while a step's last responses are
+generated. Runs take turns, so that a busy machine hits all alike. Start-up and the first step are not counted.
 
     python benchmarks/end_to_end_trl.py            # medians of 3 rounds
     python benchmarks/end_to_end_trl.py --quick    # under a minute
@@ -201,6 +201,7 @@ def penstock_settings(folder: Path, model: Path, prompts: Path, seed: int) -> di
         },
         "eval": {"at_start": False, "at_end": False},
         "checkpoint": {"at_end": False},
+        "runtime": {"engine_process": True},
         "observe": {"console": "off"},
     }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
@@ -14,6 +15,8 @@ from penstock.rollout.prompts import Message, derive_seed
 
 _ROLES = ("bos", "eos", "pad", "unk", "cls", "sep", "mask")
 """Special tokens with a part in the making of sequences; tokenizers may have others, which are a model's words."""
+_PROMPTS_KEPT = 256
+"""Prompts whose ids are remembered."""
 
 
 class Tokenizer(Protocol):
@@ -49,12 +52,23 @@ class HFTokenizer:
         added = tokenizer.added_tokens_decoder.items()
         self._special = frozenset(tokenizer.all_special_ids).union(token for token, word in added if word.special)
         self._wordless = frozenset(getattr(tokenizer, f"{role}_token_id", None) for role in _ROLES)
+        self._prompts: OrderedDict[tuple[str, str], tuple[int, ...]] = OrderedDict()
+        """The last prompts' ids: all samples of a group ask for the same one."""
 
     @property
     def uses_chat(self) -> bool:
         return self._chat_template
 
     def encode_prompt(self, content: str | Sequence[Message]) -> tuple[int, ...]:
+        key = ("text", content) if isinstance(content, str) else ("chat", repr(content))
+        found = self._prompts.get(key)
+        if found is None:
+            found = self._prompts[key] = self._encode_prompt(content)
+            if len(self._prompts) > _PROMPTS_KEPT:
+                self._prompts.popitem(last=False)
+        return found
+
+    def _encode_prompt(self, content: str | Sequence[Message]) -> tuple[int, ...]:
         if self._chat_template:
             messages = [{"role": "user", "content": content}] if isinstance(content, str) else content
             return self.encode(self.render_chat(messages))
@@ -65,8 +79,9 @@ class HFTokenizer:
     def _opening(self, text: str) -> tuple[int, ...]:
         """The beginning-of-sequence token, where the tokenizer puts one before text; chat templates bring their own."""
         bos = self._tokenizer.bos_token_id
-        opened = self._tokenizer(text)["input_ids"]
-        return (bos,) if bos is not None and opened[:1] == [bos] else ()
+        if bos is None:
+            return ()
+        return (bos,) if self._tokenizer(text)["input_ids"][:1] == [bos] else ()
 
     def encode(self, text: str) -> tuple[int, ...]:
         return tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"])

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from penstock.errors import SetupError
 from penstock.training.batching import Microbatch
+from penstock.training.lean.body import LeanBody, lean_body
 from penstock.training.logprobs import selected_logprobs
 from penstock.weights.hf import CausalLM
 from penstock.weights.lora import LoraAdapter
@@ -51,6 +52,8 @@ class Policy:
         self._reference_lm = self._kept_reference() if keep_reference else None
         if gradient_checkpointing:
             _enable_checkpointing(self.model)
+        self._lean = lean_body(self._lm.body)
+        self._reference_lean = None if self._reference_lm is None else lean_body(self._reference_lm.body)
 
     @property
     def device(self) -> torch.device:
@@ -64,14 +67,14 @@ class Policy:
 
     def logprobs(self, microbatch: Microbatch) -> tuple[Tensor, Tensor]:
         """`(logprobs_T, entropy_T)` of the microbatch's targets; the entropy has a gradient only where asked for."""
-        return self._logprobs(self._lm, microbatch)
+        return self._logprobs(self._lm, self._lean, microbatch)
 
     def reference_logprobs(self, microbatch: Microbatch) -> tuple[Tensor, Tensor]:
         """The same under the weights that the model had when the policy was made; with LoRA, under the base model's."""
         if self._reference_lm is None:
             raise SetupError("there is no reference policy: it is kept only where algorithm.kl.coefficient is above 0")
         with torch.no_grad(), self._without_adapter():
-            return self._logprobs(self._reference_lm, microbatch)
+            return self._logprobs(self._reference_lm, self._reference_lean, microbatch)
 
     @contextmanager
     def _without_adapter(self) -> Iterator[None]:
@@ -86,8 +89,8 @@ class Policy:
         """A copy of the model as it is; an adapted model is its own reference, with the adapter off."""
         return self._lm if self._adapter is not None else CausalLM(copy.deepcopy(self.model).requires_grad_(False))
 
-    def _logprobs(self, lm: CausalLM, microbatch: Microbatch) -> tuple[Tensor, Tensor]:
-        hidden_TH = _hidden(lm, microbatch).flatten(0, 1)[microbatch.predictors_T]
+    def _logprobs(self, lm: CausalLM, lean: LeanBody | None, microbatch: Microbatch) -> tuple[Tensor, Tensor]:
+        hidden_TH = _hidden(lm, lean, microbatch).flatten(0, 1)[microbatch.predictors_T]
         return selected_logprobs(
             hidden_TH,
             lm.head_weight_VH,
@@ -105,7 +108,8 @@ class Policy:
         none_T = torch.empty(0, dtype=torch.int64)
 
         def hidden(ids_L: Tensor, positions_L: Tensor) -> Tensor:
-            return _hidden(self._lm, Microbatch(ids_L[None], positions_L[None], none_T, none_T, none_T))[0].float()
+            microbatch = Microbatch(ids_L[None], positions_L[None], none_T, none_T, none_T)
+            return _hidden(self._lm, self._lean, microbatch)[0].float()
 
         with torch.no_grad():
             packed_LH = hidden(ids_L, ids_L % 4)
@@ -118,8 +122,10 @@ class Policy:
             )
 
 
-def _hidden(lm: CausalLM, microbatch: Microbatch) -> Tensor:
+def _hidden(lm: CausalLM, lean: LeanBody | None, microbatch: Microbatch) -> Tensor:
     """The body's output, `[B, L, H]`."""
+    if lean is not None and microbatch.position_ids_BL is None and lean.takes(microbatch.input_ids_BL):
+        return lean(microbatch.input_ids_BL)
     args: dict[str, Any] = {"use_cache": False}
     if microbatch.position_ids_BL is not None:
         # transformers makes the block-diagonal causal mask itself where positions restart and no mask is given.

@@ -49,6 +49,8 @@ def test_merged_layers_are_one_matrix_that_updates_in_place_reach(bias: bool, wi
         with torch.no_grad():
             expected_BJ = torch.cat((first(hidden_BH), second(hidden_BH)), dim=-1)
             torch.testing.assert_close(merged(hidden_BH), expected_BJ)
+            merged.into(output_BJ := torch.empty(3, 768), hidden_BH)
+            torch.testing.assert_close(output_BJ, expected_BJ)
             torch.testing.assert_close(merged.add_to(residual_BJ.clone(), hidden_BH), residual_BJ + expected_BJ)
             first.weight.copy_(torch.randn(512, width))
             second.weight.mul_(2.0)

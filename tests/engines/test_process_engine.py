@@ -161,8 +161,8 @@ async def test_state_is_told_while_nobody_asks(shared: ProcessEngine) -> None:
     await shared.pause()
     task = asyncio.ensure_future(shared.generate(request("waiting")))
     async with asyncio.timeout(10):
-        while shared.stats().waiting != 1:
-            await asyncio.sleep(0.01)  # noqa: ASYNC110 - the state has no event; that it arrives is what is tested
+        while shared.stats().waiting != 1:  # noqa: ASYNC110 - the state has no event; that it arrives is what is tested
+            await asyncio.sleep(0.01)
     await shared.resume()
     await task
     assert shared.stats().busy_seconds > 0

@@ -39,8 +39,9 @@ def test_engine_log_probs_agree_with_a_full_forward_on_the_gpu() -> None:
     assert result.logprobs == pytest.approx(expected, abs=1e-4)
 
 
+@pytest.mark.parametrize("engine_process", [False, True])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_whole_run_trains_on_the_gpu(tmp_path: Path, dtype: str) -> None:
+def test_a_whole_run_trains_on_the_gpu(tmp_path: Path, dtype: str, engine_process: bool) -> None:
     folder = save_tiny_model(tmp_path / "model")
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(f'{{"prompt": "say {i}"}}\n' for i in range(32)), encoding="utf-8")
@@ -58,7 +59,7 @@ def test_a_whole_run_trains_on_the_gpu(tmp_path: Path, dtype: str) -> None:
             "sampler": {"kind": "windowed", "max_staleness": 1},
             "algorithm": {"correction": {"kind": "tis"}},
             "training": {"prompt_groups_per_step": 4, "max_steps": 6, "optimizer": {"lr": 1e-3}},
-            "runtime": {"device": "cuda"},
+            "runtime": {"device": "cuda", "engine_process": engine_process},
             "observe": {"console": "off"},
         }
     )

@@ -175,8 +175,9 @@ def test_the_reference_policy_is_the_base_model() -> None:
     base = Policy(tiny_model(), temperature=1.0, chunk_tokens=64, gradient_checkpointing=False)
     ids_BL = torch.arange(3, 23)[None]
     microbatch = Microbatch(ids_BL, None, torch.arange(19), torch.arange(1, 20), ids_BL[0, 1:])
-    reference_T, expected_T = policy.reference_logprobs(microbatch)[0], base.logprobs(microbatch)[0]
-    assert torch.equal(reference_T, expected_T)
+    reference_T, expected_T = policy.reference_logprobs(microbatch)[0], base.logprobs(microbatch)[0].detach()
+    # The plain model takes the lean way, the adapted one its own: equal but for rounding.
+    torch.testing.assert_close(reference_T, expected_T, rtol=1e-5, atol=1e-6)
     assert not reference_T.requires_grad
     own_T = policy.logprobs(microbatch)[0]
     assert own_T.requires_grad

@@ -113,20 +113,33 @@ def decode_attention(
     """One query token per row over the row's slot; gives `[B, N * D]`. The mask is contiguous and additive."""
     rows, heads, depth = query_BND.shape
     query_LGD = query_BND.reshape(value_LCD.shape[0], -1, depth)
-    if softcap is not None:
-        output_LGD = _capped_attention(query_LGD, key_LDC.transpose(1, 2), value_LCD, mask_L1C, scaling, softcap)
-    elif query_BND.device.type == "cpu" and query_BND.dtype in (torch.float32, torch.float64):
-        alpha = depth**-0.5 if scaling is None else scaling
-        scores_LGC = torch.baddbmm(mask_L1C, query_LGD, key_LDC, alpha=alpha)
-        output_LGD = torch.bmm(scores_LGC.softmax(-1), value_LCD)
-    else:
-        query_BKGD, key_BKDC, value_BKCD, mask_BK1C = (
-            torch.unflatten(side, 0, (rows, -1)) for side in (query_LGD, key_LDC, value_LCD, mask_L1C)
-        )
-        output_LGD = F.scaled_dot_product_attention(
-            query_BKGD, key_BKDC.transpose(2, 3), value_BKCD, attn_mask=mask_BK1C, scale=scaling
-        )
+    output_LGD = attend_lanes(query_LGD, key_LDC, value_LCD, mask_L1C, rows, scaling, softcap)
     return output_LGD.reshape(rows, heads * depth)
+
+
+def attend_lanes(
+    query_LGD: Tensor,
+    key_LDC: Tensor,
+    value_LCD: Tensor,
+    mask_L1C: Tensor,
+    rows: int,
+    scaling: float | None,
+    softcap: float | None = None,
+) -> Tensor:
+    """The same by lanes; gives `[L, G, D]`."""
+    if softcap is not None:
+        return _capped_attention(query_LGD, key_LDC.transpose(1, 2), value_LCD, mask_L1C, scaling, softcap)
+    if query_LGD.device.type == "cpu" and query_LGD.dtype in (torch.float32, torch.float64):
+        alpha = query_LGD.shape[-1] ** -0.5 if scaling is None else scaling
+        scores_LGC = torch.baddbmm(mask_L1C, query_LGD, key_LDC, alpha=alpha)
+        return torch.bmm(scores_LGC.softmax(-1), value_LCD)
+    query_BKGD, key_BKDC, value_BKCD, mask_BK1C = (
+        torch.unflatten(side, 0, (rows, -1)) for side in (query_LGD, key_LDC, value_LCD, mask_L1C)
+    )
+    output_BKGD = F.scaled_dot_product_attention(
+        query_BKGD, key_BKDC.transpose(2, 3), value_BKCD, attn_mask=mask_BK1C, scale=scaling
+    )
+    return output_BKGD.flatten(0, 1)
 
 
 AttentionInterface.register(SLOT_ATTENTION, slot_attention)

@@ -18,10 +18,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.activations import SiLUActivation
 
-from penstock.rollout.engines.embedded.attention import decode_attention
+from penstock.rollout.engines.embedded.attention import attend_lanes
 from penstock.rollout.engines.embedded.merged import merge_for_cpu
 from penstock.rollout.engines.embedded.slot_cache import SlotCache
 from penstock.rollout.engines.embedded.supported import sliding_window
+from penstock.rollout.engines.embedded.workspace import Heads, Workspace
 
 _BODIES = {"LlamaModel", "MistralModel", "Qwen2Model", "Qwen3Model", "Qwen3MoeModel"}
 
@@ -30,12 +31,16 @@ class _Norm:
     """Root-mean-square normalisation over the last axis."""
 
     def __init__(self, module: Any) -> None:
-        self.weight: Tensor = module.weight
+        self.weight: Tensor = module.weight.detach()
         self._epsilon = torch.tensor(module.variance_epsilon, dtype=torch.float32, device=module.weight.device)
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """Always new memory."""
         return (hidden * self._factor(hidden)).mul_(self.weight)
+
+    def into(self, output: Tensor, hidden: Tensor) -> None:
+        """The same, into memory that is already there."""
+        torch.mul(hidden, self._factor(hidden), out=output).mul_(self.weight)
 
     def scale_(self, hidden: Tensor) -> None:
         """Without the weights, in place."""
@@ -51,7 +56,11 @@ class FusedDecoder:
     """One decode step of a body whose layers are attention and MLP with pre-norms, in float32."""
 
     def __init__(self, body: Any, max_context: int) -> None:
+        first = body.layers[0].self_attn
+        depth: int = first.head_dim
+        self._heads = Heads(first.q_proj.out_features // depth, first.k_proj.out_features // depth, depth)
         self._layers = [_FusedLayer(layer, index) for index, layer in enumerate(body.layers)]
+        self._space: Workspace | None = None
         self._norm = _Norm(body.norm)
         self._embed = body.embed_tokens
         weight = body.embed_tokens.weight
@@ -65,57 +74,58 @@ class FusedDecoder:
     def __call__(self, tokens_B: Tensor, positions_B: Tensor, mask_BK1C: Tensor, cache: SlotCache) -> Tensor:
         """The last hidden state of each row."""
         hidden_BH: Tensor = self._embed(tokens_B)
-        cos_B1D, sin_B1D = self._angles_C2D.index_select(0, positions_B).chunk(2, dim=1)
+        space = self._workspace(hidden_BH)
+        torch.index_select(self._angles_C2D, 0, positions_B, out=space.angles_B2D)
         mask_L1C = mask_BK1C.flatten(0, 1)
         for layer in self._layers:
-            hidden_BH = layer(hidden_BH, cos_B1D, sin_B1D, mask_L1C, cache)
+            hidden_BH = layer(hidden_BH, space, mask_L1C, cache)
         return self._norm(hidden_BH)
+
+    def _workspace(self, hidden_BH: Tensor) -> Workspace:
+        rows, size = hidden_BH.shape
+        if self._space is None or self._space.rows != rows:
+            self._space = Workspace(rows, size, self._heads, hidden_BH.device)
+        return self._space
 
 
 class _FusedLayer:
     def __init__(self, layer: Any, index: int) -> None:
         attention, mlp = layer.self_attn, layer.mlp
         self._index = index
-        self._depth: int = attention.head_dim
-        qkv = (attention.q_proj, attention.k_proj, attention.v_proj)
-        self._parts = [linear.out_features // self._depth for linear in qkv]
-        self._turned = self._parts[0] + self._parts[1]  # queries, then keys, are rotated
         self._scaling: float = attention.scaling
         self._norm_before, self._norm_between = _Norm(layer.input_layernorm), _Norm(layer.post_attention_layernorm)
         self._q_norm = _Norm(attention.q_norm) if hasattr(attention, "q_norm") else None
         self._k_norm = _Norm(attention.k_norm) if hasattr(attention, "k_norm") else None
-        self._qkv = merge_for_cpu(*qkv)
+        self._qkv = merge_for_cpu(attention.q_proj, attention.k_proj, attention.v_proj)
         self._out = merge_for_cpu(attention.o_proj)
         self._feed_forward = _GatedMLP(mlp) if hasattr(mlp, "gate_proj") else _Experts(mlp)
 
-    def __call__(
-        self, hidden_BH: Tensor, cos_B1D: Tensor, sin_B1D: Tensor, mask_L1C: Tensor, cache: SlotCache
-    ) -> Tensor:
+    def __call__(self, hidden_BH: Tensor, space: Workspace, mask_L1C: Tensor, cache: SlotCache) -> Tensor:
         """The layer's output, in the memory of its input."""
-        depth = self._depth
-        qkv_BND = self._qkv(self._norm_before(hidden_BH)).view(hidden_BH.shape[0], -1, depth)
-        query_BND, key_BND, value_BND = qkv_BND.split_with_sizes(self._parts, dim=1)
-        qk_BND = qkv_BND[:, : self._turned]
+        self._norm_before.into(space.inner_BH, hidden_BH)
+        self._qkv.into(space.qkv_BJ, space.inner_BH)
         if self._q_norm is not None and self._k_norm is not None:
-            self._q_norm.scale_(qk_BND)
-            query_BND.mul_(self._q_norm.weight)
-            key_BND.mul_(self._k_norm.weight)
-        swapped_BND = qk_BND.roll(depth // 2, -1)
-        qk_BND.mul_(cos_B1D).addcmul_(swapped_BND, sin_B1D)
-        key_LDC, value_LCD = cache.lanes_after(self._index, key_BND, value_BND)
-        mixed_BJ = decode_attention(query_BND, key_LDC, value_LCD, mask_L1C, self._scaling)
-        self._out.add_to(hidden_BH, mixed_BJ)
-        return self._feed_forward(hidden_BH, self._norm_between(hidden_BH))
+            self._q_norm.scale_(space.query_key_BRD)
+            space.query_BND.mul_(self._q_norm.weight)
+            space.key_BKD.mul_(self._k_norm.weight)
+        space.rotate()
+        key_LDC, value_LCD = cache.lanes_after(self._index, space.stored_ID)
+        mixed_LGD = attend_lanes(space.lanes_LGD, key_LDC, value_LCD, mask_L1C, space.rows, self._scaling)
+        self._out.add_to(hidden_BH, mixed_LGD.reshape(space.rows, -1))
+        self._norm_between.into(space.inner_BH, hidden_BH)
+        return self._feed_forward(hidden_BH, space)
 
 
 class _GatedMLP:
     def __init__(self, mlp: Any) -> None:
+        self._inner: int = mlp.gate_proj.out_features
         self._gate_up, self._down = merge_for_cpu(mlp.gate_proj, mlp.up_proj), merge_for_cpu(mlp.down_proj)
         in_place = isinstance(mlp.act_fn, nn.SiLU | SiLUActivation)
         self._activation: Any = partial(F.silu, inplace=True) if in_place else mlp.act_fn
 
-    def __call__(self, residual_BH: Tensor, inner_BH: Tensor) -> Tensor:
-        gate_BI, up_BI = self._gate_up(inner_BH).chunk(2, dim=-1)
+    def __call__(self, residual_BH: Tensor, space: Workspace) -> Tensor:
+        both_BJ, gate_BI, up_BI = space.gates(self._inner)
+        self._gate_up.into(both_BJ, space.inner_BH)
         return self._down.add_to(residual_BH, self._activation(gate_BI).mul_(up_BI))
 
 
@@ -123,8 +133,8 @@ class _Experts:
     def __init__(self, mlp: Any) -> None:
         self._mlp = mlp
 
-    def __call__(self, residual_BH: Tensor, inner_BH: Tensor) -> Tensor:
-        outer_B1H: Tensor = self._mlp(inner_BH.unsqueeze(1))
+    def __call__(self, residual_BH: Tensor, space: Workspace) -> Tensor:
+        outer_B1H: Tensor = self._mlp(space.inner_BH.unsqueeze(1))
         return residual_BH.add_(outer_B1H.squeeze(1))
 
 

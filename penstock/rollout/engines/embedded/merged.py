@@ -26,6 +26,13 @@ class MergedLinear:
             return torch.mm(hidden_BH, self.weight_HJ)
         return torch.addmm(self.bias_J, hidden_BH, self.weight_HJ)
 
+    def into(self, output_BJ: Tensor, hidden_BH: Tensor) -> None:
+        """The same, into memory that is already there."""
+        if self.bias_J is None:
+            torch.mm(hidden_BH, self.weight_HJ, out=output_BJ)
+        else:
+            torch.addmm(self.bias_J.detach(), hidden_BH, self.weight_HJ, out=output_BJ)
+
     @cached_property
     def weight_HJ(self) -> Tensor:
         """The same matrix, seen from its input."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from penstock.errors import SetupError
 from penstock.rollout.engines.embedded import attention
@@ -33,6 +34,7 @@ class ModelRunner:
     ) -> None:
         check_config(model.config, max_context)
         self.lm = CausalLM(model)
+        self._output: nn.Linear = model.get_output_embeddings()
         self.slots, self.max_context, self.deterministic = slots, max_context, deterministic
         self.device: torch.device = self.lm.head_weight_VH.device
         self.vocabulary: int = self.lm.head_weight_VH.shape[0]
@@ -113,8 +115,8 @@ class ModelRunner:
     def _decode_hidden(self, first: int, tokens_B: Tensor, positions_B: Tensor, width: int) -> Tensor:
         rows = tokens_B.shape[0]
         visible_B11C = self._column_C[:width] <= positions_B.view(rows, 1, 1, 1)
-        mask_B11C = torch.where(visible_B11C, self._zero, self._minus_inf)
-        mask_BK1C = mask_B11C.expand(-1, self.cache.shape.heads, -1, -1).contiguous()
+        visible_BK1C = visible_B11C.expand(-1, self.cache.shape.heads, -1, -1)
+        mask_BK1C = torch.where(visible_BK1C, self._zero, self._minus_inf).contiguous()
         self.cache.begin_step(first, width, positions_B)
         if self._fused is not None:
             return self._fused(tokens_B, positions_B, mask_BK1C, self.cache)
@@ -128,7 +130,9 @@ class ModelRunner:
         return hidden_B1H[:, 0]
 
     def _head(self, hidden_BH: Tensor) -> Tensor:
-        return self.lm.logits(hidden_BH)
+        # As `CausalLM.logits`, which looks its head up in the model at every call.
+        raw_BV = F.linear(hidden_BH, self._output.weight, self._output.bias)
+        return self.lm.transform.apply_(raw_BV.float())
 
     # Trying the model out, once
 

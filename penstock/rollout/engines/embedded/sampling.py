@@ -30,6 +30,10 @@ class SamplingPlan:
     top_p_R1: Tensor
 
 
+_AS_THE_MODEL_SAYS = SamplingPlan(None, None, None, torch.empty((0, 1), dtype=torch.int64), torch.empty((0, 1)))
+"""The plan of rows that ask for nothing: most batches, and made anew whenever a row comes or goes."""
+
+
 def plan_sampling(
     temperature_B: NDArray[np.float32],
     top_k_B: NDArray[np.int64],
@@ -37,6 +41,8 @@ def plan_sampling(
     device: torch.device,
 ) -> SamplingPlan:
     """Greedy rows (temperature 0) are drawn under temperature 1 and without truncation."""
+    if (temperature_B == 1.0).all() and (top_p_B == 1.0).all() and not top_k_B.any():
+        return _AS_THE_MODEL_SAYS
     greedy_B = temperature_B == 0.0
     divisor_B = np.where(greedy_B, np.float32(1.0), temperature_B)
     truncated_R = np.flatnonzero(((top_k_B > 0) | (top_p_B < 1.0)) & ~greedy_B)
@@ -64,10 +70,10 @@ def truncate(logits_RV: Tensor, top_k_R1: Tensor, top_p_R1: Tensor) -> Tensor:
     return torch.empty_like(logits_RV).scatter_(-1, order_RV, sorted_RV)
 
 
-def sample(logits_BV: Tensor, uniforms_B: Tensor, plan: SamplingPlan) -> Tensor:
-    """One token per row and its probability under the distribution it was drawn from, packed `[2, B]` in float64.
+def sample(logits_BV: Tensor, uniforms_B: Tensor, plan: SamplingPlan) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """One token per row and its probability under the distribution it was drawn from.
 
-    Packed, because a GPU's answer then needs one transfer. `logits_BV` (float32) may be overwritten.
+    `logits_BV` (float32) may be overwritten.
     """
     likeliest_B = logits_BV.argmax(-1) if plan.greedy_B is not None else None
     if plan.temperature_B1 is not None:
@@ -81,4 +87,11 @@ def sample(logits_BV: Tensor, uniforms_B: Tensor, plan: SamplingPlan) -> Tensor:
     token_B1 = torch.searchsorted(cdf_BV, target_B1, right=True).clamp_(max=logits_BV.shape[-1] - 1)
     if plan.greedy_B is not None and likeliest_B is not None:
         token_B1 = torch.where(plan.greedy_B.unsqueeze(-1), likeliest_B.unsqueeze(-1), token_B1)
-    return torch.stack((token_B1.squeeze(-1), probs_BV.gather(-1, token_B1).squeeze(-1).double()))
+    return _to_host(token_B1, probs_BV.gather(-1, token_B1))
+
+
+def _to_host(token_B1: Tensor, prob_B1: Tensor) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    if token_B1.device.type == "cpu":
+        return token_B1.numpy()[:, 0], prob_B1.numpy()[:, 0].astype(np.float64)
+    drawn_B2 = torch.cat((token_B1.double(), prob_B1.double()), dim=1).cpu().numpy()  # packed, for one transfer
+    return drawn_B2[:, 0].astype(np.int64), drawn_B2[:, 1]

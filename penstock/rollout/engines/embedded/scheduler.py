@@ -184,13 +184,14 @@ class Scheduler:
         feed_2B = torch.from_numpy(rows.feed_2S[:, :batch]).to(runner.device)
         uniforms_B = torch.from_numpy(rows.uniforms(batch)).to(runner.device)
         logits_BV = runner.decode(feed_2B[0], feed_2B[1], runner.width(rows.longest))
-        drawn_2B = sample(logits_BV, uniforms_B, self._plan).cpu().numpy()[:, : rows.count]
-        if not (drawn_2B[1] > 0.0).all():
+        tokens_B, probs_B = sample(logits_BV, uniforms_B, self._plan)
+        tokens_B, probs_B = tokens_B[: rows.count], probs_B[: rows.count]
+        if not (probs_B > 0.0).all():
             raise EngineError(f"the model gave logits that are not finite, under weight version {self.version}")
         self.counters.tokens += rows.count
         self.counters.decode_steps += 1
         ended: list[tuple[Ticket, GenerationResult]] = []
-        for row in rows.append(drawn_2B[0].astype(np.int64), np.log(drawn_2B[1])).tolist():
+        for row in rows.append(tokens_B, np.log(probs_B)).tolist():
             ended.append((rows.tickets[row], rows.result(row)))
             self._remove(row)
         return ended

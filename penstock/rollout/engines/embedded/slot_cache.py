@@ -1,7 +1,8 @@
 """Keys and values behind the Hugging Face `Cache` interface.
 
 Axes: Z a layer's keys or values (`2 * layer`, `2 * layer + 1`), S slot, B active slot, K key-value head, C position in
-the slot's context, D head dimension, P prompt, T position in a prefix.
+the slot's context, D head dimension, P prompt, T position in a prefix, A a position's key heads and then its value
+heads, I what a step writes (B times A), J any position of a layer (of all slots and heads, keys before values).
 """
 
 from __future__ import annotations
@@ -65,10 +66,10 @@ class SlotCache(Cache):  # type: ignore[misc]
                 f"rollout.engine: {self._slots} slots of max_context = {self._context} tokens need {gib:,.1f} GiB for "
                 "keys and values, which could not be had; use fewer slots or a shorter context"
             ) from error
-        self._sides_SKCD = list(self._kv_ZSKCD)
-        self._flat_ID = [side.view(-1, shape.head_dim) for side in self._sides_SKCD]
-        lanes_SK = torch.arange(self._slots * shape.heads, device=shape.device).view(self._slots, shape.heads)
-        self._offset_SK = lanes_SK * self._context
+        self._lanes_of_all = [as_lanes(*sides) for sides in torch.split(self._kv_ZSKCD, 2)]
+        self._flat_JD = [layer.view(-1, shape.head_dim) for layer in torch.split(self._kv_ZSKCD, 2)]
+        lanes_2SK = torch.arange(2 * self._slots * shape.heads, device=shape.device).view(2, self._slots, shape.heads)
+        self._offset_SA = (lanes_2SK * self._context).transpose(0, 1).reshape(self._slots, -1).contiguous()
         self._target_I = torch.empty(0, dtype=torch.long, device=shape.device)
         self._set_window(0, 0, 0)
 
@@ -80,7 +81,7 @@ class SlotCache(Cache):  # type: ignore[misc]
     def free(self) -> None:
         """Give the memory back; `allocate` before the next use."""
         self._kv_ZSKCD = torch.empty(0)
-        self._sides_SKCD, self._flat_ID = [], []
+        self._lanes_of_all, self._flat_JD = [], []
         self._set_window(0, 0, 0)
 
     def begin_step(self, first: int, width: int, positions_B: Tensor) -> None:
@@ -88,26 +89,30 @@ class SlotCache(Cache):  # type: ignore[misc]
         rows = positions_B.shape[0]
         if self._window != (first, rows, width):
             self._set_window(first, rows, width)
-        self._target_I = (self._offset_SK[first : first + rows] + positions_B.unsqueeze(-1)).view(-1)
+        self._target_I = (self._offset_BA + positions_B.unsqueeze(-1)).view(-1)
 
     def _set_window(self, first: int, rows: int, width: int) -> None:
         """Make the views of a step; the next steps mostly have the same."""
         self._window = (first, rows, width)
-        self._views_BKCD = [side[first : first + rows, :, :width] for side in self._sides_SKCD]
-        self._lanes = [as_lanes(*sides) for sides in zip(self._views_BKCD[0::2], self._views_BKCD[1::2], strict=True)]
+        self._offset_BA = self._offset_SA[first : first + rows]
+        lanes = slice(first * self.shape.heads, (first + rows) * self.shape.heads)
+        self._lanes = [
+            (key_LDC[lanes, :, :width], value_LCD[lanes, :width]) for key_LDC, value_LCD in self._lanes_of_all
+        ]
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[Tensor, Tensor]:
         """Called by the model's attention layers with `[B, K, 1, D]`."""
-        self.lanes_after(layer_idx, key_states, value_states)
-        return self._views_BKCD[2 * layer_idx], self._views_BKCD[2 * layer_idx + 1]
+        self.lanes_after(layer_idx, torch.cat((key_states, value_states), dim=1).reshape(-1, self.shape.head_dim))
+        first, rows, width = self._window
+        key_BKCD, value_BKCD = self._kv_ZSKCD[2 * layer_idx : 2 * layer_idx + 2, first : first + rows, :, :width]
+        return key_BKCD, value_BKCD
 
-    def lanes_after(self, layer: int, key_BKD: Tensor, value_BKD: Tensor) -> tuple[Tensor, Tensor]:
-        """Write one position per row; gives the layer's keys `[L, D, C]` and values `[L, C, D]` (see `as_lanes`)."""
-        depth, z = self.shape.head_dim, 2 * layer
-        self._flat_ID[z].index_copy_(0, self._target_I, key_BKD.reshape(-1, depth))
-        self._flat_ID[z + 1].index_copy_(0, self._target_I, value_BKD.reshape(-1, depth))
+    def lanes_after(self, layer: int, stored_ID: Tensor) -> tuple[Tensor, Tensor]:
+        """Write one position per row: of each row the keys, then the values, a head each. Gives the layer's keys
+        `[L, D, C]` and values `[L, C, D]` (see `as_lanes`)."""
+        self._flat_JD[layer].index_copy_(0, self._target_I, stored_ID)
         return self._lanes[layer]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:

@@ -17,6 +17,7 @@ import socket
 import struct
 import traceback
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -102,14 +103,18 @@ async def read_frame(reader: asyncio.StreamReader) -> Frame | None:
     return Frame(json.loads(content[:head_size]), content[head_size:])
 
 
+@lru_cache(maxsize=64)
+def _encode_sampling(sampling: SamplingParams) -> dict[str, Any]:
+    return asdict(sampling) | {"stop_token_ids": sorted(sampling.stop_token_ids)}
+
+
 def encode_request(request: GenerationRequest) -> tuple[dict[str, Any], bytes]:
     """A request's head and its prompt."""
-    sampling = asdict(request.sampling) | {"stop_token_ids": sorted(request.sampling.stop_token_ids)}
     head = {
         "request_id": request.request_id,
         "seed": request.seed,
         "group_id": request.group_id,
-        "sampling": sampling,
+        "sampling": _encode_sampling(request.sampling),
     }
     return head, np.asarray(request.prompt_ids, dtype=_PROMPT).tobytes()
 
@@ -160,7 +165,7 @@ class EngineState:
 
     def encode(self) -> dict[str, Any]:
         """As JSON."""
-        return {"health": self.health.value, "stats": asdict(self.stats)}
+        return {"health": self.health.value, "stats": vars(self.stats)}
 
     @classmethod
     def decode(cls, state: dict[str, Any]) -> EngineState:
