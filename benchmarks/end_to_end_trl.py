@@ -11,7 +11,8 @@ checkpointing, bf16, logging and evaluation, which would slow it down. It is mea
 cores, and the better counts. Penstock runs as it is meant to, with generation one version ahead of training at most (a
 window of 1, corrected by truncated importance sampling) and the engine in a process of its own: `ratio`. Strictly
 on-policy, as TRL is, it is `ratio_on_policy`; there the two sides overlap only while a step's last responses are
-generated. Runs take turns, so that a busy machine hits all alike. Start-up and the first step are not counted.
+generated. Every run is a process (or two) of its own; runs take turns, so that a busy machine hits all alike. Start-up
+and the first step are not counted.
 
     python benchmarks/end_to_end_trl.py            # medians of 3 rounds
     python benchmarks/end_to_end_trl.py --quick    # under a minute

@@ -18,7 +18,7 @@ class EngineConfig(Section):
     """The generation engine."""
 
     kind: Literal["embedded"] = "embedded"
-    """`embedded`: in this process, continuous batching over a slot KV cache."""
+    """`embedded`: on this machine, continuous batching over a slot KV cache."""
     slots: PositiveInt = 64
     """How many requests decode at the same time."""
     max_context: PositiveInt = 512

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
+import json
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
@@ -15,8 +15,8 @@ from penstock.rollout.prompts import Message, derive_seed
 
 _ROLES = ("bos", "eos", "pad", "unk", "cls", "sep", "mask")
 """Special tokens with a part in the making of sequences; tokenizers may have others, which are a model's words."""
-_PROMPTS_KEPT = 256
-"""Prompts whose ids are remembered."""
+_PROMPTS_KEPT = 64
+"""Prompts whose ids are remembered, the latest ones."""
 
 
 class Tokenizer(Protocol):
@@ -52,7 +52,7 @@ class HFTokenizer:
         added = tokenizer.added_tokens_decoder.items()
         self._special = frozenset(tokenizer.all_special_ids).union(token for token, word in added if word.special)
         self._wordless = frozenset(getattr(tokenizer, f"{role}_token_id", None) for role in _ROLES)
-        self._prompts: OrderedDict[tuple[str, str], tuple[int, ...]] = OrderedDict()
+        self._prompts: dict[str, tuple[int, ...]] = {}
         """The last prompts' ids: all samples of a group ask for the same one."""
 
     @property
@@ -60,12 +60,15 @@ class HFTokenizer:
         return self._chat_template
 
     def encode_prompt(self, content: str | Sequence[Message]) -> tuple[int, ...]:
-        key = ("text", content) if isinstance(content, str) else ("chat", repr(content))
+        try:
+            key = json.dumps(content)
+        except (TypeError, ValueError):  # a chat with values of its own: encoded every time
+            return self._encode_prompt(content)
         found = self._prompts.get(key)
         if found is None:
             found = self._prompts[key] = self._encode_prompt(content)
             if len(self._prompts) > _PROMPTS_KEPT:
-                self._prompts.popitem(last=False)
+                del self._prompts[next(iter(self._prompts))]
         return found
 
     def _encode_prompt(self, content: str | Sequence[Message]) -> tuple[int, ...]:

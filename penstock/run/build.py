@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -111,6 +112,18 @@ def build_serving(config: RunConfig, *, trains_too: bool) -> Serving:
             model=model,
             recording=recording,
         )
+
+
+async def serving_off_the_loop(config: RunConfig, *, trains_too: bool) -> Serving:
+    """`build_serving` in a thread, so that Ctrl-C is heard while a large model loads; what it made is closed then."""
+    building = asyncio.ensure_future(asyncio.to_thread(build_serving, config, trains_too=trains_too))
+    try:
+        return await asyncio.shield(building)
+    except asyncio.CancelledError:
+        await asyncio.wait({building})
+        if building.exception() is None:
+            await building.result().close()
+        raise
 
 
 def _environment(config: RunConfig, recording: Recording | None) -> Environment:
@@ -224,6 +237,7 @@ def _trainer(config: RunConfig, serving: Serving, data_plane: DataPlaneClient) -
         temperature=config.rollout.sampling.temperature,
         threads=threads,
         lanes=_trainer_lanes(config, serving.model, threads),
+        longest_row=config.rollout.engine.max_context,
     )
 
 

@@ -17,7 +17,7 @@ from penstock.errors import TooManyDrops, TooManyFiltered
 from penstock.observe.loggers.base import Logger
 from penstock.observe.report.reading import Lines
 from penstock.run.between_steps import BetweenSteps
-from penstock.run.build import Serving, Training, build_serving, build_training
+from penstock.run.build import Serving, Training, build_training, serving_off_the_loop
 from penstock.run.checkpoint import CheckpointStore
 from penstock.run.checks import check_config
 from penstock.run.directory import RunDirectory
@@ -100,10 +100,9 @@ class _Run:
         await self._records.start()
         if self._point is not None:
             self._announce_resume(self._point)
-        # Off the loop, so that Ctrl-C is heard while a large model loads.
         trains = self._config.training.backend != "none"
         with self._records.lane.span("setting up the engine"):
-            serving = await asyncio.to_thread(build_serving, self._config, trains_too=trains)
+            serving = await serving_off_the_loop(self._config, trains_too=trains)
         try:
             with self._records.lane.span("setting up the trainer"):
                 training = await asyncio.to_thread(build_training, self._config, serving)

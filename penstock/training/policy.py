@@ -28,6 +28,9 @@ class Policy:
 
     Only the body and the head are called, never the model's own loss: a MoE model's load-balancing loss is not part of
     the step, whatever its config says, which is what makes streamed and whole-batch gradients equal.
+
+    Where it is known that no row is longer than `longest_row`, small models on a CPU may take a leaner way through the
+    body (see `lean`); the model's modules must stay as they are then.
     """
 
     def __init__(
@@ -39,6 +42,7 @@ class Policy:
         gradient_checkpointing: bool,
         entropy_gradient: bool = False,
         keep_reference: bool = False,
+        longest_row: int | None = None,
     ) -> None:
         if temperature <= 0:
             raise SetupError(f"rollout.sampling.temperature: {temperature} has no gradient; training needs more than 0")
@@ -52,8 +56,11 @@ class Policy:
         self._reference_lm = self._kept_reference() if keep_reference else None
         if gradient_checkpointing:
             _enable_checkpointing(self.model)
-        self._lean = lean_body(self._lm.body)
-        self._reference_lean = None if self._reference_lm is None else lean_body(self._reference_lm.body)
+        self._lean = self._reference_lean = None
+        if longest_row is not None and not gradient_checkpointing:
+            self._lean = lean_body(self._lm.body, longest_row)
+            if self._lean is not None and self._reference_lm is not None:
+                self._reference_lean = lean_body(self._reference_lm.body, longest_row)
 
     @property
     def device(self) -> torch.device:
@@ -109,7 +116,7 @@ class Policy:
 
         def hidden(ids_L: Tensor, positions_L: Tensor) -> Tensor:
             microbatch = Microbatch(ids_L[None], positions_L[None], none_T, none_T, none_T)
-            return _hidden(self._lm, self._lean, microbatch)[0].float()
+            return _hidden(self._lm, None, microbatch)[0].float()
 
         with torch.no_grad():
             packed_LH = hidden(ids_L, ids_L % 4)

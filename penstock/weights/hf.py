@@ -41,6 +41,7 @@ class CausalLM:
         if not isinstance(head, nn.Linear):
             raise SetupError(f"{type(model).__name__} has no plain linear output head; it cannot be trained here")
         self.model = model
+        self._head = head
         self.body: nn.Module = model.base_model
         self.transform = LogitTransform.of(model.config.get_text_config())
         if head.weight.dtype == torch.float64 and hasattr(model, "set_experts_implementation"):
@@ -51,16 +52,12 @@ class CausalLM:
     @property
     def head_weight_VH(self) -> Tensor:
         """The output projection, `[vocabulary, hidden]`."""
-        weight = self.model.get_output_embeddings().weight
-        assert isinstance(weight, Tensor)
-        return weight
+        return self._head.weight
 
     @property
     def head_bias_V(self) -> Tensor | None:
         """The output projection's bias, where the family has one."""
-        bias = self.model.get_output_embeddings().bias
-        assert bias is None or isinstance(bias, Tensor)
-        return bias
+        return self._head.bias
 
     def hidden_BTH(self, input_ids_BT: Tensor, **forward_args: Any) -> Tensor:
         """The body's last hidden state."""

@@ -6,6 +6,7 @@ import math
 import mmap
 import os
 import tempfile
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -35,13 +36,14 @@ class TensorPlace:
 class SharedMemory:
     """Memory behind a file descriptor; whoever has a copy of the descriptor sees the same bytes.
 
-    It has no name in any file system, so nothing is left of it once the last process that has it open is gone.
+    It has no name that outlives its making, so nothing is left of it once the last process that has it open is gone.
 
-    Invariants: it never shrinks; views stay valid when it grows.
+    Invariants: it never shrinks; views stay valid when it grows; nobody closes it while somebody writes.
     """
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
+        self.writing = threading.RLock()
         self._map: mmap.mmap | None = None
 
     @classmethod
@@ -54,7 +56,7 @@ class SharedMemory:
         return cls(fd)
 
     def grow(self, size: int) -> None:
-        """Have room for at least `size` bytes."""
+        """Have room for at least `size` bytes. Raises `OSError` where it is closed, or the machine has no more."""
         if os.fstat(self.fd).st_size < size:
             os.ftruncate(self.fd, size)
 
@@ -66,27 +68,31 @@ class SharedMemory:
         return torch.frombuffer(self._map, dtype=torch.uint8, count=size, offset=offset)
 
     def close(self) -> None:
-        """Let go of it; views that are still held stay valid."""
-        self._map = None
-        if self.fd >= 0:
-            os.close(self.fd)
-        self.fd = -1
+        """Let go of it, once nobody writes; views that are still held stay valid. A second call is a no-op."""
+        with self.writing:
+            fd, self.fd, self._map = self.fd, -1, None
+            if fd >= 0:
+                os.close(fd)
 
 
 def write_weights(memory: SharedMemory, source: WeightSource) -> list[TensorPlace]:
-    """Copy a source's tensors into the memory, from any device; says where they lie."""
+    """Copy a source's tensors into the memory, from any device; says where they lie.
+
+    Whoever reads what was written before must be done with it.
+    """
     places: list[TensorPlace] = []
     offset = 0
-    for name, tensor in source.tensors():
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        if dtype not in _DTYPES:
-            raise WeightSyncError(f"{name} is of {dtype}, which weights in shared memory cannot be")
-        size = tensor.numel() * tensor.element_size()
-        memory.grow(offset + size)
-        if size:
-            memory.bytes_at(offset, size).view(tensor.dtype).view(tensor.shape).copy_(tensor.detach())
-        places.append(TensorPlace(name, dtype, tuple(tensor.shape), offset))
-        offset += -(-size // _ALIGNMENT) * _ALIGNMENT
+    with memory.writing:
+        for name, tensor in source.tensors():
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            if dtype not in _DTYPES:
+                raise WeightSyncError(f"{name} is of {dtype}, which weights in shared memory cannot be")
+            size = tensor.numel() * tensor.element_size()
+            memory.grow(offset + size)
+            if size:
+                memory.bytes_at(offset, size).view(tensor.dtype).view(tensor.shape).copy_(tensor.detach())
+            places.append(TensorPlace(name, dtype, tuple(tensor.shape), offset))
+            offset += -(-size // _ALIGNMENT) * _ALIGNMENT
     return places
 
 

@@ -61,6 +61,16 @@ def reference_logprobs(
     return [float(logprobs_TV[first + i, token]) for i, token in enumerate(result.token_ids)]
 
 
+def with_norms_of_its_own(model: Any, seed: int) -> Any:
+    """The model with weights of norms that differ from 1, and from other seeds'."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator))
+    return model
+
+
 def source_of(model: Any, version: int) -> WeightSource:
     """A model's weights as a trainer offers them."""
     return WeightSource(version, lambda: named_weights(model))

@@ -9,6 +9,7 @@ from torch import Tensor
 from penstock.rollout.engines.embedded.runner import ModelRunner
 from penstock.rollout.engines.embedded.slot_cache import KVShape, SlotCache
 from penstock.rollout.engines.embedded.workspace import Heads, Workspace
+from tests.engines.helpers import with_norms_of_its_own
 from tests.support.tiny_models import tiny_model
 
 CPU = torch.device("cpu")
@@ -58,8 +59,8 @@ def test_a_step_writes_keys_and_values_of_its_rows_and_nothing_else() -> None:
 @pytest.mark.parametrize("family", ["qwen3", "llama", "qwen3_moe"])
 def test_lean_steps_give_the_models_own_logits_as_rows_come_and_go(family: str) -> None:
     """The same steps through both ways; a change of the number of rows must leave nothing of the step before."""
+    models = [with_norms_of_its_own(tiny_model(family), seed=1) for _ in range(2)]
     torch.manual_seed(0)
-    models = [tiny_model(family) for _ in range(2)]
     with torch.inference_mode():
         lean, plain = (
             ModelRunner(model, slots=6, max_context=32, deterministic=False, use_fused=use_fused)

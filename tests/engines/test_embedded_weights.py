@@ -16,15 +16,31 @@ from penstock.rollout.engines.base import EngineHealth, GenerationRequest, Gener
 from penstock.rollout.engines.embedded import EmbeddedEngine
 from penstock.weights.hf import named_weights
 from penstock.weights.source import WeightSource
-from tests.engines.helpers import Gate, pause_within, reference_logprobs, request, running_engine, source_of
+from tests.engines.helpers import (
+    Gate,
+    pause_within,
+    reference_logprobs,
+    request,
+    running_engine,
+    source_of,
+    with_norms_of_its_own,
+)
 from tests.support.tiny_models import tiny_model
 
 OLD_TOKENS = 6
 
 
+def old_model() -> Any:
+    return with_norms_of_its_own(tiny_model(seed=0), seed=0)
+
+
+def new_model() -> Any:
+    return with_norms_of_its_own(tiny_model(seed=1), seed=1)
+
+
 async def swap_in_flight(kv_cache: str, *, new: int = 20) -> tuple[list[GenerationRequest], list[GenerationResult]]:
     """Three requests, new weights after their sixth token."""
-    model = tiny_model(seed=0)
+    model = old_model()
     asked = [request(f"r{i}", prompt=range(3, 8 + 3 * i), new=new, seed=i) for i in range(3)]
     async with running_engine(model, kv_cache=kv_cache) as engine:
         await engine.pause()
@@ -35,7 +51,7 @@ async def swap_in_flight(kv_cache: str, *, new: int = 20) -> tuple[list[Generati
         await pause_within(engine, gate)
         assert engine.stats().tokens_generated == 3 * OLD_TOKENS
         assert engine.health() is EngineHealth.PAUSED
-        await engine.update_weights(source_of(tiny_model(seed=1), version=7))
+        await engine.update_weights(source_of(new_model(), version=7))
         assert engine.stats().version == 7
         await engine.resume()
         return asked, list(await asyncio.gather(*waiting))
@@ -49,8 +65,8 @@ def logprobs_on_old_keys(asked: GenerationRequest, result: GenerationResult) -> 
     ids = torch.tensor([asked.prompt_ids + result.token_ids])
     fed = len(asked.prompt_ids) + OLD_TOKENS - 1
     cache = DynamicCache()
-    tiny_model(seed=0)(ids[:, :fed], past_key_values=cache, use_cache=True)
-    logits_TV = tiny_model(seed=1)(ids[:, fed:-1], past_key_values=cache, use_cache=True).logits[0]
+    old_model()(ids[:, :fed], past_key_values=cache, use_cache=True)
+    logits_TV = new_model()(ids[:, fed:-1], past_key_values=cache, use_cache=True).logits[0]
     after = result.token_ids[OLD_TOKENS:]
     return logits_TV.log_softmax(-1)[torch.arange(len(after)), torch.tensor(after)].tolist()
 
@@ -60,20 +76,20 @@ async def test_each_token_carries_the_version_that_produced_it(kv_cache: str) ->
     asked, results = await swap_in_flight(kv_cache)
     for one, result in zip(asked, results, strict=True):
         assert result.token_versions == (0,) * OLD_TOKENS + (7,) * 14
-        old = reference_logprobs(tiny_model(seed=0), one, result)
+        old = reference_logprobs(old_model(), one, result)
         assert result.logprobs[:OLD_TOKENS] == pytest.approx(old[:OLD_TOKENS], abs=1e-4)
 
 
 async def test_recompute_gives_the_new_weights_logprobs() -> None:
     for one, result in zip(*await swap_in_flight("recompute"), strict=True):
-        expected = reference_logprobs(tiny_model(seed=1), one, result)
+        expected = reference_logprobs(new_model(), one, result)
         assert result.logprobs[OLD_TOKENS:] == pytest.approx(expected[OLD_TOKENS:], abs=1e-4)
 
 
 async def test_keep_goes_on_with_the_old_keys() -> None:
     for one, result in zip(*await swap_in_flight("keep"), strict=True):
         assert result.logprobs[OLD_TOKENS:] == pytest.approx(logprobs_on_old_keys(one, result), abs=1e-4)
-        anew = reference_logprobs(tiny_model(seed=1), one, result)[OLD_TOKENS:]
+        anew = reference_logprobs(new_model(), one, result)[OLD_TOKENS:]
         assert result.logprobs[OLD_TOKENS:] != pytest.approx(anew, abs=1e-2)
 
 
@@ -84,12 +100,12 @@ async def test_prefills_are_not_reused_across_versions() -> None:
         await engine.generate(asked)
         assert engine.stats().extra["prefills"] == 1
         await engine.pause()
-        await engine.update_weights(source_of(tiny_model(seed=1), version=1))
+        await engine.update_weights(source_of(new_model(), version=1))
         await engine.resume()
         result = await engine.generate(asked)
         assert engine.stats().extra["prefills"] == 2
     assert result.token_versions == (1,) * 5
-    assert result.logprobs == pytest.approx(reference_logprobs(tiny_model(seed=1), asked, result), abs=1e-4)
+    assert result.logprobs == pytest.approx(reference_logprobs(new_model(), asked, result), abs=1e-4)
 
 
 async def test_requests_that_wait_through_an_update_are_all_new() -> None:
@@ -97,7 +113,7 @@ async def test_requests_that_wait_through_an_update_are_all_new() -> None:
         await engine.pause()
         waiting = asyncio.ensure_future(engine.generate(request(new=4)))
         await asyncio.sleep(0)
-        await engine.update_weights(source_of(tiny_model(seed=1), version=1))
+        await engine.update_weights(source_of(new_model(), version=1))
         await engine.resume()
         assert (await waiting).token_versions == (1,) * 4
 
@@ -106,7 +122,7 @@ async def test_weights_change_only_while_paused() -> None:
     model = tiny_model()
     async with running_engine(model) as engine:
         with pytest.raises(EngineError, match="pause"):
-            await engine.update_weights(source_of(tiny_model(seed=1), version=1))
+            await engine.update_weights(source_of(new_model(), version=1))
     assert weights_of(model) == weights_of(tiny_model())
 
 
@@ -134,7 +150,7 @@ def with_a_stranger(weights: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str
 async def test_a_source_that_does_not_fit_changes_nothing(
     spoil: Callable[[Iterator[tuple[str, Tensor]]], Iterator[tuple[str, Tensor]]], message: str
 ) -> None:
-    model, trained = tiny_model(), tiny_model(seed=1)
+    model, trained = tiny_model(), new_model()
     async with running_engine(model) as engine:
         await engine.pause()
         with pytest.raises(WeightSyncError, match=message):
@@ -146,7 +162,7 @@ async def test_a_source_that_does_not_fit_changes_nothing(
 
 
 async def test_a_tied_head_may_be_sent_under_both_names() -> None:
-    trained = tiny_model(seed=1)
+    trained = new_model()
     model = tiny_model()
 
     def both() -> Iterator[tuple[str, Tensor]]:
@@ -164,7 +180,7 @@ async def test_a_source_that_breaks_while_copying_fails_the_engine() -> None:
 
     def breaks_in_the_second_pass() -> Iterator[tuple[str, Tensor]]:
         second = next(passes) == 1
-        for i, (name, tensor) in enumerate(named_weights(tiny_model(seed=1))):
+        for i, (name, tensor) in enumerate(named_weights(new_model())):
             if second and i == 3:
                 raise ConnectionError("trainer gone")
             yield name, tensor
@@ -197,11 +213,11 @@ async def test_after_deep_sleep_only_an_update_brings_the_engine_back() -> None:
         with pytest.raises(EngineError, match="without weights"):
             await engine.generate(asked)
         await engine.pause()
-        await engine.update_weights(source_of(tiny_model(seed=1), version=4))
+        await engine.update_weights(source_of(new_model(), version=4))
         await engine.resume()
         result = await engine.generate(asked)
     assert result.token_versions == (4,) * 6
-    assert result.logprobs == pytest.approx(reference_logprobs(tiny_model(seed=1), asked, result), abs=1e-4)
+    assert result.logprobs == pytest.approx(reference_logprobs(new_model(), asked, result), abs=1e-4)
 
 
 async def test_overlapping_wakes_do_not_serve_weights_that_are_not_there() -> None:

@@ -110,7 +110,7 @@ async def test_a_paused_engine_holds_requests_until_it_is_resumed(shared: Proces
 async def test_aborted_and_cancelled_requests_leave_the_engine(shared: ProcessEngine) -> None:
     await shared.pause()
     aborted, cancelled = (asyncio.ensure_future(shared.generate(request(name, new=50))) for name in ("a", "c"))
-    await asyncio.sleep(0.1)
+    await asyncio.sleep(0)
     await shared.abort(["a", "unknown"])
     with pytest.raises(RequestAborted):
         await aborted
@@ -173,7 +173,7 @@ async def test_a_killed_process_fails_the_engine_and_all_who_wait(folder: Path) 
     engine = started(folder)
     await engine.pause()
     waiting = [asyncio.ensure_future(engine.generate(one)) for one in mixed_requests(3)]
-    await asyncio.sleep(0.1)
+    await asyncio.sleep(0)
     os.kill(engine.pid, signal.SIGKILL)
     outcomes = await asyncio.gather(*waiting, return_exceptions=True)
     assert all(isinstance(one, EngineError) and "was ended by SIGKILL" in str(one) for one in outcomes)
@@ -184,12 +184,52 @@ async def test_a_killed_process_fails_the_engine_and_all_who_wait(folder: Path) 
     assert engine.health() is EngineHealth.CLOSED
 
 
+@pytest.mark.long
+async def test_weights_for_a_process_that_is_gone_are_an_error_that_says_so(folder: Path) -> None:
+    engine = started(folder)
+    model = load_model(ModelConfig(path=str(folder)))
+    await engine.pause()
+
+    def killing() -> Iterator[tuple[str, Any]]:
+        os.kill(engine.pid, signal.SIGKILL)
+        wait_until_gone(engine.pid)
+        yield from source_of(model, 1).tensors()
+
+    for source in (WeightSource(1, killing), source_of(model, 2)):
+        with pytest.raises(EngineError, match="was ended by SIGKILL"):
+            await engine.update_weights(source)
+    await engine.close()
+
+
+@pytest.mark.long
+async def test_a_close_that_is_cancelled_closes_nevertheless(folder: Path) -> None:
+    engine = started(folder)
+    closing = asyncio.ensure_future(engine.close())
+    await asyncio.sleep(0)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    assert not alive(engine.pid)
+    assert engine.health() is EngineHealth.CLOSED
+
+
+@pytest.mark.long
+async def test_a_process_that_dies_while_it_is_closed_is_not_waited_for(folder: Path) -> None:
+    engine = started(folder)
+    os.kill(engine.pid, signal.SIGSTOP)
+    closing = asyncio.ensure_future(engine.close())
+    await asyncio.sleep(0)
+    os.kill(engine.pid, signal.SIGKILL)
+    async with asyncio.timeout(5):
+        await closing
+
+
 async def test_closing_aborts_what_runs_and_leaves_nothing(folder: Path) -> None:
     descriptors, threads = set(os.listdir("/proc/self/fd")), set(threading.enumerate())
     engine = started(folder)
     await engine.pause()
     waiting = asyncio.ensure_future(engine.generate(request()))
-    await asyncio.sleep(0.05)
+    await asyncio.sleep(0)
     await engine.close()
     await engine.close()
     with pytest.raises(RequestAborted):
@@ -202,6 +242,7 @@ async def test_closing_aborts_what_runs_and_leaves_nothing(folder: Path) -> None
     assert not {name for name in left if name.startswith("engine-")}, left
 
 
+@pytest.mark.long
 def test_a_model_that_cannot_be_served_is_an_error_of_the_setup_and_leaves_no_process(folder: Path) -> None:
     process = EngineProcess(ModelConfig(path=str(folder)), "cpu", slots=4, max_context=100_000)
     with pytest.raises(SetupError, match="max_context"):
@@ -209,6 +250,7 @@ def test_a_model_that_cannot_be_served_is_an_error_of_the_setup_and_leaves_no_pr
     assert not alive(process.pid)
 
 
+@pytest.mark.long
 def test_a_process_whose_controller_is_killed_ends(folder: Path, tmp_path: Path) -> None:
     script = tmp_path / "controller.py"
     script.write_text(

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import penstock
-from penstock.errors import SetupError
+from penstock.errors import ConfigError, SetupError
 from penstock.run import build
-from tests.engines.test_process_engine import alive
+from tests.engines.test_process_engine import alive, wait_until_gone
 from tests.run.conftest import ConfigMaker
 from tests.run.test_train import steps
 
@@ -35,6 +43,48 @@ def test_a_deterministic_run_has_the_same_losses_to_the_bit(make_config: ConfigM
     assert len(apart) == 4
     assert any(norm > 0 for _, norm, _, _ in apart)
     assert apart == losses("together", process=False)
+
+
+@pytest.mark.parametrize("idle", [{"training.backend": "none"}, {"rollout.replay_from": "recorded"}])
+def test_it_is_refused_where_there_is_no_engine_or_no_trainer(idle: dict[str, Any], make_config: ConfigMaker) -> None:
+    with pytest.raises(ConfigError, match=r"runtime\.engine_process: has no effect"):
+        make_config(**idle, **{"runtime.engine_process": True})
+
+
+@pytest.mark.long
+def test_a_signal_to_all_processes_still_leaves_a_checkpoint(make_config: ConfigMaker, tmp_path: Path) -> None:
+    config = make_config(**{"runtime.engine_process": True, "training.max_steps": 1000, "data.train_size": 4000})
+    path = tmp_path / "config.yaml"
+    path.write_text(json.dumps(config.model_dump(mode="json", exclude_unset=True)), encoding="utf-8")
+    run = subprocess.Popen([sys.executable, "-m", "penstock", "train", path], stdout=subprocess.DEVNULL)
+    metrics = Path(config.run_dir) / "metrics.jsonl"
+    while not (metrics.exists() and metrics.read_text(encoding="utf-8").count("train/loss") >= 3):
+        assert run.poll() is None
+        time.sleep(0.02)
+    children = subprocess.run(["pgrep", "-P", str(run.pid)], capture_output=True, text=True, check=True).stdout.split()
+    for pid in (*map(int, children), run.pid):
+        os.kill(pid, signal.SIGTERM)
+    run.wait(60)
+    assert json.loads((metrics.parent / "summary.json").read_text(encoding="utf-8"))["stopped_by"] == "interrupted"
+    assert len(list((metrics.parent / "checkpoints").iterdir())) == 1
+    for pid in children:
+        wait_until_gone(int(pid))
+
+
+@pytest.mark.long
+def test_an_interrupt_while_it_is_built_leaves_no_process(make_config: ConfigMaker) -> None:
+    async def interrupted() -> list[str]:
+        config = make_config(**{"runtime.engine_process": True})
+        building = asyncio.ensure_future(build.serving_off_the_loop(config, trains_too=True))
+        await asyncio.sleep(0.5)
+        building.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await building
+        return [thread.name for thread in threading.enumerate() if thread.name.startswith("engine-")]
+
+    before = [thread.name for thread in threading.enumerate() if thread.name.startswith("engine-")]
+    assert asyncio.run(interrupted()) == before
+    assert not subprocess.run(["pgrep", "-P", str(os.getpid()), "-f", "process.server"], capture_output=True).stdout
 
 
 @pytest.mark.long

@@ -115,7 +115,7 @@ def saved_for_backward(model: Any, rows: int, length: int, *, checkpointing: boo
 def test_activations_are_near_what_a_pass_keeps(family: str) -> None:
     model = tiny_model(family, hidden=64, layers=4)
     shape = model.config.get_text_config()
-    estimate = activation_bytes(shape, 8 * 64, 4, row=64, eager=False, checkpointing=False)
+    estimate = activation_bytes(shape, 8 * 64, 4, row=64, scores=False, checkpointing=False)
     assert 0.75 < estimate / saved_for_backward(model, 8, 64, checkpointing=False) < 1.6
 
 
@@ -123,7 +123,7 @@ def test_checkpointing_keeps_one_layer_and_the_others_inputs() -> None:
     model = tiny_model(hidden=64, layers=8)
     shape = model.config.get_text_config()
     whole, checkpointed = (
-        activation_bytes(shape, 512, 4, row=64, eager=False, checkpointing=each) for each in (False, True)
+        activation_bytes(shape, 512, 4, row=64, scores=False, checkpointing=each) for each in (False, True)
     )
     assert saved_for_backward(model, 8, 64, checkpointing=True) < checkpointed < whole / 3
 

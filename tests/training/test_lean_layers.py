@@ -42,7 +42,8 @@ MODELS = {
     "qwen3": lambda: tiny_model("qwen3"),
     "qwen3_full_heads": lambda: tiny_model("qwen3", num_key_value_heads=4),
     "qwen3_untied": lambda: tiny_model("qwen3", tied=False),
-    "qwen3_wide_heads": lambda: tiny_model("qwen3", hidden=48, attention_bias=True),
+    "qwen3_biases": lambda: tiny_model("qwen3", hidden=48, attention_bias=True),
+    "qwen3_wide_heads": lambda: tiny_model("qwen3", head_dim=16),
 }
 
 
@@ -85,7 +86,7 @@ def assert_close(found: Grads, expected: Grads, limit: float) -> None:
 
 
 def lean_of(model: Any) -> LeanBody:
-    lean = lean_body(model.base_model)
+    lean = lean_body(model.base_model, 32)
     assert lean is not None
     return lean
 
@@ -205,17 +206,18 @@ OTHERS = {
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_models_take_their_own_way(name: str) -> None:
     model = OTHERS[name]()
-    assert lean_body(model.get_base_model().base_model if name == "lora" else model.base_model) is None
+    assert lean_body(model.get_base_model().base_model if name == "lora" else model.base_model, 8) is None
 
 
 def test_a_model_that_gives_other_numbers_takes_its_own_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert lean_body(tiny_model().model) is not None
+    assert lean_body(tiny_model().model, 32) is not None
     monkeypatch.setattr(lean_module.Setting, "of", lambda *args, of=lean_module.Setting.of: of(*args[:-1], 0.5))
-    assert lean_body(tiny_model().model) is None
+    assert lean_body(tiny_model().model, 32) is None
 
 
-def policy(model: Any, **settings: Any) -> Policy:
-    return Policy(model, temperature=1.0, chunk_tokens=64, **{"gradient_checkpointing": False} | settings)
+def policy(model: Any, longest_row: int | None = 32, **settings: Any) -> Policy:
+    options = {"gradient_checkpointing": False, "longest_row": longest_row} | settings
+    return Policy(model, temperature=1.0, chunk_tokens=64, **options)
 
 
 def microbatch(length: int, *, packed: bool = False) -> Microbatch:
@@ -225,7 +227,9 @@ def microbatch(length: int, *, packed: bool = False) -> Microbatch:
     return Microbatch(ids_BL, positions_BL, every_T, every_T + 1, ids_BL[0, 1:])
 
 
-def lean_passes(policy: Policy, batch: Microbatch, monkeypatch: pytest.MonkeyPatch) -> int:
+def lean_passes(
+    policy: Policy, batch: Microbatch, monkeypatch: pytest.MonkeyPatch, asked: Any = Policy.logprobs
+) -> int:
     """How many lean bodies a pass over a microbatch calls."""
     calls: list[Tensor] = []
 
@@ -237,22 +241,37 @@ def lean_passes(policy: Policy, batch: Microbatch, monkeypatch: pytest.MonkeyPat
 
     with monkeypatch.context() as patch:
         patch.setattr(LeanBody, "__call__", spy)
-        policy.logprobs(batch)
+        asked(policy, batch)
     return len(calls)
 
 
 def test_the_policy_takes_the_lean_way_where_it_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     assert lean_passes(policy(tiny_model()), microbatch(20), monkeypatch) == 1
     assert lean_passes(policy(tiny_model()), microbatch(20, packed=True), monkeypatch) == 0
-    assert lean_passes(policy(tiny_model()), microbatch(257), monkeypatch) == 0
     assert lean_passes(policy(tiny_model(), gradient_checkpointing=True), microbatch(20), monkeypatch) == 0
-    assert lean_passes(policy(tiny_model("mistral_window")), microbatch(8), monkeypatch) == 1
-    assert lean_passes(policy(tiny_model("mistral_window")), microbatch(9), monkeypatch) == 0
+    assert lean_passes(policy(tiny_model(hidden=520)), microbatch(20), monkeypatch) == 0
 
 
-def test_the_reference_takes_it_too() -> None:
+@pytest.mark.parametrize(("family", "limit"), [("qwen3", 256), ("mistral_window", 8)])
+def test_all_rows_take_one_way_by_the_longest_there_may_be(
+    family: str, limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert lean_passes(policy(tiny_model(family), limit), microbatch(8), monkeypatch) == 1
+    assert lean_passes(policy(tiny_model(family), limit), microbatch(limit + 1), monkeypatch) == 0
+    assert lean_passes(policy(tiny_model(family), limit + 1), microbatch(8), monkeypatch) == 0
+    assert lean_passes(policy(tiny_model(family), None), microbatch(8), monkeypatch) == 0
+
+
+def test_norms_of_another_make_are_left_to_the_model() -> None:
+    model = tiny_model()
+    model.model.norm = torch.nn.RMSNorm(32)
+    assert lean_body(model.model.eval(), 8) is None
+
+
+def test_the_reference_takes_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model()
     both = policy(model, keep_reference=True)
+    assert lean_passes(both, microbatch(20), monkeypatch, Policy.reference_logprobs) == 1
     expected_T, _ = both.logprobs(microbatch(20))
     with torch.no_grad():
         for parameter in model.parameters():

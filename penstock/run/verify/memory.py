@@ -17,6 +17,7 @@ from penstock.config.models import RunConfig
 from penstock.run.verify.findings import Check, Finding, Status
 from penstock.run.verify.free_memory import free_bytes
 from penstock.runtime.cpu import lanes_for_rest, threads_for_half
+from penstock.training.lean.body import LONGEST_ROW
 from penstock.training.targets import uses_reference
 from penstock.weights.hf import local_folder, pick_device
 from penstock.weights.lora import ADAPTER_FILE, attach_lora
@@ -128,7 +129,7 @@ def estimate_memory(config: RunConfig) -> MemoryEstimate:
     tokens, together = microbatch_tokens(config, lanes)
     return MemoryEstimate(
         trainer_weights=weights.trainer,
-        engine_weights=weights.engine,
+        engine_weights=weights.engine * (2 if _is_shared(config) else 1),
         reference_weights=weights.engine if uses_reference(config.algorithm) and config.model.lora is None else 0,
         gradients=weights.gradients + (lanes * weights.transient_gradients if lanes > 1 else 0),
         optimizer=weights.optimizer,
@@ -138,7 +139,7 @@ def estimate_memory(config: RunConfig) -> MemoryEstimate:
             together,
             size,
             row=min(tokens, config.rollout.engine.max_context),
-            eager=config.model.attention == "eager",
+            scores=config.model.attention == "eager" or _is_lean(config),
             checkpointing=config.training.gradient_checkpointing,
         ),
         logits=_logits_bytes(config, shape.vocab_size, tokens, size, lanes),
@@ -153,12 +154,12 @@ def kv_cache_bytes(shape: Any, slots: int, max_context: int, size: int) -> int:
     return 2 * int(shape.num_hidden_layers) * slots * max_context * int(heads) * head_dimension(shape) * size
 
 
-def activation_bytes(shape: Any, tokens: int, size: int, *, row: int, eager: bool, checkpointing: bool) -> int:
+def activation_bytes(shape: Any, tokens: int, size: int, *, row: int, scores: bool, checkpointing: bool) -> int:
     """What a forward pass over `tokens` tokens, in rows of up to `row`, keeps for its backward pass.
 
     Per token and layer: about 6 times the hidden size (norms, residuals, inputs of projections), 5 times the queries',
-    4 times the keys', 4 times the MLP's width; twice the hidden size for each expert of a token; with eager attention
-    the scores of a row, for each head.
+    4 times the keys', 4 times the MLP's width; twice the hidden size for each expert of a token; with attention that
+    keeps `scores` those of a row, for each head.
     """
     hidden, depth = int(shape.hidden_size), head_dimension(shape)
     queries = int(shape.num_attention_heads) * depth
@@ -166,7 +167,7 @@ def activation_bytes(shape: Any, tokens: int, size: int, *, row: int, eager: boo
     experts = int(getattr(shape, "num_experts_per_tok", None) or 0)
     width = experts * int(getattr(shape, "moe_intermediate_size", None) or shape.intermediate_size)
     numbers = 6 * hidden + 5 * queries + 4 * keys + 4 * (width or int(shape.intermediate_size)) + 2 * experts * hidden
-    if eager:
+    if scores:
         numbers += int(shape.num_attention_heads) * row
     layer = numbers * size + (4 * hidden * _FLOAT32 if size < _FLOAT32 else 0)  # norms compute in float32
     layers = int(shape.num_hidden_layers)
@@ -193,6 +194,18 @@ def in_words(count: int) -> str:
         if abs(count) >= size:
             return f"{count / size:.1f} {unit}"
     return f"{count} bytes"
+
+
+def _is_shared(config: RunConfig) -> bool:
+    """Whether the weights that the engine takes over lie a second time in the CPU's memory, on their way to it."""
+    return config.runtime.engine_process and pick_device(config.runtime.device).type == "cpu"
+
+
+def _is_lean(config: RunConfig) -> bool:
+    """Whether the trainer may take the lean way through the model's layers, which keeps attention's scores."""
+    plain = config.model.lora is None and not config.training.gradient_checkpointing
+    small = config.rollout.engine.max_context <= LONGEST_ROW and config.training.batching == "padded"
+    return plain and small and config.model.dtype == "float32" and pick_device(config.runtime.device).type == "cpu"
 
 
 def _logits_bytes(config: RunConfig, vocabulary: int, tokens: int, size: int, lanes: int) -> int:

@@ -17,7 +17,7 @@ from penstock.errors import ConfigError
 from penstock.rollout.engines.base import SamplingParams
 from penstock.rollout.manager import GroupSource, RolloutManager, RolloutSettings
 from penstock.rollout.prompts import PromptVisit
-from penstock.run.build import Serving, Training, build_serving, build_training
+from penstock.run.build import Serving, Training, build_training, serving_off_the_loop
 from penstock.run.verify.findings import Skipped
 
 
@@ -86,8 +86,7 @@ def verifiable(config: RunConfig) -> RunConfig:
 @asynccontextmanager
 async def built(config: RunConfig) -> AsyncIterator[tuple[Serving, Training]]:
     """The parts, closed in the end whatever happens."""
-    # Off the loop, so that Ctrl-C is heard while a large model loads.
-    serving = await asyncio.to_thread(build_serving, config, trains_too=True)
+    serving = await serving_off_the_loop(config, trains_too=True)
     try:
         training = await asyncio.to_thread(build_training, config, serving)
         try:

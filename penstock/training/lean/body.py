@@ -17,8 +17,10 @@ from penstock.training.lean.layer import Epsilons, LeanLayer, MlpWeights
 from penstock.training.lean.norms import LeanNorm
 
 _BODIES = {"LlamaModel", "MistralModel", "Qwen2Model", "Qwen3Model"}
-_LONGEST = 256
+LONGEST_ROW = 256
 """Attention's shares are kept whole for the backward; in longer rows, blockwise kernels do better."""
+_WIDEST = 512
+"""Hidden size: beyond it, matrix products are what costs, and putting the query, key and value weights in order too."""
 _PROBE_TOKENS = 8
 _PROBE_LIMIT = 1e-5
 """How far hidden states may be from the model's own, relative to the largest one."""
@@ -37,10 +39,10 @@ class LeanBody:
         self._heads = HeadOrder.of(groups, queries, attention.head_dim, weight.dtype)
         self._epsilons = [_epsilons(layer, weight.dtype) for layer in body.layers]
         self._epsilon = torch.tensor(body.norm.variance_epsilon, dtype=weight.dtype)
-        self._longest = min(_LONGEST, getattr(body.config, "sliding_window", None) or _LONGEST)
+        self._longest = _longest_row(body)
 
     def takes(self, ids_BL: Tensor) -> bool:
-        """Whether rows are short enough, and the model is as it was."""
+        """Whether rows are short enough, and the model has the number format and the place that it had."""
         weight = self._body.embed_tokens.weight
         return ids_BL.shape[1] <= self._longest and weight.dtype is self._epsilon.dtype and weight.device.type == "cpu"
 
@@ -58,9 +60,13 @@ class LeanBody:
         return normed_BLH
 
 
-def lean_body(body: Any) -> LeanBody | None:
-    """The lean way for a model's body; None where it is not one that it knows, or gives other numbers."""
-    if not _fits(body):
+def lean_body(body: Any, longest_row: int) -> LeanBody | None:
+    """The lean way for a model's body; None where it is not one that it knows, or gives other numbers.
+
+    Rows have up to `longest_row` tokens. All of them take the same way, or a row's gradient would depend, in its last
+    bits, on which other rows it is padded with.
+    """
+    if not _fits(body) or longest_row > _longest_row(body):
         return None
     lean = LeanBody(body)
     return lean if _agrees(lean, body) else None
@@ -75,7 +81,13 @@ def _fits(body: Any) -> bool:
         return False
     if body.config._attn_implementation != "sdpa" or any(map(_is_changed, body.modules())):
         return False
+    if body.embed_tokens.weight.shape[1] > _WIDEST or not hasattr(body.norm, "variance_epsilon"):
+        return False
     return _plain_parameters(body) and all(map(_plain_layer, body.layers))
+
+
+def _longest_row(body: Any) -> int:
+    return min(LONGEST_ROW, getattr(body.config, "sliding_window", None) or LONGEST_ROW)
 
 
 def _is_changed(module: nn.Module) -> bool:
@@ -102,6 +114,9 @@ def _plain_layer(layer: Any) -> bool:
     projections = (attention.q_proj, attention.k_proj, attention.v_proj)
     linears = (*projections, attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj)
     if any(type(linear) is not nn.Linear for linear in linears):
+        return False
+    norms = (layer.input_layernorm, layer.post_attention_layernorm)
+    if not all(hasattr(norm, "variance_epsilon") for norm in norms):
         return False
     biases = {linear.bias is None for linear in projections}
     return len(biases) == 1 and isinstance(mlp.act_fn, nn.SiLU | SiLUActivation)

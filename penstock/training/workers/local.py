@@ -28,7 +28,7 @@ class LocalTrainer(Trainer):
     """The `Trainer` protocol over a `LocalWorker` in a thread; calls are carried out one at a time, in call order.
 
     The event loop is never blocked: fetching rows, mathematics and files all happen in the thread. Cancelling an await
-    does not stop a call that has begun.
+    does not stop a call that has begun. `longest_row` is what rows have at most, where that is known.
     """
 
     def __init__(
@@ -42,10 +42,18 @@ class LocalTrainer(Trainer):
         version: int = 0,
         threads: int = 0,
         lanes: int = 1,
+        longest_row: int | None = None,
     ) -> None:
         self._lanes = Lanes("trainer-lane", lanes, threads)
         self._worker = LocalWorker(
-            model, data_plane, algorithm, training, temperature=temperature, version=version, lanes=self._lanes
+            model,
+            data_plane,
+            algorithm,
+            training,
+            temperature=temperature,
+            version=version,
+            lanes=self._lanes,
+            longest_row=longest_row,
         )
         self._thread = WorkerThread("trainer", threads)
 

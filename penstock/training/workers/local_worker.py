@@ -83,6 +83,7 @@ class LocalWorker:
         temperature: float,
         version: int = 0,
         lanes: Lanes | None = None,
+        longest_row: int | None = None,
     ) -> None:
         self._lanes = lanes or Lanes("trainer")
         self._model = model
@@ -97,6 +98,7 @@ class LocalWorker:
             gradient_checkpointing=training.gradient_checkpointing,
             entropy_gradient=algorithm.entropy_coefficient > 0,
             keep_reference=uses_reference(algorithm),
+            longest_row=longest_row if self._batching is Batching.PADDED else None,
         )
         if self._batching is Batching.PACKED:
             self._policy.check_packing()

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from penstock.errors import SetupError
 from penstock.rollout.engines.embedded import attention
@@ -34,7 +33,6 @@ class ModelRunner:
     ) -> None:
         check_config(model.config, max_context)
         self.lm = CausalLM(model)
-        self._output: nn.Linear = model.get_output_embeddings()
         self.slots, self.max_context, self.deterministic = slots, max_context, deterministic
         self.device: torch.device = self.lm.head_weight_VH.device
         self.vocabulary: int = self.lm.head_weight_VH.shape[0]
@@ -130,9 +128,7 @@ class ModelRunner:
         return hidden_B1H[:, 0]
 
     def _head(self, hidden_BH: Tensor) -> Tensor:
-        # As `CausalLM.logits`, which looks its head up in the model at every call.
-        raw_BV = F.linear(hidden_BH, self._output.weight, self._output.bias)
-        return self.lm.transform.apply_(raw_BV.float())
+        return self.lm.logits(hidden_BH)
 
     # Trying the model out, once
 

@@ -31,7 +31,7 @@ class SamplingPlan:
 
 
 _AS_THE_MODEL_SAYS = SamplingPlan(None, None, None, torch.empty((0, 1), dtype=torch.int64), torch.empty((0, 1)))
-"""The plan of rows that ask for nothing: most batches, and made anew whenever a row comes or goes."""
+"""The plan where no row asks for anything, as in most batches; plans are wanted whenever a row comes or goes."""
 
 
 def plan_sampling(

@@ -1,7 +1,7 @@
 """Memory that a lean decode step writes on its way, and the views of it that the layers use.
 
 Rows come and go between steps, layers within one. What depends on the number of rows alone is made once for all layers
-and for all steps of that many rows: cutting a tensor into views costs a small model as much as computing on them.
+and until that number changes: cutting a tensor into views costs a small model as much as computing on them.
 
 Axes: B row, H hidden, N query head, K key-value head, R query heads and then key heads, A key heads and then value
 heads, D head dimension, E half of it, G query head of one key-value head, L lane (a row's key-value head), I what a

@@ -24,6 +24,7 @@ from penstock.rollout.engines.process.wire import (
     encode_request,
     receive,
 )
+from penstock.runtime.cancellation import to_the_end
 from penstock.weights.shared_memory import write_weights
 from penstock.weights.source import WeightSource
 
@@ -40,6 +41,8 @@ class ProcessEngine:
 
     A process that ends, whoever ended it, fails the engine: what waits for it raises `EngineError`.
 
+    Two weight updates at a time would mix in the memory: the synchronizer makes one after the other.
+
     Invariants: every call has an entry in `_open` until it is answered, so that none waits for a process that is gone;
     one thread writes to the connection and one reads from it, and neither holds up an event loop.
 
@@ -47,18 +50,19 @@ class ProcessEngine:
     caller is cancelled, `cancel` of call 7 follows, and an answer that crosses it finds nobody.
     """
 
-    def __init__(self, process: EngineProcess, weights: WeightSource, *, name: str = "embedded") -> None:
-        self._process, self._name = process, name
+    def __init__(self, process: EngineProcess, weights: WeightSource) -> None:
+        self._process, self._name = process, "embedded"
         self._state = EngineState(EngineHealth.PAUSED)
         self._numbers = itertools.count(START_CALL + 1)
         self._lock = threading.Lock()
-        self._gone: EngineError | None = None
+        self._gone = ""
+        """Why it takes no further call, once that is so."""
         self._closing = False
         started: _Reply = Future()
         self._open: dict[int, _Reply] = {START_CALL: started}
         self._outbox: SimpleQueue[bytes | None] = SimpleQueue()
         self._threads = [
-            threading.Thread(target=work, name=f"engine-{name}-{what}", daemon=True)
+            threading.Thread(target=work, name=f"engine-{self._name}-{what}", daemon=True)
             for what, work in (("reader", self._read), ("writer", self._write))
         ]
         for thread in self._threads:
@@ -107,7 +111,8 @@ class ProcessEngine:
 
     async def update_weights(self, source: WeightSource) -> None:
         """Write the source to the shared memory, and have it checked and copied there; only while paused."""
-        if self._gone is None and self.health() is EngineHealth.HEALTHY:
+        self._require_process()
+        if self.health() is EngineHealth.HEALTHY:
             raise EngineError(f"engine {self._name}: update_weights needs a paused engine; call pause() first")
         shared = await asyncio.to_thread(self._shared, source)
         await self._ask("update_weights", **shared)
@@ -135,10 +140,12 @@ class ProcessEngine:
         return self._state.health
 
     async def close(self) -> None:
-        """Abort what runs and end the process; a second call is a no-op."""
-        if self._closing:
-            return
-        self._closing = True
+        """Abort what runs and end the process, also where the caller is cancelled; a second call is a no-op."""
+        if not self._closing:
+            self._closing = True
+            await to_the_end(self._close())
+
+    async def _close(self) -> None:
         with contextlib.suppress(EngineError, TimeoutError):
             async with asyncio.timeout(_CLOSE_SECONDS):
                 await self._ask("close")
@@ -149,10 +156,19 @@ class ProcessEngine:
         self._process.end()
         for thread in self._threads:
             thread.join()
-        self._lose(EngineError(f"engine {self._name} is closed"), EngineHealth.CLOSED)
+        self._gone = f"engine {self._name} is closed"
+        self._state = replace(self._state, health=EngineHealth.CLOSED)
+
+    def _require_process(self) -> None:
+        if self._gone:
+            raise EngineError(self._gone)
 
     def _shared(self, source: WeightSource) -> dict[str, Any]:
-        places = write_weights(self._process.memory, source)
+        try:
+            places = write_weights(self._process.memory, source)
+        except OSError as error:
+            self._require_process()
+            raise EngineError(f"engine {self._name}: weights could not be written to shared memory: {error}") from error
         return {"version": source.version, "places": [asdict(place) for place in places]}
 
     async def _ask(self, call: str, body: bytes = b"", **head: Any) -> Frame:
@@ -167,12 +183,12 @@ class ProcessEngine:
 
     def _call(self, call: str, body: bytes = b"", **head: Any) -> tuple[int, _Reply]:
         reply: _Reply = Future()
+        number = next(self._numbers)
+        content = Frame({"id": number, "call": call, **head}, body).encode()
         with self._lock:
-            if self._gone is not None:
-                raise self._gone
-            number = next(self._numbers)
+            self._require_process()
             self._open[number] = reply
-        self._outbox.put(Frame({"id": number, "call": call, **head}, body).encode())
+        self._outbox.put(content)
         return number, reply
 
     # In the writer's thread
@@ -193,9 +209,8 @@ class ProcessEngine:
                 if "id" in frame.head:
                     self._settle(frame)
         finally:  # whatever ended it: nobody may wait for answers that no one reads
-            if not self._closing:
-                status = self._process.end()
-                self._lose(EngineError(f"engine {self._name}: its process {_ended(status)}"), EngineHealth.FAILED)
+            status = self._process.end()
+            self._lose(f"engine {self._name}: its process {_ended(status)}")
 
     def _settle(self, frame: Frame) -> None:
         with self._lock:
@@ -207,19 +222,22 @@ class ProcessEngine:
         else:
             reply.set_result(frame)
 
-    def _lose(self, why: EngineError, health: EngineHealth) -> None:
+    def _lose(self, why: str) -> None:
         """Take no further call, and answer those that are open."""
         with self._lock:
             self._gone = self._gone or why
             left, self._open = list(self._open.values()), {}
-        self._state = replace(self._state, health=health)
-        closed = health is EngineHealth.CLOSED
+        self._state = replace(self._state, health=EngineHealth.FAILED)
         for reply in left:
             if reply.set_running_or_notify_cancel():
-                reply.set_exception(RequestAborted(f"engine {self._name} was closed") if closed else why)
+                closed = RequestAborted(f"engine {self._name} was closed")
+                reply.set_exception(closed if self._closing else EngineError(why))
 
 
 def _ended(status: int) -> str:
     if status >= 0:
         return f"ended with exit status {status}; what it printed says why"
-    return f"was ended by {signal.Signals(-status).name}"
+    try:
+        return f"was ended by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"was ended by signal {-status}"

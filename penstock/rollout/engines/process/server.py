@@ -1,6 +1,6 @@
-"""The process of an engine: `python -m penstock.rollout.engines.process.server CONNECTION MEMORY`, two descriptors.
+"""The process of an engine, as `EngineProcess` starts it.
 
-Started by `EngineProcess`; it makes the embedded engine that the first call asks for, and makes the calls that follow.
+It makes the embedded engine that the first call asks for, and makes the calls that follow.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ import contextlib
 import os
 import socket
 import sys
+import traceback
 from collections.abc import Awaitable, Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 from penstock.config.model import ModelConfig
 from penstock.rollout.engines.base import EngineHealth
@@ -27,7 +28,7 @@ from penstock.rollout.engines.process.wire import (
 from penstock.weights.hf import load_model, pick_device, silence_progress_bars
 from penstock.weights.shared_memory import SharedMemory, TensorPlace, read_weights
 
-_STATE_SECONDS = 0.1
+_STATE_SECONDS = 0.02
 """How often the state is told where nothing else is."""
 
 Answer = tuple[Any, bytes]
@@ -91,9 +92,8 @@ class Server:
     # The calls
 
     async def _start(self, frame: Frame) -> Answer:
-        silence_progress_bars()
-        model = load_model(ModelConfig(**frame.head["model"]), pick_device(frame.head["device"]))
-        self._engine = EmbeddedEngine(model, **frame.head["engine"])
+        # Off the loop, so that the end of the connection is heard while a large model loads.
+        self._engine = await asyncio.to_thread(_engine, frame.head)
         return None, b""
 
     async def _generate(self, frame: Frame) -> Answer:
@@ -146,6 +146,12 @@ class Server:
     }
 
 
+def _engine(head: dict[str, Any]) -> EmbeddedEngine:
+    silence_progress_bars()
+    model = load_model(ModelConfig(**head["model"]), pick_device(head["device"]))
+    return EmbeddedEngine(model, **head["engine"])
+
+
 async def _main(connection: int, memory: int) -> None:
     reader, writer = await asyncio.open_connection(sock=socket.socket(fileno=connection))
     await Server(writer, SharedMemory(memory)).serve(reader)
@@ -154,7 +160,12 @@ async def _main(connection: int, memory: int) -> None:
         await writer.wait_closed()
 
 
-if __name__ == "__main__":
-    asyncio.run(_main(int(sys.argv[1]), int(sys.argv[2])))
-    sys.stderr.flush()
-    os._exit(0)  # the engine's thread may still be inside a step that nobody wants
+def main() -> NoReturn:
+    """Serve the connection and the memory whose descriptors are the process's two arguments."""
+    try:
+        with asyncio.Runner() as runner:
+            runner.run(_main(int(sys.argv[1]), int(sys.argv[2])))
+            os._exit(0)  # a thread may still be inside a step, or loading a model, that nobody wants
+    except BaseException:  # noqa: BLE001 - it is the process's last word, whatever it is
+        traceback.print_exc()
+        os._exit(1)

@@ -7,7 +7,6 @@ import os
 import socket
 import subprocess
 import sys
-import threading
 from typing import Any
 
 from penstock.config.model import ModelConfig
@@ -15,7 +14,12 @@ from penstock.rollout.engines.process.wire import Frame
 from penstock.runtime.cpu import let_idle_threads_sleep
 from penstock.weights.shared_memory import SharedMemory
 
-_SERVER = "penstock.rollout.engines.process.server"
+_LAUNCH = (
+    "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); signal.signal(signal.SIGINT, signal.SIG_IGN); "
+    "from penstock.rollout.engines.process.server import main; main()"
+)
+"""A batch system that ends a job signals all of its processes; this one ends when its controller has no more use for
+it, which may be after a last checkpoint."""
 _END_SECONDS = 5.0
 """How long a process may take to end by itself once its connection is closed."""
 
@@ -26,25 +30,28 @@ START_CALL = 0
 class EngineProcess:
     """A process that loads a model and serves it; begun first, so that it loads while this process does too.
 
-    It has a session of its own, so that a Ctrl-C in the terminal is this process's alone to handle. When its connection
-    is closed it ends, also where that is because this process was killed.
+    Ctrl-C and SIGTERM are this process's alone to handle; it does not listen to them. When its connection is closed it
+    ends, also where that is because this process was killed.
     """
 
     def __init__(self, model: ModelConfig, device: str, **engine: Any) -> None:
         self.memory = SharedMemory.create()
         self.connection, theirs = socket.socketpair()
-        self._ending = threading.Lock()
         let_idle_threads_sleep()
-        path = os.pathsep.join(path for path in sys.path if path)
+        path = os.pathsep.join(path or os.getcwd() for path in sys.path)
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", _SERVER, str(theirs.fileno()), str(self.memory.fd)],
+                [sys.executable, "-P", "-c", _LAUNCH, str(theirs.fileno()), str(self.memory.fd)],
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # whatever a library prints must not get into what the command prints
                 env={**os.environ, "PYTHONPATH": path},
                 pass_fds=(theirs.fileno(), self.memory.fd),
                 start_new_session=True,
             )
+        except OSError:
+            self.connection.close()
+            self.memory.close()
+            raise
         finally:
             theirs.close()
         head = {"id": START_CALL, "call": "start", "model": model.model_dump(), "device": device, "engine": engine}
@@ -65,7 +72,6 @@ class EngineProcess:
         except subprocess.TimeoutExpired:
             self._process.kill()
             status = self._process.wait()
-        with self._ending:
-            self.connection.close()
-            self.memory.close()
+        self.connection.close()
+        self.memory.close()
         return status
