@@ -266,7 +266,7 @@ class TestMemory:
         self, verify: Verify, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         loaded: list[object] = []
-        monkeypatch.setattr("penstock.run.verify.subject.build_serving", lambda *args, **named: loaded.append(args))
+        monkeypatch.setattr("penstock.run.build.build_serving", lambda *args, **named: loaded.append(args))
         monkeypatch.setattr("penstock.run.verify.memory.free_bytes", lambda device: 1000)
         verified = verify()
         assert loaded == []

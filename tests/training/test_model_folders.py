@@ -180,7 +180,8 @@ def test_plain_text_begins_as_the_tokenizer_begins_it_and_a_template_brings_its_
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
         single="<|user|> $A <eos>", special_tokens=[("<|user|>", bos), ("<eos>", 1)]
     )
-    assert plain.encode_prompt("one") == (bos, *plain.encode("one"))
+    opened = HFTokenizer(tokenizer, chat_template=False)
+    assert opened.encode_prompt("one") == (bos, *opened.encode("one"))
     assert HFTokenizer(tokenizer, chat_template=True).encode_prompt("one").count(bos) == 1
 
 
