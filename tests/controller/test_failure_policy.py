@@ -11,6 +11,7 @@ import pytest
 
 from penstock.config.rollout import FailureConfig
 from penstock.controller.failure import Attempts, causes, classify, retry_delay
+from penstock.data_plane.fields import group_of
 from penstock.data_plane.meta import KVBatchMeta
 from penstock.errors import (
     EngineError,
@@ -183,7 +184,9 @@ async def test_a_failed_microbatch_aborts_and_replays_the_whole_step() -> None:
     failures = iter([True])
 
     def before_chunk(step_id: int, meta: KVBatchMeta) -> None:
-        if step_id == 1 and len(run.trainer.trained) >= 6 and next(failures, False):
+        trained = {group for chunk in run.trainer.trained if chunk.step_id == 1 for group in chunk.group_ids}
+        last = len(trained | {group_of(sample) for sample in meta.sample_ids}) == 4
+        if step_id == 1 and last and next(failures, False):
             raise RuntimeError("bit flip")
 
     run = ScriptedRun(scripted_config(), trainer=ScriptedTrainer(before_chunk=before_chunk), prompts=8)
