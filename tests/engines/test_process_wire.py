@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import EngineError, FailureKind, PromptTooLong
@@ -79,6 +79,7 @@ def crossed(*frames: Frame) -> list[Frame | None]:
     return received
 
 
+@settings(deadline=None)  # it starts a thread each time
 @given(REQUESTS)
 def test_a_request_arrives_as_it_was(request: GenerationRequest) -> None:
     head, body = encode_request(request)
