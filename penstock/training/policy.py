@@ -130,9 +130,9 @@ class Policy:
 
 
 def _hidden(lm: CausalLM, lean: LeanBody | None, microbatch: Microbatch) -> Tensor:
-    """The body's output, `[B, L, H]`."""
+    """The body's output, `[B, L, H]`, where it predicts."""
     if lean is not None and microbatch.position_ids_BL is None and lean.takes(microbatch.input_ids_BL):
-        return lean(microbatch.input_ids_BL)
+        return lean(microbatch.input_ids_BL, microbatch.predictors_T)
     args: dict[str, Any] = {"use_cache": False}
     if microbatch.position_ids_BL is not None:
         # transformers makes the block-diagonal causal mask itself where positions restart and no mask is given.

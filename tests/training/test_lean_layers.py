@@ -85,6 +85,11 @@ def assert_close(found: Grads, expected: Grads, limit: float) -> None:
         )
 
 
+def everywhere(lean: LeanBody, ids_BL: Tensor) -> Tensor:
+    """The lean body's states at all places."""
+    return lean(ids_BL, torch.arange(ids_BL.numel()))
+
+
 def lean_of(model: Any) -> LeanBody:
     lean = lean_body(model.base_model, 32)
     assert lean is not None
@@ -95,7 +100,7 @@ def lean_of(model: Any) -> LeanBody:
 def test_hidden_states_and_gradients_are_exactly_those_of_the_modules(name: str) -> None:
     model = without_float32_islands(stirred(name).double())
     lean = LeanBody(model.base_model)
-    expected_BLH, found_BLH = own(model, ids()), lean(ids())
+    expected_BLH, found_BLH = own(model, ids()), everywhere(lean, ids())
     torch.testing.assert_close(found_BLH, expected_BLH, rtol=1e-10, atol=1e-10)
     assert_close(grads(model, found_BLH), grads(model, expected_BLH), 1e-10)
 
@@ -103,7 +108,7 @@ def test_hidden_states_and_gradients_are_exactly_those_of_the_modules(name: str)
 @pytest.mark.parametrize("name", MODELS)
 def test_in_float32_only_rounding_differs(name: str) -> None:
     model = stirred(name)
-    expected_BLH, found_BLH = own(model, ids()), lean_of(model)(ids())
+    expected_BLH, found_BLH = own(model, ids()), everywhere(lean_of(model), ids())
     torch.testing.assert_close(found_BLH, expected_BLH, rtol=1e-4, atol=1e-5)
     assert_close(grads(model, found_BLH), grads(model, expected_BLH), 2e-5)
 
@@ -112,13 +117,13 @@ def test_in_float32_only_rounding_differs(name: str) -> None:
 def test_any_shape(rows: int, length: int) -> None:
     model = without_float32_islands(stirred("qwen3").double())
     lean, ids_BL = LeanBody(model.base_model), ids(rows, length)
-    assert_close(grads(model, lean(ids_BL)), grads(model, own(model, ids_BL)), 1e-10)
+    assert_close(grads(model, everywhere(lean, ids_BL)), grads(model, own(model, ids_BL)), 1e-10)
 
 
 def test_backward_accumulates_into_the_parameters() -> None:
     model = stirred("qwen3")
     lean = lean_of(model)
-    hidden_BLH = lean(ids())
+    hidden_BLH = everywhere(lean, ids())
     expected = torch.autograd.grad(hidden_BLH.square().sum(), list(model.model.parameters()), retain_graph=True)
     hidden_BLH.square().sum().backward(retain_graph=True)
     hidden_BLH.square().sum().backward()
@@ -129,24 +134,24 @@ def test_backward_accumulates_into_the_parameters() -> None:
 def test_weights_that_are_changed_in_place_are_read_anew() -> None:
     model = stirred("qwen3")
     lean = lean_of(model)
-    before_BLH = lean(ids())
+    before_BLH = everywhere(lean, ids())
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(1.1)
-    assert not torch.allclose(lean(ids()), before_BLH, rtol=1e-3)
-    torch.testing.assert_close(lean(ids()), own(model, ids()), rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(everywhere(lean, ids()), before_BLH, rtol=1e-3)
+    torch.testing.assert_close(everywhere(lean, ids()), own(model, ids()), rtol=1e-4, atol=1e-5)
 
 
 def test_passes_at_the_same_time_give_what_each_gives_alone() -> None:
     model = stirred("qwen3")
     lean = lean_of(model)
-    alone = [grads(model, lean(ids(seed=seed))) for seed in range(2)]
+    alone = [grads(model, everywhere(lean, ids(seed=seed))) for seed in range(2)]
     together: list[list[Grads]] = [[], []]
     start = threading.Barrier(2)
 
     def passes(lane: int) -> None:
         start.wait()
-        together[lane] = [grads(model, lean(ids(seed=lane))) for _ in range(10)]
+        together[lane] = [grads(model, everywhere(lean, ids(seed=lane))) for _ in range(10)]
 
     threads = [threading.Thread(target=passes, args=(lane,)) for lane in range(2)]
     for thread in threads:
@@ -233,9 +238,9 @@ def lean_passes(
     """How many lean bodies a pass over a microbatch calls."""
     calls: list[Tensor] = []
 
-    def spy(lean: LeanBody, ids_BL: Tensor, call: Any = LeanBody.__call__) -> Tensor:
+    def spy(lean: LeanBody, ids_BL: Tensor, predictors_N: Tensor, call: Any = LeanBody.__call__) -> Tensor:
         calls.append(ids_BL)
-        hidden_BLH = call(lean, ids_BL)
+        hidden_BLH = call(lean, ids_BL, predictors_N)
         assert isinstance(hidden_BLH, Tensor)
         return hidden_BLH
 

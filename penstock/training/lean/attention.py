@@ -5,9 +5,9 @@ value lie together and the two numbers of a rotated pair are neighbours: the rot
 product, which also brings heads into the order that attention reads. Values pass through it with a factor of 1. Scores
 are the same in any order that queries and keys share.
 
-Axes: T tokens (`B * L`), H hidden, N heads (for each of K key-value heads, G queries, the key, the value), D depth of a
-head, J all heads' numbers (`N * D`), Z key-value heads of all rows (`B * K`), X their queries (`G * L`), C all queries'
-numbers, P pairs (`D / 2`).
+Axes: T tokens, W their places in rows (`B * L`, see `places`), H hidden, N heads (for each of K key-value heads, G
+queries, the key, the value), D depth of a head, J all heads' numbers (`N * D`), Z key-value heads of all rows
+(`B * K`), X their queries (`G * L`), C all queries' numbers, P pairs (`D / 2`).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from penstock.training.lean.norms import inverse_rms, norm_backward_
+from penstock.training.lean.places import Places
 
 
 @dataclass(frozen=True)
@@ -61,13 +62,10 @@ class HeadOrder:
 
 @dataclass(frozen=True)
 class Setting:
-    """What all layers share in one pass over `[B, L]` tokens."""
+    """What all layers share in one pass."""
 
     heads: HeadOrder
-    rows: int
-    """B."""
-    length: int
-    """L."""
+    places: Places
     turn_LMP: Tensor
     """Rotation of a key-value head's queries, key and value (M of them) at each position; it scales queries too."""
     back_LMP: Tensor
@@ -76,7 +74,7 @@ class Setting:
     """0 where a query sees a key, minus infinity elsewhere."""
 
     @classmethod
-    def of(cls, heads: HeadOrder, rows: int, cos_LD: Tensor, sin_LD: Tensor, scaling: float) -> Setting:
+    def of(cls, heads: HeadOrder, places: Places, cos_LD: Tensor, sin_LD: Tensor, scaling: float) -> Setting:
         """The setting of one pass, from the model's own rotary angles."""
         length, half = cos_LD.shape[0], heads.depth // 2
         key_L1P = torch.complex(cos_LD[:, :half], sin_LD[:, :half]).unsqueeze(1)
@@ -84,7 +82,7 @@ class Setting:
         turn_LMP = torch.cat((query_LGP, key_L1P, torch.ones_like(key_L1P)), dim=1)
         hidden_LL = torch.full((length, length), -torch.inf, dtype=cos_LD.dtype).triu_(1)
         back_LMP = turn_LMP.conj().resolve_conj()
-        return cls(heads, rows, length, turn_LMP, back_LMP, hidden_LL.repeat(heads.queries, 1))
+        return cls(heads, places, turn_LMP, back_LMP, hidden_LL.repeat(heads.queries, 1))
 
 
 class AttentionWeights(NamedTuple):
@@ -140,12 +138,13 @@ def attention_forward(
         heads_TJ, heads_TND = scaled_TJ, scaled_TJ.view(x_TH.shape[0], -1, order.depth)
         inverse_TN1 = inverse_rms(heads_TND, head_epsilon).where(order.turned_N1, 1.0)
         scaled_TJ = (heads_TND * inverse_TN1).view_as(scaled_TJ).mul_(norm_J)
-    lanes_BKMLD = _turned(scaled_TJ, setting)
+    lanes_BKMLD = _turned(setting.places.spread(scaled_TJ), setting)
     query_ZXD, key_ZLD, value_ZLD = _lanes(lanes_BKMLD)
     scores_ZXL = torch.baddbmm(setting.causal_XL, query_ZXD, key_ZLD.mT)
     shares_ZXL = torch.softmax(scores_ZXL, -1)
     mixed_ZXD = torch.bmm(shares_ZXL, value_ZLD)
-    mixed_TC = mixed_ZXD.view(setting.rows, -1, setting.length, order.depth).transpose(1, 2).reshape(len(x_TH), -1)
+    mixed_BCLD = mixed_ZXD.view(setting.places.rows, -1, setting.places.length, order.depth)
+    mixed_TC = setting.places.taken(mixed_BCLD.transpose(1, 2).flatten(0, 1).flatten(1))
     out_TH = torch.addmm(x_TH, mixed_TC, weights.out_HC.t())
     if weights.out_bias_H is not None:
         out_TH.add_(weights.out_bias_H)
@@ -175,7 +174,7 @@ def attention_backward(
     out_HC = torch.mm(grad_TH.t(), saved.mixed_TC)
     out_bias_H = grad_TH.sum(0) if out_bias else None
     lanes_BKMLD = _mixing_backward(torch.mm(grad_TH, saved.out_HC), saved, setting)
-    heads_TJ = _turned_back(lanes_BKMLD, setting)
+    heads_TJ = setting.places.summed(_turned_back(lanes_BKMLD, setting))
     head_norms: tuple[Tensor | None, ...] = (None, None)
     if saved.heads_TJ is not None:
         head_norms = _head_norms_backward_(heads_TJ, saved, order)
@@ -191,7 +190,8 @@ def attention_backward(
 def _mixing_backward(mixed_TC: Tensor, saved: AttentionSaved, setting: Setting) -> Tensor:
     """From the gradient of the mixed values to that of queries, keys and values."""
     shares_ZXL = saved.shares_ZXL
-    split_BLCD = mixed_TC.view(setting.rows, setting.length, -1, setting.heads.depth)
+    rows, length = setting.places.rows, setting.places.length
+    split_BLCD = setting.places.put_back(mixed_TC).view(rows, length, -1, setting.heads.depth)
     grad_ZXD = split_BLCD.transpose(1, 2).reshape(len(shares_ZXL), -1, setting.heads.depth)
     query_ZXD, key_ZLD, value_ZLD = _lanes(saved.lanes_BKMLD)
     value_grad_ZLD = torch.bmm(shares_ZXL.mT, grad_ZXD)
@@ -218,11 +218,11 @@ def _head_norms_backward_(grad_TJ: Tensor, saved: AttentionSaved, order: HeadOrd
     return query_D, key_D
 
 
-def _turned(heads_TJ: Tensor, setting: Setting) -> Tensor:
+def _turned(heads_WJ: Tensor, setting: Setting) -> Tensor:
     """Heads rotated by their positions, `[B, K, M, L, D]`."""
-    order, (rows, length) = setting.heads, (setting.rows, setting.length)
-    pairs_BLKMP = torch.view_as_complex(heads_TJ.view(rows, length, order.groups, order.queries + 2, -1, 2))
-    lanes_BKMLP2 = heads_TJ.new_empty(rows, order.groups, order.queries + 2, length, order.depth // 2, 2)
+    order, rows, length = setting.heads, setting.places.rows, setting.places.length
+    pairs_BLKMP = torch.view_as_complex(heads_WJ.view(rows, length, order.groups, order.queries + 2, -1, 2))
+    lanes_BKMLP2 = heads_WJ.new_empty(rows, order.groups, order.queries + 2, length, order.depth // 2, 2)
     out_BLKMP = torch.view_as_complex(lanes_BKMLP2).permute(0, 3, 1, 2, 4)
     torch.mul(pairs_BLKMP, setting.turn_LMP.unsqueeze(1), out=out_BLKMP)
     return lanes_BKMLP2.flatten(4)
@@ -232,10 +232,10 @@ def _turned_back(lanes_BKMLD: Tensor, setting: Setting) -> Tensor:
     """The gradient of `_turned`."""
     pairs_BKMLP = torch.view_as_complex(lanes_BKMLD.view(*lanes_BKMLD.shape[:4], -1, 2))
     rows, groups, heads, length, pairs = pairs_BKMLP.shape
-    heads_TJ = lanes_BKMLD.new_empty(rows * length, groups * heads * pairs * 2)
-    out_BLKMP = torch.view_as_complex(heads_TJ.view(rows, length, groups, heads, pairs, 2))
+    heads_WJ = lanes_BKMLD.new_empty(rows * length, groups * heads * pairs * 2)
+    out_BLKMP = torch.view_as_complex(heads_WJ.view(rows, length, groups, heads, pairs, 2))
     torch.mul(pairs_BKMLP.permute(0, 3, 1, 2, 4), setting.back_LMP.unsqueeze(1), out=out_BLKMP)
-    return heads_TJ
+    return heads_WJ
 
 
 def _lanes(lanes_BKMLD: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from penstock.training.lean.attention import AttentionWeights, HeadOrder, Setting
 from penstock.training.lean.layer import Epsilons, LeanLayer, MlpWeights
 from penstock.training.lean.norms import LeanNorm
+from penstock.training.lean.places import Places, Spread
 
 _BODIES = {"LlamaModel", "MistralModel", "Qwen2Model", "Qwen3Model"}
 LONGEST_ROW = 256
@@ -46,18 +47,22 @@ class LeanBody:
         weight = self._body.embed_tokens.weight
         return ids_BL.shape[1] <= self._longest and weight.dtype is self._epsilon.dtype and weight.device.type == "cpu"
 
-    def __call__(self, ids_BL: Tensor) -> Tensor:
-        """The last hidden state `[B, L, H]` of rows that see what is before them, and nothing else."""
+    def __call__(self, ids_BL: Tensor, predictors_N: Tensor) -> Tensor:
+        """The last hidden state `[B, L, H]` of rows that see what is before them, and nothing else.
+
+        It is there for the places (of the flattened rows) that predict; elsewhere it may be anything.
+        """
         body = self._body
-        hidden_BLH: Tensor = body.embed_tokens(ids_BL)
-        rows, length = ids_BL.shape
-        cos_1LD, sin_1LD = body.rotary_emb(hidden_BLH, torch.arange(length).unsqueeze(0))
-        setting = Setting.of(self._heads, rows, cos_1LD[0], sin_1LD[0], self._scaling)
+        places = Places.of(ids_BL, predictors_N)
+        hidden_TH: Tensor = body.embed_tokens(ids_BL.flatten()[places.place_T])
+        cos_1LD, sin_1LD = body.rotary_emb(hidden_TH, torch.arange(places.length).unsqueeze(0))
+        setting = Setting.of(self._heads, places, cos_1LD[0], sin_1LD[0], self._scaling)
         for layer, epsilons in zip(body.layers, self._epsilons, strict=True):
             weights = (*_attention_weights(layer), *_mlp_weights(layer))
-            hidden_BLH = LeanLayer.apply(hidden_BLH, setting, epsilons, *weights)  # type: ignore[no-untyped-call]
-        normed_BLH: Tensor = LeanNorm.apply(hidden_BLH, body.norm.weight, self._epsilon)  # type: ignore[no-untyped-call]
-        return normed_BLH
+            hidden_TH = LeanLayer.apply(hidden_TH, setting, epsilons, *weights)  # type: ignore[no-untyped-call]
+        normed_TH = LeanNorm.apply(hidden_TH, body.norm.weight, self._epsilon)  # type: ignore[no-untyped-call]
+        spread_WH: Tensor = Spread.apply(normed_TH, places)  # type: ignore[no-untyped-call]
+        return spread_WH.view(*ids_BL.shape, -1)
 
 
 def lean_body(body: Any, longest_row: int) -> LeanBody | None:
@@ -128,7 +133,7 @@ def _agrees(lean: LeanBody, body: Any) -> bool:
     vocabulary = body.embed_tokens.num_embeddings
     ids_2L = torch.arange(2 * _PROBE_TOKENS).view(2, _PROBE_TOKENS) % vocabulary
     expected_2LH = body(input_ids=ids_2L, use_cache=False).last_hidden_state
-    gap = float((lean(ids_2L) - expected_2LH).abs().max() / expected_2LH.abs().max())
+    gap = float((lean(ids_2L, torch.arange(ids_2L.numel())) - expected_2LH).abs().max() / expected_2LH.abs().max())
     return gap <= _PROBE_LIMIT
 
 

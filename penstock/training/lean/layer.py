@@ -62,23 +62,23 @@ class LeanLayer(Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x_BLH: Tensor, setting: Setting, epsilons: Epsilons, *parameters: Tensor | None) -> Tensor:
+    def forward(ctx: Any, x_TH: Tensor, setting: Setting, epsilons: Epsilons, *parameters: Tensor | None) -> Tensor:
         """The layer's output."""
         attention, mlp = AttentionWeights(*parameters[:_ATTENTION]), MlpWeights(*parameters[_ATTENTION:])  # type: ignore[arg-type]
-        x_TH, attended = attention_forward(x_BLH.flatten(0, 1), attention, setting, epsilons.attention, epsilons.heads)
+        x_TH, attended = attention_forward(x_TH, attention, setting, epsilons.attention, epsilons.heads)
         out_TH, passed = mlp_forward(x_TH, mlp, epsilons.mlp)
         ctx.setting = setting
         ctx.given = [parameter is not None for parameter in parameters]
         ctx.save_for_backward(*attended, *passed)
-        return out_TH.view_as(x_BLH)
+        return out_TH
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_BLH: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_TH: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of input and parameters."""
         saved, split = ctx.saved_tensors, len(AttentionSaved._fields)
         attention, mlp = AttentionWeights(*ctx.given[:_ATTENTION]), MlpWeights(*ctx.given[_ATTENTION:])
-        x_TH, mlp_grads = mlp_backward(grad_BLH.flatten(0, 1), MlpSaved(*saved[split:]), mlp)
+        x_TH, mlp_grads = mlp_backward(grad_TH, MlpSaved(*saved[split:]), mlp)
         x_TH, attention_grads = attention_backward(
             x_TH,
             AttentionSaved(*saved[:split]),
@@ -86,7 +86,7 @@ class LeanLayer(Function):
             bias=bool(attention.query_bias),
             out_bias=bool(attention.out_bias_H),
         )
-        return x_TH.view_as(grad_BLH), None, None, *attention_grads, *mlp_grads
+        return x_TH, None, None, *attention_grads, *mlp_grads
 
 
 def mlp_forward(x_TH: Tensor, weights: MlpWeights, epsilon: Tensor) -> tuple[Tensor, MlpSaved]:

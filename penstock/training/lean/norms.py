@@ -35,17 +35,16 @@ class LeanNorm(Function):
     """The norm by itself, as after the last layer."""
 
     @staticmethod
-    def forward(ctx: Any, x_BLH: Tensor, weight_H: Tensor, epsilon: Tensor) -> Tensor:
+    def forward(ctx: Any, x_TH: Tensor, weight_H: Tensor, epsilon: Tensor) -> Tensor:
         """The normalised states."""
-        inverse_BL1 = inverse_rms(x_BLH, epsilon)
-        ctx.save_for_backward(x_BLH, inverse_BL1, weight_H)
-        return (x_BLH * inverse_BL1).mul_(weight_H)
+        inverse_T1 = inverse_rms(x_TH, epsilon)
+        ctx.save_for_backward(x_TH, inverse_T1, weight_H)
+        return (x_TH * inverse_T1).mul_(weight_H)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_BLH: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_TH: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of states and weight."""
-        x_BLH, inverse_BL1, weight_H = ctx.saved_tensors
-        own_TH = grad_BLH.clone(memory_format=torch.contiguous_format).flatten(0, 1)
-        grad_TH, weight_grad_H = norm_backward_(own_TH, x_BLH.flatten(0, 1), inverse_BL1.view(-1, 1), weight_H)
-        return grad_TH.view_as(x_BLH), weight_grad_H, None
+        x_TH, inverse_T1, weight_H = ctx.saved_tensors
+        own_TH = grad_TH.clone(memory_format=torch.contiguous_format)
+        return *norm_backward_(own_TH, x_TH, inverse_T1, weight_H), None
