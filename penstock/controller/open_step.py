@@ -167,8 +167,8 @@ class OpenStep:
 
     async def _queue(self, meta: KVBatchMeta) -> None:
         if not self._begun:
+            self._begun = True  # from the call on: cancelled while it waits, the trainer may still open the step
             await self._trainer.begin_train_step(self.step_id)
-            self._begun = True
         self._queued.append(asyncio.create_task(self._trainer.train_microbatch(self.step_id, meta)))
 
     async def _reap(self, leave: int) -> None:

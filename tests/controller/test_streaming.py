@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 
 import pytest
@@ -10,6 +11,7 @@ from penstock.data_plane.meta import KVBatchMeta
 from penstock.errors import StepStateError
 from penstock.rollout.engines.base import FinishReason, GenerationRequest
 from penstock.rollout.engines.scripted import ScriptedResponse
+from penstock.training.step import StepState
 from penstock.training.workers.scripted import ScriptedTrainer
 from tests.support.scripted_run import ScriptedRun, scripted_config
 
@@ -62,6 +64,23 @@ async def test_abort_is_idempotent_and_leaves_the_version_alone() -> None:
     assert trainer.version == 0
     with pytest.raises(StepStateError):
         await trainer.finish_train_step(0)
+
+
+async def test_a_run_that_stops_while_a_step_is_being_opened_leaves_none_open() -> None:
+    run = ScriptedRun(scripted_config(), prompts=4)
+
+    class OpensSlowly(ScriptedTrainer):
+        """The step is open while the call that opens it is still under way."""
+
+        async def begin_train_step(self, step_id: int) -> None:
+            await super().begin_train_step(step_id)
+            run.controller.stop("interrupted")
+            await asyncio.sleep(60)
+
+    run.trainer = OpensSlowly()
+    assert await run.run() == "interrupted"
+    assert run.trainer.machine.state is StepState.CLOSED
+    assert run.trainer.aborted == [0]
 
 
 async def test_an_empty_step_is_consumed_without_a_new_version() -> None:
