@@ -34,9 +34,10 @@ def test_rotation_leaves_queries_in_lanes_and_keys_and_values_for_the_cache(quer
     space.rotate()
     query_BND, key_BKD, value_BKD = projected_BND.split((query, key_value, key_value), dim=1)
     lanes_BND = rotated_by_the_book(query_BND, angle_BD.cos(), angle_BD.sin())
-    stored_BAD = torch.cat((rotated_by_the_book(key_BKD, angle_BD.cos(), angle_BD.sin()), value_BKD), dim=1)
+    stored_BKD = rotated_by_the_book(key_BKD, angle_BD.cos(), angle_BD.sin())
     torch.testing.assert_close(space.lanes_LGD, lanes_BND.reshape(rows * key_value, -1, depth))
-    torch.testing.assert_close(space.stored_ID, stored_BAD.reshape(-1, depth))
+    torch.testing.assert_close(space.stored_key_LD, stored_BKD.reshape(-1, depth))
+    torch.testing.assert_close(space.stored_value_LD, value_BKD.reshape(-1, depth))
 
 
 def test_a_step_writes_keys_and_values_of_its_rows_and_nothing_else() -> None:
@@ -44,13 +45,14 @@ def test_a_step_writes_keys_and_values_of_its_rows_and_nothing_else() -> None:
     cache = SlotCache(KVShape(layers, heads, depth, torch.float32, CPU), slots, context)
     first, positions_B = 1, torch.tensor([4, 0, 2])
     cache.begin_step(first, context, positions_B)
-    stored_BAD = torch.randn(3, 2 * heads, depth)
-    key_LDC, value_LCD = cache.lanes_after(1, stored_BAD.view(-1, depth))
+    key_BKD, value_BKD = torch.randn(2, 3, heads, depth)
+    key_LDC, value_LCD = cache.lanes_after(1, key_BKD.view(-1, depth), value_BKD.view(-1, depth))
     expected_ZSKCD = torch.zeros(2 * layers, slots, heads, context, depth)
     for row, position in enumerate(positions_B.tolist()):
-        expected_ZSKCD[2, first + row, :, position] = stored_BAD[row, :heads]
-        expected_ZSKCD[3, first + row, :, position] = stored_BAD[row, heads:]
-    assert torch.equal(cache.kv_ZSKCD, expected_ZSKCD)
+        expected_ZSKCD[2, first + row, :, position] = key_BKD[row]
+        expected_ZSKCD[3, first + row, :, position] = value_BKD[row]
+    found_ZSKCD = torch.stack([cache.read_prefix(row, context) for row in range(slots)], dim=1)
+    assert torch.equal(found_ZSKCD, expected_ZSKCD)
     rows = slice(first, first + 3)
     assert torch.equal(key_LDC, expected_ZSKCD[2, rows].flatten(0, 1).transpose(1, 2))
     assert torch.equal(value_LCD, expected_ZSKCD[3, rows].flatten(0, 1))

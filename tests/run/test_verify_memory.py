@@ -69,8 +69,7 @@ async def test_keys_and_values_are_exact(make_config: ConfigMaker, dtype: str) -
     try:
         engine = serving.engine
         assert isinstance(engine, EmbeddedEngine)
-        cache = engine._runner.cache._kv_ZSKCD
-        assert estimate_memory(config).kv_cache == total_bytes([cache])
+        assert estimate_memory(config).kv_cache == engine._runner.cache.bytes
     finally:
         await serving.close()
 

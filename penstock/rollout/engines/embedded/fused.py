@@ -109,7 +109,7 @@ class _FusedLayer:
             space.query_BND.mul_(self._q_norm.weight)
             space.key_BKD.mul_(self._k_norm.weight)
         space.rotate()
-        key_LDC, value_LCD = cache.lanes_after(self._index, space.stored_ID)
+        key_LDC, value_LCD = cache.lanes_after(self._index, space.stored_key_LD, space.stored_value_LD)
         mixed_LGD = attend_lanes(space.lanes_LGD, key_LDC, value_LCD, mask_L1C, space.rows, self._scaling)
         self._out.add_to(hidden_BH, mixed_LGD.reshape(space.rows, -1))
         self._norm_between.into(space.inner_BH, hidden_BH)

@@ -1,8 +1,8 @@
 """Keys and values behind the Hugging Face `Cache` interface.
 
-Axes: Z a layer's keys or values (`2 * layer`, `2 * layer + 1`), S slot, B active slot, K key-value head, C position in
-the slot's context, D head dimension, P prompt, T position in a prefix, A a position's key heads and then its value
-heads, I what a step writes (B times A), J any position of a layer (of all slots and heads, keys before values).
+Axes: Z a layer's keys or values (`2 * layer`, `2 * layer + 1`), Y layer, S slot, B active slot, K key-value head, C
+position in the slot's context, D head dimension, P prompt, T position in a prefix, L lane (a row's key-value head; of
+all slots, or of a step's rows), J any position of a layer (of all slots and heads).
 """
 
 from __future__ import annotations
@@ -42,6 +42,9 @@ class SlotCache(Cache):  # type: ignore[misc]
     Invariants: rows `0..n-1` are the active ones; everything is finite (masked positions are multiplied by zero, which
     does not hide a NaN), so memory starts as zeros; `update` is only called between `begin_step` and the next one.
 
+    On a CPU the numbers of one depth lie side by side in the keys, position after position, and not those of one
+    position: a query's scores are then sums of rows, which for heads of 32 numbers takes about half of the time.
+
     Worked example, 4 slots of 128 positions:
 
         write_prefix(0, 3, prefix)      rows 0, 1, 2 hold the same 10 positions: three samples of one group
@@ -52,6 +55,7 @@ class SlotCache(Cache):  # type: ignore[misc]
     def __init__(self, shape: KVShape, slots: int, max_context: int) -> None:
         super().__init__(layers=[])
         self.shape, self._slots, self._context = shape, slots, max_context
+        self._kv_ZSKCD = torch.empty(0)
         self.allocate()
 
     def allocate(self) -> None:
@@ -59,29 +63,41 @@ class SlotCache(Cache):  # type: ignore[misc]
         shape = self.shape
         sizes = (2 * shape.layers, self._slots, shape.heads, self._context, shape.head_dim)
         try:
-            self._kv_ZSKCD = torch.zeros(sizes, dtype=shape.dtype, device=shape.device)
+            self._take_memory(sizes)
         except RuntimeError as error:
             gib = math.prod(sizes) * shape.dtype.itemsize / 2**30
             raise SetupError(
                 f"rollout.engine: {self._slots} slots of max_context = {self._context} tokens need {gib:,.1f} GiB for "
                 "keys and values, which could not be had; use fewer slots or a shorter context"
             ) from error
-        self._lanes_of_all = [as_lanes(*sides) for sides in torch.split(self._kv_ZSKCD, 2)]
-        self._flat_JD = [layer.view(-1, shape.head_dim) for layer in torch.split(self._kv_ZSKCD, 2)]
-        lanes_2SK = torch.arange(2 * self._slots * shape.heads, device=shape.device).view(2, self._slots, shape.heads)
-        self._offset_SA = (lanes_2SK * self._context).transpose(0, 1).reshape(self._slots, -1).contiguous()
-        self._target_I = torch.empty(0, dtype=torch.long, device=shape.device)
+        self._lanes_of_all = [as_lanes(*sides) for sides in zip(self._keys_YSKCD, self._values_YSKCD, strict=True)]
+        self._flat_values_JD = [value_SKCD.view(-1, shape.head_dim) for value_SKCD in self._values_YSKCD]
         self._set_window(0, 0, 0)
+
+    def _take_memory(self, sizes: tuple[int, ...]) -> None:
+        shape = self.shape
+        if shape.device.type == "cpu":
+            keys_YSKDC = torch.zeros((shape.layers, *sizes[1:3], sizes[4], sizes[3]), dtype=shape.dtype)
+            self._keys_YSKCD = keys_YSKDC.transpose(-1, -2)
+            self._values_YSKCD = torch.zeros((shape.layers, *sizes[1:]), dtype=shape.dtype)
+        else:
+            self._kv_ZSKCD = torch.zeros(sizes, dtype=shape.dtype, device=shape.device)
+            self._keys_YSKCD, self._values_YSKCD = self._kv_ZSKCD[0::2], self._kv_ZSKCD[1::2]
 
     @property
     def kv_ZSKCD(self) -> Tensor:
-        """All of the memory; empty while it is freed."""
+        """All of the memory on a GPU; empty while it is freed, and on a CPU, where keys lie in another order."""
         return self._kv_ZSKCD
+
+    @property
+    def bytes(self) -> int:
+        """What is taken."""
+        return self._keys_YSKCD.nbytes + self._values_YSKCD.nbytes
 
     def free(self) -> None:
         """Give the memory back; `allocate` before the next use."""
-        self._kv_ZSKCD = torch.empty(0)
-        self._lanes_of_all, self._flat_JD = [], []
+        self._kv_ZSKCD = self._keys_YSKCD = self._values_YSKCD = torch.empty(0)
+        self._lanes_of_all, self._flat_values_JD = [], []
         self._set_window(0, 0, 0)
 
     def begin_step(self, first: int, width: int, positions_B: Tensor) -> None:
@@ -89,13 +105,14 @@ class SlotCache(Cache):  # type: ignore[misc]
         rows = positions_B.shape[0]
         if self._window != (first, rows, width):
             self._set_window(first, rows, width)
-        self._target_I = (self._offset_BA + positions_B.unsqueeze(-1)).view(-1)
+        self._position_L = positions_B.unsqueeze(-1).expand(-1, self.shape.heads).reshape(-1)
+        self._place_L = torch.add(self._position_L, self._lane_L, alpha=self._context)
 
     def _set_window(self, first: int, rows: int, width: int) -> None:
         """Make the views of a step; the next steps mostly have the same."""
         self._window = (first, rows, width)
-        self._offset_BA = self._offset_SA[first : first + rows]
         lanes = slice(first * self.shape.heads, (first + rows) * self.shape.heads)
+        self._lane_L = torch.arange(lanes.start, lanes.stop, device=self.shape.device)
         self._lanes = [
             (key_LDC[lanes, :, :width], value_LCD[lanes, :width]) for key_LDC, value_LCD in self._lanes_of_all
         ]
@@ -104,15 +121,17 @@ class SlotCache(Cache):  # type: ignore[misc]
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[Tensor, Tensor]:
         """Called by the model's attention layers with `[B, K, 1, D]`."""
-        self.lanes_after(layer_idx, torch.cat((key_states, value_states), dim=1).reshape(-1, self.shape.head_dim))
+        depth = self.shape.head_dim
+        self.lanes_after(layer_idx, key_states.reshape(-1, depth), value_states.reshape(-1, depth))
         first, rows, width = self._window
-        key_BKCD, value_BKCD = self._kv_ZSKCD[2 * layer_idx : 2 * layer_idx + 2, first : first + rows, :, :width]
-        return key_BKCD, value_BKCD
+        window = (layer_idx, slice(first, first + rows), slice(None), slice(width))
+        return self._keys_YSKCD[window], self._values_YSKCD[window]
 
-    def lanes_after(self, layer: int, stored_ID: Tensor) -> tuple[Tensor, Tensor]:
-        """Write one position per row: of each row the keys, then the values, a head each. Gives the layer's keys
-        `[L, D, C]` and values `[L, C, D]` (see `as_lanes`)."""
-        self._flat_JD[layer].index_copy_(0, self._target_I, stored_ID)
+    def lanes_after(self, layer: int, key_LD: Tensor, value_LD: Tensor) -> tuple[Tensor, Tensor]:
+        """Write one position per lane. Gives the layer's keys `[L, D, C]` and values `[L, C, D]` (see `as_lanes`)."""
+        all_key_LDC, _ = self._lanes_of_all[layer]
+        all_key_LDC[self._lane_L, :, self._position_L] = key_LD
+        self._flat_values_JD[layer].index_copy_(0, self._place_L, value_LD)
         return self._lanes[layer]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
@@ -122,15 +141,19 @@ class SlotCache(Cache):  # type: ignore[misc]
     def write_prefix(self, start: int, count: int, prefix_ZKTD: Tensor) -> None:
         """Copy one prefix into `count` rows."""
         length = prefix_ZKTD.shape[2]
-        self._kv_ZSKCD[:, start : start + count, :, :length] = prefix_ZKTD.unsqueeze(1)
+        rows = (slice(None), slice(start, start + count), slice(None), slice(length))
+        self._keys_YSKCD[rows] = prefix_ZKTD[0::2].unsqueeze(1)
+        self._values_YSKCD[rows] = prefix_ZKTD[1::2].unsqueeze(1)
 
     def read_prefix(self, row: int, length: int) -> Tensor:
         """The first positions of a row, in memory of their own."""
-        return self._kv_ZSKCD[:, row, :, :length].clone()
+        sides_YKTD = (self._keys_YSKCD[:, row, :, :length], self._values_YSKCD[:, row, :, :length])
+        return torch.stack(sides_YKTD, dim=1).flatten(0, 1)
 
     def move(self, target: int, source: int, length: int) -> None:
         """Copy the first `length` positions of one row over another."""
-        self._kv_ZSKCD[:, target, :, :length] = self._kv_ZSKCD[:, source, :, :length]
+        for side_YSKCD in (self._keys_YSKCD, self._values_YSKCD):
+            side_YSKCD[:, target, :, :length] = side_YSKCD[:, source, :, :length]
 
 
 class PrefixRecorder(Cache):  # type: ignore[misc]

@@ -3,9 +3,8 @@
 Rows come and go between steps, layers within one. What depends on the number of rows alone is made once for all layers
 and until that number changes: cutting a tensor into views costs a small model as much as computing on them.
 
-Axes: B row, H hidden, N query head, K key-value head, R query heads and then key heads, A key heads and then value
-heads, D head dimension, E half of it, G query head of one key-value head, L lane (a row's key-value head), I what a
-step writes to the cache (B times A), J the columns of a merged matrix.
+Axes: B row, H hidden, N query head, K key-value head, R query heads and then key heads, D head dimension, E half of it,
+G query head of one key-value head, L lane (a row's key-value head), J the columns of a merged matrix.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ class Workspace:
 
     A layer's path through it: `inner_BH` holds the normalised input, `qkv_BJ` its projections, of which `query_BND`,
     `key_BKD` and `query_key_BRD` are parts. `rotate` turns them by `angles_B2D` into `lanes_LGD`, the queries as
-    attention takes them, and `stored_ID`, the keys and values as the cache does. `inner_BH` then holds the input of the
-    MLP, and `gates` its projections.
+    attention takes them, and `stored_key_LD` and `stored_value_LD`, the keys and values as the cache does. `inner_BH`
+    then holds the input of the MLP, and `gates` its projections.
     """
 
     def __init__(self, rows: int, hidden_size: int, heads: Heads, device: torch.device) -> None:
@@ -48,9 +47,11 @@ class Workspace:
         self._swapped_query_BND, self._swapped_key_BKD = torch.split(swapped_BRD, [query, key_value], 1)
         self._lanes_BND = self._empty(query, depth)
         self.lanes_LGD = self._lanes_BND.view(rows * key_value, -1, depth)
-        stored_BAD = self._empty(2 * key_value, depth)
-        self.stored_ID = stored_BAD.view(-1, depth)
-        self._stored_key_BKD, self._stored_value_BKD = stored_BAD.chunk(2, dim=1)
+        self._stored_key_BKD, self._stored_value_BKD = self._empty(key_value, depth), self._empty(key_value, depth)
+        self.stored_key_LD, self.stored_value_LD = (
+            self._stored_key_BKD.flatten(0, 1),
+            self._stored_value_BKD.flatten(0, 1),
+        )
         self.angles_B2D = self._empty(2, depth)
         self._cos_B1D, sin_B1D = self.angles_B2D.chunk(2, dim=1)
         self._sin_halves_B1E = sin_B1D.chunk(2, dim=-1)
