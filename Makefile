@@ -32,7 +32,7 @@ lint: install
 test: lint
 	$(PY) -m pytest tests -m "not long"
 
-# Real processes that are killed again and again, and the like: minutes each.
+# Real processes that are killed again and again, and the like: seconds to minutes each.
 test-all: install
 	$(PY) -m pytest tests -m long
 

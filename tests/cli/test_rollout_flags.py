@@ -37,6 +37,7 @@ def config(tmp_path: Path) -> str:
     return str(path)
 
 
+@pytest.mark.long
 def test_rollouts_are_recorded_and_then_trained_on_with_the_same_file(config: str, tmp_path: Path) -> None:
     save_tiny_model(tmp_path / "model")
     recorded, replay = tmp_path / "recorded", tmp_path / "replay"

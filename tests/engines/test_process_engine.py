@@ -224,6 +224,7 @@ async def test_a_process_that_dies_while_it_is_closed_is_not_waited_for(folder: 
         await closing
 
 
+@pytest.mark.long
 async def test_closing_aborts_what_runs_and_leaves_nothing(folder: Path) -> None:
     descriptors, threads = set(os.listdir("/proc/self/fd")), set(threading.enumerate())
     engine = started(folder)

@@ -137,6 +137,7 @@ def test_a_run_that_fails_says_so_in_its_summary(make_config: ConfigMaker, tmp_p
     assert "this prompt has no reward" in summary["error"]
 
 
+@pytest.mark.long
 def test_a_raising_reward_leaves_nothing_on_stderr_but_the_message(make_config: ConfigMaker, tmp_path: Path) -> None:
     config = function_run(make_config, dataset(tmp_path, ["fail"] * 8), "raising", **{"observe.console": "plain"})
     (tmp_path / "run.yaml").write_text(dump_config(config), encoding="utf-8")

@@ -58,6 +58,7 @@ def test_a_part_that_cannot_be_closed_takes_no_other_along(
     assert (tmp_path / "run" / "report.html").is_file()
 
 
+@pytest.mark.long
 def test_a_full_disk_ends_the_run_with_the_name_of_the_file(make_config: ConfigMaker, tmp_path: Path) -> None:
     """The operating system refuses every file above a few kilobytes, so events or metrics cannot grow."""
     (tmp_path / "run.yaml").write_text(
@@ -92,6 +93,7 @@ class TestLoggersAtTheEnd:
         assert check_whole(result.run_dir)[-1]["event"] == "logger_failed"
         assert "RuntimeError: the disk is full" in (result.run_dir / "report.html").read_text(encoding="utf-8")
 
+    @pytest.mark.long
     def test_a_signal_ends_the_wait_for_a_logger_that_hangs(self, make_config: ConfigMaker, tmp_path: Path) -> None:
         config = make_config(**{"observe.console": "plain", "eval.at_end": False})
         (tmp_path / "run.yaml").write_text(dump_config(config), encoding="utf-8")

@@ -81,6 +81,7 @@ def test_a_report_that_fails_does_not_fail_the_run(make_config: ConfigMaker, mon
     assert failed["cause"] == "ZeroDivisionError: a bug"
 
 
+@pytest.mark.long
 def test_a_killed_run_can_be_reported(make_config: ConfigMaker, tmp_path: Path) -> None:
     config = make_config(**{"training.max_steps": 1_000, "data.train_size": 4_000, "eval": {"at_start": False}})
     (tmp_path / "run.yaml").write_text(dump_config(config))

@@ -45,7 +45,7 @@ def interrupted(config: RunConfig, folder: Path, number: signal.Signals, at: str
     return rest, json.loads((Path(config.run_dir) / "summary.json").read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.long), signal.SIGTERM])
 def test_a_signal_ends_a_run_cleanly_with_a_checkpoint(
     make_config: ConfigMaker, tmp_path: Path, number: signal.Signals
 ) -> None:

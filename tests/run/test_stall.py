@@ -8,10 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from penstock.config.loading import dump_config
 from tests.run.conftest import ConfigMaker
 
 
+@pytest.mark.long
 def test_penstock_train_prints_what_every_part_waits_for(make_config: ConfigMaker, tmp_path: Path) -> None:
     prompts = [{"prompt": f"{'hang' if number == 5 else 'say'} {number}"} for number in range(8)]
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(prompt) + "\n" for prompt in prompts))
