@@ -294,10 +294,12 @@ class TrainPump:
         await self._abandon(step)
 
     async def _abandon(self, step: OpenStep) -> None:
-        await step.abandon()
-        for slot in step.slots:
-            self._recording.ended(slot.group_id, GroupEnd.ABANDONED)
-        await self._clear(step.slots)
+        try:
+            await step.abandon()
+        finally:
+            for slot in step.slots:
+                self._recording.ended(slot.group_id, GroupEnd.ABANDONED)
+            await self._clear(step.slots)
 
     async def _clear(self, slots: Sequence[Slot]) -> None:
         """Remove the rows of these groups; once per group, whatever became of it."""

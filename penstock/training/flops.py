@@ -24,7 +24,10 @@ _PEAK_TFLOPS: dict[str, dict[torch.dtype, float]] = {
 
 @dataclass(frozen=True)
 class FlopCounter:
-    """Model FLOPs: what the mathematics needs, without recomputation, padding or the optimizer."""
+    """Model FLOPs: what every row by itself needs, without recomputation, padding or the optimizer.
+
+    A prompt that rows share counts for each of them, also where it is computed once.
+    """
 
     body_parameters: float
     """Parameters that one token meets in the body; of experts, those it is routed to. No embeddings."""

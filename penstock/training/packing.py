@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Sequence
 from enum import Enum
 
@@ -24,65 +25,78 @@ class Batching(Enum):
     """One after the other, `[1, total]`, with document masks; a microbatch costs the sum of its rows."""
 
 
-def plan_microbatches(lengths: Sequence[int], max_tokens: int, batching: Batching, *, lanes: int = 1) -> Plan:
+def plan_microbatches(
+    lengths: Sequence[int], max_tokens: int, batching: Batching, *, lanes: int = 1, padding_cost: float = 1.0
+) -> Plan:
     """Divide rows into microbatches of at most `max_tokens` tokens, padding included.
 
     The costliest microbatches come first. With several lanes, which take them in this order, the plan is the one that
-    all lanes are done with soonest.
+    all lanes are done with soonest. `padding_cost` is what a place that is padding costs, beside a token.
 
     Invariants: every row stands in exactly one microbatch; only a row that is longer than `max_tokens` exceeds it, and
     then it is alone; equal lengths give equal plans; rows within a microbatch keep their order.
     """
     by_length = sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))
-    cut = _similar_lengths if batching is Batching.PADDED else _first_fit
-    limits = _limits(lengths, max_tokens, lanes)
-    plans = [[tuple(sorted(rows)) for rows in cut(by_length, lengths, limit)] for limit in limits]
 
-    def cost(rows: Sequence[int]) -> int:
+    def cut(limit: int) -> list[tuple[int, ...]]:
+        if batching is Batching.PACKED:
+            runs = _first_fit(by_length, lengths, limit)
+        else:
+            runs = _similar_lengths(by_length, lengths, max_tokens, limit, padding_cost)
+        return [tuple(sorted(rows)) for rows in runs]
+
+    def cost(rows: Sequence[int]) -> float:
         own = [lengths[row] for row in rows]
-        return _PASS_TOKENS + (max(own) * len(own) if batching is Batching.PADDED else sum(own))
+        padding = max(own) * len(own) - sum(own) if batching is Batching.PADDED else 0
+        return _PASS_TOKENS + sum(own) + padding_cost * padding
 
     def score(plan: list[tuple[int, ...]]) -> float:
         # Lanes that share their cores with an engine are held up by all the work there is, not only by their own.
         costs = [cost(rows) for rows in plan]
         return _makespan(costs, lanes) + sum(costs) / lanes
 
+    plans = [cut(max_tokens)]
+    if lanes > 1 and lengths:
+        total = sum(cost(rows) - _PASS_TOKENS for rows in plans[0])
+        plans += [cut(limit) for limit in _shares(total, max(lengths), lanes) if limit < max_tokens]
     best = min(plans, key=score)
     return tuple(sorted(best, key=lambda rows: (-cost(rows), rows)))
 
 
-def _limits(lengths: Sequence[int], max_tokens: int, lanes: int) -> list[int]:
-    """Limits to try: the given one, and lower ones that give every lane one microbatch, or two, or three."""
-    limits = [max_tokens]
-    if lanes > 1 and lengths:
-        shares = [-(-sum(lengths) // (lanes * each)) + max(lengths) - 1 for each in (1, 2, 3)]
-        limits += [share for share in shares if _SMALLEST_SHARE <= share < max_tokens]
-    return limits
+def _shares(total: float, longest: int, lanes: int) -> list[int]:
+    """What a microbatch may cost so that every lane has one of them, or two, or three."""
+    shares = [math.ceil(total / (lanes * each)) + longest - 1 for each in (1, 2, 3)]
+    return [share for share in shares if share >= _SMALLEST_SHARE]
 
 
-def _makespan(costs: Sequence[int], lanes: int) -> int:
+def _makespan(costs: Sequence[float], lanes: int) -> float:
     """When the last lane is done, each taking the next costliest microbatch as soon as it is free."""
-    done = [0] * lanes
+    done = [0.0] * lanes
     for cost in sorted(costs, reverse=True):
         heapq.heapreplace(done, done[0] + cost)
     return max(done)
 
 
-def _similar_lengths(by_length: Sequence[int], lengths: Sequence[int], max_tokens: int) -> list[Sequence[int]]:
+def _similar_lengths(
+    by_length: Sequence[int], lengths: Sequence[int], max_tokens: int, max_cost: float, padding_cost: float
+) -> list[Sequence[int]]:
     """Runs of the descending order with the least padding and passes together.
 
-    A run's first row sets the width that all of its rows pay for. `best[end]` is the least cost of the first `end`
-    rows, and `starts[end]` where their last run begins.
+    A run's first row sets the width that its rows are padded to; a run of several rows neither has more than
+    `max_tokens` places nor costs more than `max_cost`. `best[end]` is the least cost of padding and passes of the first
+    `end` rows, and `starts[end]` where their last run begins.
     """
-    best, starts = [0], [0]
+    best, starts = [0.0], [0]
     for end in range(1, len(by_length) + 1):
-        cost, start = best[end - 1] + lengths[by_length[end - 1]], end - 1
+        cost, start, own = best[end - 1], end - 1, lengths[by_length[end - 1]]
         for other in range(end - 2, -1, -1):
+            own += lengths[by_length[other]]
             tokens = (end - other) * lengths[by_length[other]]
-            if tokens > max_tokens:
+            padding = padding_cost * (tokens - own)
+            if tokens > max_tokens or own + padding > max_cost:
                 break
-            if best[other] + tokens <= cost:
-                cost, start = best[other] + tokens, other
+            if best[other] + padding <= cost:
+                cost, start = best[other] + padding, other
         best.append(cost + _PASS_TOKENS)
         starts.append(start)
     bins: list[Sequence[int]] = []

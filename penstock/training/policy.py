@@ -13,7 +13,7 @@ from torch import Tensor
 
 from penstock.errors import SetupError
 from penstock.training.batching import Microbatch
-from penstock.training.lean.body import LeanBody, lean_body
+from penstock.training.lean.body import PADDING_COST, LeanBody, lean_body
 from penstock.training.logprobs import selected_logprobs
 from penstock.weights.hf import CausalLM
 from penstock.weights.lora import LoraAdapter
@@ -68,6 +68,11 @@ class Policy:
         return self._lm.head_weight_VH.device
 
     @property
+    def padding_cost(self) -> float:
+        """What a place that is padding costs, beside a token."""
+        return 1.0 if self._lean is None else PADDING_COST
+
+    @property
     def exact_dtype(self) -> torch.dtype:
         """Number format of log-probs and loss."""
         return torch.float64 if self._lm.head_weight_VH.dtype == torch.float64 else torch.float32
@@ -97,9 +102,8 @@ class Policy:
         return self._lm if self._adapter is not None else CausalLM(copy.deepcopy(self.model).requires_grad_(False))
 
     def _logprobs(self, lm: CausalLM, lean: LeanBody | None, microbatch: Microbatch) -> tuple[Tensor, Tensor]:
-        hidden_TH = _hidden(lm, lean, microbatch).flatten(0, 1)[microbatch.predictors_T]
         return selected_logprobs(
-            hidden_TH,
+            _predicting(lm, lean, microbatch),
             lm.head_weight_VH,
             microbatch.targets_T,
             bias_V=lm.head_bias_V,
@@ -116,7 +120,7 @@ class Policy:
 
         def hidden(ids_L: Tensor, positions_L: Tensor) -> Tensor:
             microbatch = Microbatch(ids_L[None], positions_L[None], none_T, none_T, none_T)
-            return _hidden(self._lm, None, microbatch)[0].float()
+            return _hidden(self._lm, microbatch)[0].float()
 
         with torch.no_grad():
             packed_LH = hidden(ids_L, ids_L % 4)
@@ -129,10 +133,15 @@ class Policy:
             )
 
 
-def _hidden(lm: CausalLM, lean: LeanBody | None, microbatch: Microbatch) -> Tensor:
-    """The body's output, `[B, L, H]`, where it predicts."""
+def _predicting(lm: CausalLM, lean: LeanBody | None, microbatch: Microbatch) -> Tensor:
+    """The body's output where it predicts targets, `[T, H]`."""
     if lean is not None and microbatch.position_ids_BL is None and lean.takes(microbatch.input_ids_BL):
         return lean(microbatch.input_ids_BL, microbatch.predictors_T)
+    return _hidden(lm, microbatch).flatten(0, 1)[microbatch.predictors_T]
+
+
+def _hidden(lm: CausalLM, microbatch: Microbatch) -> Tensor:
+    """The body's own output, `[B, L, H]`."""
     args: dict[str, Any] = {"use_cache": False}
     if microbatch.position_ids_BL is not None:
         # transformers makes the block-diagonal causal mask itself where positions restart and no mask is given.

@@ -41,6 +41,7 @@ class LogprobPasses:
             self._training.max_tokens_per_microbatch,
             self._batching,
             lanes=self._lanes.count,
+            padding_cost=self._policy.padding_cost,
         )
         return tuple(tuple(chosen[place] for place in microbatch) for microbatch in plan)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from penstock.rollout.engines.scripted import ScriptedEngine
 from penstock.training.interface import StepResult
 from penstock.training.workers.scripted import ScriptedTrainer
@@ -54,3 +56,20 @@ async def test_an_engine_that_takes_no_weights_is_told_and_counted_while_the_oth
     ]
     assert run.steps[-1]["failures/engines_out_of_service"] == 2
     assert len(run.trained_groups) == 8
+
+
+class Gone(ScriptedTrainer):
+    """A trainer whose worker is gone: it can neither open a step nor drop one."""
+
+    async def begin_train_step(self, step_id: int) -> None:
+        raise ConnectionResetError("worker gone")
+
+    async def abort_train_step(self, step_id: int) -> None:
+        raise ConnectionResetError("worker gone")
+
+
+async def test_rows_of_a_step_that_cannot_even_be_dropped_are_cleared() -> None:
+    run = ScriptedRun(scripted_config(), trainer=Gone(), prompts=4)
+    with pytest.raises(ConnectionResetError, match="worker gone"):
+        await run.run()
+    assert run.rows_left == 0

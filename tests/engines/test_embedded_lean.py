@@ -40,9 +40,11 @@ def test_rotation_leaves_queries_in_lanes_and_keys_and_values_for_the_cache(quer
     torch.testing.assert_close(space.stored_value_LD, value_BKD.reshape(-1, depth))
 
 
-def test_a_step_writes_keys_and_values_of_its_rows_and_nothing_else() -> None:
+@pytest.mark.parametrize("keys_by_depth", [True, False])
+def test_a_step_writes_keys_and_values_of_its_rows_and_nothing_else(keys_by_depth: bool) -> None:
     slots, heads, context, depth, layers = 5, 2, 6, 4, 3
-    cache = SlotCache(KVShape(layers, heads, depth, torch.float32, CPU), slots, context)
+    shape = KVShape(layers, heads, depth, torch.float32, CPU)
+    cache = SlotCache(shape, slots, context, keys_by_depth=keys_by_depth)
     first, positions_B = 1, torch.tensor([4, 0, 2])
     cache.begin_step(first, context, positions_B)
     key_BKD, value_BKD = torch.randn(2, 3, heads, depth)

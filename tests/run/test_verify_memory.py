@@ -69,7 +69,8 @@ async def test_keys_and_values_are_exact(make_config: ConfigMaker, dtype: str) -
     try:
         engine = serving.engine
         assert isinstance(engine, EmbeddedEngine)
-        assert estimate_memory(config).kv_cache == engine._runner.cache.bytes
+        cache = engine._runner.cache
+        assert estimate_memory(config).kv_cache == total_bytes([cache._keys_YSKCD, cache._values_YSKCD])
     finally:
         await serving.close()
 

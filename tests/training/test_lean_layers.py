@@ -87,7 +87,7 @@ def assert_close(found: Grads, expected: Grads, limit: float) -> None:
 
 def everywhere(lean: LeanBody, ids_BL: Tensor) -> Tensor:
     """The lean body's states at all places."""
-    return lean(ids_BL, torch.arange(ids_BL.numel()))
+    return lean(ids_BL, torch.arange(ids_BL.numel())).view(*ids_BL.shape, -1)
 
 
 def lean_of(model: Any) -> LeanBody:
@@ -240,9 +240,9 @@ def lean_passes(
 
     def spy(lean: LeanBody, ids_BL: Tensor, predictors_N: Tensor, call: Any = LeanBody.__call__) -> Tensor:
         calls.append(ids_BL)
-        hidden_BLH = call(lean, ids_BL, predictors_N)
-        assert isinstance(hidden_BLH, Tensor)
-        return hidden_BLH
+        hidden_NH = call(lean, ids_BL, predictors_N)
+        assert isinstance(hidden_NH, Tensor)
+        return hidden_NH
 
     with monkeypatch.context() as patch:
         patch.setattr(LeanBody, "__call__", spy)

@@ -79,6 +79,19 @@ def test_every_lane_has_as_much_to_do(batching: Batching, limit: int, sizes: lis
     assert [len(rows) for rows in plan] == sizes
 
 
+def test_where_padding_is_cheap_rows_of_different_length_go_together() -> None:
+    lengths = [85] * 8 + [45] * 8 + [5] * 8
+    assert len(plan_microbatches(lengths, 8192, Batching.PADDED)) == 3
+    assert len(plan_microbatches(lengths, 8192, Batching.PADDED, padding_cost=0.25)) == 1
+
+
+def test_where_padding_is_cheap_every_lane_has_one_microbatch() -> None:
+    lengths = list(range(5, 77))
+    long, short = plan_microbatches(lengths, 8192, Batching.PADDED, lanes=2, padding_cost=0.25)
+    assert min(lengths[row] for row in long) > max(lengths[row] for row in short)
+    assert len(plan_microbatches(lengths, 8192, Batching.PADDED, lanes=2)) > 2
+
+
 def test_small_batches_are_not_cut_up_for_the_lanes() -> None:
     assert len(plan_microbatches([10] * 40, 8192, Batching.PADDED, lanes=4)) == 1
 
@@ -88,19 +101,21 @@ def test_rows_of_very_different_length_do_not_pay_for_each_other() -> None:
     assert plan_microbatches(lengths, 8192, Batching.PADDED) == ((0, 2), (1, 3, 4))
 
 
-def padded_cost(plan: Plan, lengths: list[int]) -> int:
-    return sum(cost(rows, lengths, Batching.PADDED) + 256 for rows in plan)
+def padded_cost(plan: Plan, lengths: list[int], price: float) -> float:
+    places = sum(cost(rows, lengths, Batching.PADDED) for rows in plan)
+    return sum(lengths) + price * (places - sum(lengths)) + 256 * len(plan)
 
 
-@given(st.lists(st.integers(1, 300), min_size=1, max_size=9), st.integers(300, 2000))
-def test_no_other_cut_of_the_sorted_rows_is_cheaper(lengths: list[int], limit: int) -> None:
+@given(st.lists(st.integers(1, 300), min_size=1, max_size=9), st.integers(300, 2000), st.sampled_from([1.0, 0.25, 0.0]))
+def test_no_other_cut_of_the_sorted_rows_is_cheaper(lengths: list[int], limit: int, price: float) -> None:
     order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
     cheapest = min(
-        padded_cost(cut, lengths)
+        padded_cost(cut, lengths, price)
         for cut in cuts(tuple(order))
         if all(cost(rows, lengths, Batching.PADDED) <= limit for rows in cut)
     )
-    assert padded_cost(plan_microbatches(lengths, limit, Batching.PADDED), lengths) == cheapest
+    plan = plan_microbatches(lengths, limit, Batching.PADDED, padding_cost=price)
+    assert padded_cost(plan, lengths, price) == cheapest
 
 
 def cuts(rows: tuple[int, ...]) -> list[Plan]:

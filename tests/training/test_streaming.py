@@ -184,7 +184,6 @@ for batching in ("padded", "packed"):
 """
 
 
-@pytest.mark.long
 def test_the_same_partition_gives_the_same_bits_in_bf16() -> None:
     """In a process of its own, without AMX: some virtual machines announce it and then fault on its instructions."""
     environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}

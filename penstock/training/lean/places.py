@@ -10,11 +10,9 @@ Axes: B rows, L length of the longest, W places (`B * L`), T tokens that are com
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import Function, once_differentiable
 
 
 @dataclass(frozen=True)
@@ -67,19 +65,3 @@ class Places:
     def put_back(self, grad_TA: Tensor) -> Tensor:
         """The gradient of `taken`."""
         return grad_TA.new_zeros(len(self.token_W), grad_TA.shape[1]).index_copy_(0, self.place_T, grad_TA)
-
-
-class Spread(Function):
-    """`Places.spread` by itself, as after the last layer."""
-
-    @staticmethod
-    def forward(ctx: Any, states_TH: Tensor, places: Places) -> Tensor:
-        """The states of all places."""
-        ctx.places = places
-        return places.spread(states_TH)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad_WH: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients of the tokens' states."""
-        return ctx.places.summed(grad_WH), None

@@ -129,7 +129,7 @@ def attend_lanes(
     """The same by lanes; gives `[L, G, D]`."""
     if softcap is not None:
         return _capped_attention(query_LGD, key_LDC.transpose(1, 2), value_LCD, mask_L1C, scaling, softcap)
-    if query_LGD.device.type == "cpu" and query_LGD.dtype in (torch.float32, torch.float64):
+    if multiplies(query_LGD):
         alpha = query_LGD.shape[-1] ** -0.5 if scaling is None else scaling
         scores_LGC = torch.baddbmm(mask_L1C, query_LGD, key_LDC, alpha=alpha)
         return torch.bmm(scores_LGC.softmax(-1), value_LCD)
@@ -140,6 +140,11 @@ def attend_lanes(
         query_BKGD, key_BKDC.transpose(2, 3), value_BKCD, attn_mask=mask_BK1C, scale=scaling
     )
     return output_BKGD.flatten(0, 1)
+
+
+def multiplies(states: Tensor) -> bool:
+    """Whether decode attention over states like these is plain matrix products, and no kernel of torch's."""
+    return states.device.type == "cpu" and states.dtype in (torch.float32, torch.float64)
 
 
 AttentionInterface.register(SLOT_ATTENTION, slot_attention)

@@ -46,7 +46,9 @@ class ModelRunner:
         self._use_fused = use_fused
         self._column_C = torch.arange(max_context, device=self.device)
         prefix_ZKTD = self._probe_prefix(probe_ids_1T)
-        self.cache = SlotCache(KVShape.of_prefix(prefix_ZKTD), slots, max_context)
+        # Where attention is the engine's own plain products; other kernels want a position's numbers side by side.
+        by_depth = use_fused and attention.multiplies(prefix_ZKTD)
+        self.cache = SlotCache(KVShape.of_prefix(prefix_ZKTD), slots, max_context, keys_by_depth=by_depth)
         self._zero = torch.zeros((), dtype=prefix_ZKTD.dtype, device=self.device)
         self._minus_inf = torch.full_like(self._zero, -torch.inf)
         self._one_by_one = False

@@ -7,7 +7,6 @@ all slots, or of a step's rows), J any position of a layer (of all slots and hea
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,8 +41,9 @@ class SlotCache(Cache):  # type: ignore[misc]
     Invariants: rows `0..n-1` are the active ones; everything is finite (masked positions are multiplied by zero, which
     does not hide a NaN), so memory starts as zeros; `update` is only called between `begin_step` and the next one.
 
-    On a CPU the numbers of one depth lie side by side in the keys, position after position, and not those of one
-    position: a query's scores are then sums of rows, which for heads of 32 numbers takes about half of the time.
+    With `keys_by_depth` the numbers of one depth lie side by side in the keys, position after position, and not those
+    of one position: a query's scores are then sums of rows, which on a CPU, with heads of 32 numbers, takes about half
+    of the time. `kv_ZSKCD` is for those who want the other layout.
 
     Worked example, 4 slots of 128 positions:
 
@@ -52,20 +52,21 @@ class SlotCache(Cache):  # type: ignore[misc]
         move(0, 2, 11)                  the request of row 0 ended; row 2 takes its place, rows 0..1 are active
     """
 
-    def __init__(self, shape: KVShape, slots: int, max_context: int) -> None:
+    def __init__(self, shape: KVShape, slots: int, max_context: int, *, keys_by_depth: bool = False) -> None:
         super().__init__(layers=[])
         self.shape, self._slots, self._context = shape, slots, max_context
+        self._keys_by_depth = keys_by_depth
         self._kv_ZSKCD = torch.empty(0)
         self.allocate()
 
     def allocate(self) -> None:
         """Take the memory."""
         shape = self.shape
-        sizes = (2 * shape.layers, self._slots, shape.heads, self._context, shape.head_dim)
         try:
-            self._take_memory(sizes)
+            self._keys_YSKCD, self._values_YSKCD = self._new_memory()
         except RuntimeError as error:
-            gib = math.prod(sizes) * shape.dtype.itemsize / 2**30
+            positions = 2 * shape.layers * self._slots * shape.heads * self._context
+            gib = positions * shape.head_dim * shape.dtype.itemsize / 2**30
             raise SetupError(
                 f"rollout.engine: {self._slots} slots of max_context = {self._context} tokens need {gib:,.1f} GiB for "
                 "keys and values, which could not be had; use fewer slots or a shorter context"
@@ -74,25 +75,25 @@ class SlotCache(Cache):  # type: ignore[misc]
         self._flat_values_JD = [value_SKCD.view(-1, shape.head_dim) for value_SKCD in self._values_YSKCD]
         self._set_window(0, 0, 0)
 
-    def _take_memory(self, sizes: tuple[int, ...]) -> None:
+    def _new_memory(self) -> tuple[Tensor, Tensor]:
+        """Keys and values, `[Y, S, K, C, D]` each."""
         shape = self.shape
-        if shape.device.type == "cpu":
-            keys_YSKDC = torch.zeros((shape.layers, *sizes[1:3], sizes[4], sizes[3]), dtype=shape.dtype)
-            self._keys_YSKCD = keys_YSKDC.transpose(-1, -2)
-            self._values_YSKCD = torch.zeros((shape.layers, *sizes[1:]), dtype=shape.dtype)
-        else:
-            self._kv_ZSKCD = torch.zeros(sizes, dtype=shape.dtype, device=shape.device)
-            self._keys_YSKCD, self._values_YSKCD = self._kv_ZSKCD[0::2], self._kv_ZSKCD[1::2]
+
+        def zeros(*sizes: int) -> Tensor:
+            return torch.zeros(sizes, dtype=shape.dtype, device=shape.device)
+
+        if not self._keys_by_depth:
+            self._kv_ZSKCD = zeros(2 * shape.layers, self._slots, shape.heads, self._context, shape.head_dim)
+            return self._kv_ZSKCD[0::2], self._kv_ZSKCD[1::2]
+        keys_YSKDC = zeros(shape.layers, self._slots, shape.heads, shape.head_dim, self._context)
+        values_YSKCD = zeros(shape.layers, self._slots, shape.heads, self._context, shape.head_dim)
+        return keys_YSKDC.transpose(-1, -2), values_YSKCD
 
     @property
     def kv_ZSKCD(self) -> Tensor:
-        """All of the memory on a GPU; empty while it is freed, and on a CPU, where keys lie in another order."""
+        """All of the memory; empty while it is freed."""
+        assert not self._keys_by_depth, "keys and values lie apart"
         return self._kv_ZSKCD
-
-    @property
-    def bytes(self) -> int:
-        """What is taken."""
-        return self._keys_YSKCD.nbytes + self._values_YSKCD.nbytes
 
     def free(self) -> None:
         """Give the memory back; `allocate` before the next use."""
