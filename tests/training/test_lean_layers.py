@@ -214,10 +214,14 @@ def test_other_models_take_their_own_way(name: str) -> None:
     assert lean_body(model.get_base_model().base_model if name == "lora" else model.base_model, 8) is None
 
 
-def test_a_model_that_gives_other_numbers_takes_its_own_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_gives_other_numbers_takes_its_own_way_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     assert lean_body(tiny_model().model, 32) is not None
+    assert not caplog.messages
     monkeypatch.setattr(lean_module.Setting, "of", lambda *args, of=lean_module.Setting.of: of(*args[:-1], 0.5))
     assert lean_body(tiny_model().model, 32) is None
+    assert caplog.messages == ["the lean layers differ from those of Qwen3Model, which are used instead"]
 
 
 def policy(model: Any, longest_row: int | None = 32, **settings: Any) -> Policy:

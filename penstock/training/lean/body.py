@@ -7,6 +7,7 @@ modules' own parameters in every pass, and shares no memory between passes, so t
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from penstock.training.lean.layer import Epsilons, LeanLayer, MlpWeights
 from penstock.training.lean.norms import LeanNorm
 from penstock.training.lean.places import Places
 
+_log = logging.getLogger(__name__)
 _BODIES = {"LlamaModel", "MistralModel", "Qwen2Model", "Qwen3Model"}
 LONGEST_ROW = 256
 """Attention's shares are kept whole for the backward; in longer rows, blockwise kernels do better."""
@@ -72,7 +74,10 @@ def lean_body(body: Any, longest_row: int) -> LeanBody | None:
     if not _fits(body) or longest_row > _longest_row(body):
         return None
     lean = LeanBody(body)
-    return lean if _agrees(lean, body) else None
+    if _agrees(lean, body):
+        return lean
+    _log.warning("the lean layers differ from those of %s, which are used instead", type(body).__name__)
+    return None
 
 
 def _fits(body: Any) -> bool:
