@@ -32,8 +32,10 @@ lint: install
 test: lint
 	$(PY) -m pytest tests -m "not long"
 
-# Real processes that are killed again and again, and the like: seconds to minutes each.
+# Real processes that are killed again and again, and the like: seconds to minutes each. Triton, a gigabyte that builds of
+# torch with CUDA bring along, is for the GPU kernels' tests under its interpreter.
 test-all: install
+	$(PY) -c 'import triton' 2>/dev/null || $(PIP) install --no-deps 'triton>=3.7'
 	$(PY) -m pytest tests -m long
 
 bench: install

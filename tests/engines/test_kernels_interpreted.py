@@ -23,12 +23,13 @@ def why_not() -> str | None:
     try:
         triton = importlib.metadata.version("triton")
     except importlib.metadata.PackageNotFoundError:
-        return "needs Triton, which is not installed: pip install --no-deps triton"
+        return "needs Triton, which is not installed: make test-all installs it"
     if np.lib.NumpyVersion(np.__version__) >= "2.4.0" and np.lib.NumpyVersion(triton) < "3.7.0":
         return f"the interpreter of Triton {triton} does not work with numpy {np.__version__}; it needs Triton 3.7"
     return None
 
 
+@pytest.mark.long
 @pytest.mark.timeout(_LIMIT)
 @pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
 def test_the_kernels_pass_their_tests_when_interpreted() -> None:
