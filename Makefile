@@ -35,7 +35,8 @@ test: lint
 # Real processes that are killed again and again, and the like: seconds to minutes each. Triton, a gigabyte that builds of
 # torch with CUDA bring along, is for the GPU kernels' tests under its interpreter.
 test-all: install
-	$(PY) -c 'import triton' 2>/dev/null || $(PIP) install --no-deps 'triton>=3.7'
+	@$(PY) -c 'import triton' 2>/dev/null || $(PIP) install --no-deps triton==3.9.0 || \
+		echo "Triton cannot be had here: the kernels' tests under its interpreter are skipped"
 	$(PY) -m pytest tests -m long
 
 bench: install

@@ -187,7 +187,10 @@ class OpenStep:
         """Begin the step again with everything it has been given; raises the error when attempts are spent."""
         while True:
             await self._settle()
-            await self._trainer.abort_train_step(self.step_id)
+            try:
+                await self._trainer.abort_train_step(self.step_id)
+            except Exception as gone:
+                raise error from gone  # the first cause says more
             self._begun = False
             if self._attempts_left == 0:
                 raise error

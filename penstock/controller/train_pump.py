@@ -13,6 +13,7 @@ from penstock.config.training import TrainingConfig
 from penstock.controller.advantage_pump import AdvantagePump, ScoredChunk
 from penstock.controller.drops import DropBook
 from penstock.controller.dynamic_sampling import DynamicSampling
+from penstock.controller.failure import describe
 from penstock.controller.kept_samples import SampleKeeper
 from penstock.controller.ledger import Ledger, PromptEnd
 from penstock.controller.minibatches import Minibatches
@@ -136,7 +137,7 @@ class TrainPump:
                 await self._drop_partial(step)
                 return self._skip_to_later_groups(step.step_id)
         except BaseException:
-            await to_the_end(self._abandon(step))
+            await to_the_end(self._give_up(step))
             raise
         await to_the_end(self._close(step, started), hurry=self._sync.end_of_run)
         return True
@@ -245,7 +246,7 @@ class TrainPump:
         try:
             result = await step.finish(self._buffer.clock.trainer_version)
         except BaseException:
-            await self._abandon(step)
+            await self._give_up(step)
             raise
         if result.nonfinite_groups:
             self._events.emit("nonfinite_step_skipped", step=step.number, groups=list(result.nonfinite_groups))
@@ -292,6 +293,13 @@ class TrainPump:
                 self._ledger.end(visit, PromptEnd.DROPPED, step.number)
             self._events.emit("partial_step_dropped", step=step.number, prompts=[visit.key for visit in visits])
         await self._abandon(step)
+
+    async def _give_up(self, step: OpenStep) -> None:
+        """Abandon a step for an error: that is what the run ends with, whatever else the trainer cannot do any more."""
+        try:
+            await self._abandon(step)
+        except Exception as error:  # noqa: BLE001 - told; the first error counts
+            self._events.emit("step_not_dropped", step=step.number, cause=describe(error))
 
     async def _abandon(self, step: OpenStep) -> None:
         try:

@@ -34,6 +34,7 @@ EVENT_KINDS: dict[str, EventKind] = {
     "prompt_dropped": EventKind(Severity.FAILURE, "a prompt was given up"),
     "step_replayed": EventKind(Severity.FAILURE, "a pass of the trainer failed and the step was done again"),
     "train_microbatch_failed": EventKind(Severity.FAILURE, "a chunk could not be trained"),
+    "step_not_dropped": EventKind(Severity.FAILURE, "after an error, the trainer could not drop its open step either"),
     "nonfinite_step_skipped": EventKind(Severity.FAILURE, "loss or gradient was not finite; the step changed nothing"),
     "step_skipped": EventKind(Severity.FAILURE, "a step had no groups"),
     "engine_out_of_service": EventKind(Severity.FAILURE, "an engine did not take new weights"),

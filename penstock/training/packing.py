@@ -11,18 +11,18 @@ Plan = tuple[tuple[int, ...], ...]
 """Microbatches, each the indices of its rows."""
 
 _PASS_TOKENS = 256
-"""What a pass costs besides its tokens, in tokens: padding beyond this is worth another pass."""
+"""What a pass costs besides its tokens, in tokens: padding that costs more is worth another pass."""
 _SMALLEST_SHARE = 512
-"""Microbatches are not cut up for the lanes to fewer tokens than this."""
+"""Microbatches are not cut up for the lanes to cost less than this."""
 
 
 class Batching(Enum):
     """How the rows of a microbatch lie in the model's input."""
 
     PADDED = "padded"
-    """Side by side, `[rows, longest]`; a microbatch costs rows times longest."""
+    """Side by side, `[rows, longest]`; a microbatch has rows times longest places."""
     PACKED = "packed"
-    """One after the other, `[1, total]`, with document masks; a microbatch costs the sum of its rows."""
+    """One after the other, `[1, total]`, with document masks; a microbatch has as many places as tokens."""
 
 
 def plan_microbatches(
@@ -91,9 +91,9 @@ def _similar_lengths(
         cost, start, own = best[end - 1], end - 1, lengths[by_length[end - 1]]
         for other in range(end - 2, -1, -1):
             own += lengths[by_length[other]]
-            tokens = (end - other) * lengths[by_length[other]]
-            padding = padding_cost * (tokens - own)
-            if tokens > max_tokens or own + padding > max_cost:
+            places = (end - other) * lengths[by_length[other]]
+            padding = padding_cost * (places - own)
+            if places > max_tokens or own + padding > max_cost:
                 break
             if best[other] + padding <= cost:
                 cost, start = best[other] + padding, other

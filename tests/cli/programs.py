@@ -13,7 +13,8 @@ rollout:
 """
 
 _WITH_TRAIN = """
-import sys, types
+import signal, sys, types
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job begins with it ignored
 from pathlib import Path
 from penstock.errors import *
 module = types.ModuleType("penstock.run.train")

@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.rollout.engines.scripted import ScriptedEngine
-from penstock.training.interface import StepResult
+from penstock.data_plane.meta import KVBatchMeta
+from penstock.rollout.engines.base import GenerationRequest
+from penstock.rollout.engines.scripted import ScriptedEngine, ScriptedResponse
+from penstock.training.interface import ChunkResult, StepResult
 from penstock.training.workers.scripted import ScriptedTrainer
 from penstock.weights.source import WeightSource
 from penstock.weights.synchronizer import WeightSynchronizer
@@ -62,14 +64,34 @@ class Gone(ScriptedTrainer):
     """A trainer whose worker is gone: it can neither open a step nor drop one."""
 
     async def begin_train_step(self, step_id: int) -> None:
-        raise ConnectionResetError("worker gone")
+        raise MemoryError("no memory left")
 
     async def abort_train_step(self, step_id: int) -> None:
         raise ConnectionResetError("worker gone")
 
 
-async def test_rows_of_a_step_that_cannot_even_be_dropped_are_cleared() -> None:
+async def test_a_step_that_cannot_even_be_dropped_ends_the_run_with_the_first_cause_and_no_rows() -> None:
     run = ScriptedRun(scripted_config(), trainer=Gone(), prompts=4)
-    with pytest.raises(ConnectionResetError, match="worker gone"):
+    with pytest.raises(MemoryError, match="no memory left"):
         await run.run()
+    assert run.rows_left == 0
+    assert [event["cause"] for event in run.names("step_not_dropped")] == ["ConnectionResetError: worker gone"]
+
+
+async def test_a_run_that_is_stopped_ends_as_such_also_where_its_step_cannot_be_dropped() -> None:
+    class GoneAtTheEnd(ScriptedTrainer):
+        async def train_microbatch(self, step_id: int, meta: KVBatchMeta) -> ChunkResult:
+            result = await super().train_microbatch(step_id, meta)
+            run.controller.stop("interrupted")
+            return result
+
+        async def abort_train_step(self, step_id: int) -> None:
+            raise ConnectionResetError("worker gone")
+
+    def one_at_once(request: GenerationRequest) -> ScriptedResponse:
+        return ScriptedResponse(seconds=60.0 if request.prompt_ids[0] else 0.0)
+
+    run = ScriptedRun(scripted_config(), trainer=GoneAtTheEnd(), prompts=4, script=one_at_once)
+    assert await run.run() == "interrupted"
+    assert run.names("step_not_dropped")
     assert run.rows_left == 0

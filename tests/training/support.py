@@ -107,8 +107,8 @@ def training(**settings: Any) -> TrainingConfig:
 def trainer(model: Any, plane: MemoryDataPlane, **settings: Any) -> LocalTrainer:
     temperature = settings.pop("temperature", 1.0)
     rules = settings.pop("algorithm", None) or algorithm()
-    lanes = settings.pop("lanes", 1)
-    return LocalTrainer(model, plane, rules, training(**settings), temperature=temperature, threads=1, lanes=lanes)
+    shape = {"lanes": settings.pop("lanes", 1), "longest_row": settings.pop("longest_row", None)}
+    return LocalTrainer(model, plane, rules, training(**settings), temperature=temperature, threads=1, **shape)
 
 
 def without_float32_islands(model: Any) -> Any:

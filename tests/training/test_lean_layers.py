@@ -221,7 +221,7 @@ def test_a_model_that_gives_other_numbers_takes_its_own_way_and_says_so(
     assert not caplog.messages
     monkeypatch.setattr(lean_module.Setting, "of", lambda *args, of=lean_module.Setting.of: of(*args[:-1], 0.5))
     assert lean_body(tiny_model().model, 32) is None
-    assert caplog.messages == ["the lean layers differ from those of Qwen3Model, which are used instead"]
+    assert caplog.messages == ["the lean layers differ from those of Qwen3Model, which are used: slower, but right"]
 
 
 def policy(model: Any, longest_row: int | None = 32, **settings: Any) -> Policy:

@@ -64,9 +64,11 @@ def test_no_rows_make_no_microbatches() -> None:
     assert plan_microbatches([], 10, Batching.PACKED) == ()
 
 
-@given(lengths, limits, modes, st.integers(1, 4))
-def test_lanes_keep_to_the_limit(lengths: list[int], limit: int, batching: Batching, lanes: int) -> None:
-    plan = plan_microbatches(lengths, limit, batching, lanes=lanes)
+@given(lengths, st.integers(1, 4000), modes, st.integers(1, 4), st.sampled_from([1.0, 0.25, 0.0]))
+def test_lanes_keep_to_the_limit(
+    lengths: list[int], limit: int, batching: Batching, lanes: int, padding_cost: float
+) -> None:
+    plan = plan_microbatches(lengths, limit, batching, lanes=lanes, padding_cost=padding_cost)
     assert sorted(row for rows in plan for row in rows) == list(range(len(lengths)))
     for rows in plan:
         assert cost(rows, lengths, batching) <= limit or (len(rows) == 1 and lengths[rows[0]] > limit)

@@ -98,6 +98,26 @@ async def test_streamed_steps_equal_whole_batch_steps(
     assert_same(runs[1], runs[GROUPS], dtype)
 
 
+async def first_gradients(k: int, longest_row: int | None) -> dict[str, Tensor]:
+    """Of a step over rows of two different ids, so that many begin alike."""
+    model, plane = tiny_model().to(torch.float32), data_plane()
+    local = trainer(model, plane, max_tokens_per_microbatch=64, longest_row=longest_row)
+    await local.begin_train_step(0)
+    for chunk in chunks(put_groups(plane, GROUPS, vocabulary=5), k):
+        await local.train_microbatch(0, chunk)
+    found = gradients(model)
+    await local.close()
+    return found
+
+
+async def test_streamed_steps_through_the_lean_layers_equal_whole_ones_through_the_models_own() -> None:
+    own = await first_gradients(1, longest_row=None)
+    for k in (1, 2, GROUPS):
+        lean = await first_gradients(k, longest_row=32)
+        assert not bit_equal(lean, own)
+        assert relative_difference(lean, own) <= LIMITS[torch.float32]
+
+
 @pytest.mark.parametrize("family", ["qwen3", "qwen3_moe"])
 async def test_packed_equals_padded(family: str) -> None:
     packed = await three_steps(tiny_model(family).double(), 2, batching="packed")

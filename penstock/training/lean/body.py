@@ -76,7 +76,7 @@ def lean_body(body: Any, longest_row: int) -> LeanBody | None:
     lean = LeanBody(body)
     if _agrees(lean, body):
         return lean
-    _log.warning("the lean layers differ from those of %s, which are used instead", type(body).__name__)
+    _log.warning("the lean layers differ from those of %s, which are used: slower, but right", type(body).__name__)
     return None
 
 
@@ -132,7 +132,7 @@ def _plain_layer(layer: Any) -> bool:
 
 @torch.no_grad()
 def _agrees(lean: LeanBody, body: Any) -> bool:
-    """Whether the lean body gives the model's own hidden states on two rows that begin alike and end in padding."""
+    """Whether the lean body gives the model's own hidden states on two rows that begin alike, one with padding."""
     vocabulary = body.embed_tokens.num_embeddings
     ids_2L = torch.arange(2 * _PROBE_TOKENS).view(2, _PROBE_TOKENS) % vocabulary
     ids_2L[1, : _PROBE_TOKENS // 2] = ids_2L[0, : _PROBE_TOKENS // 2]

@@ -129,7 +129,7 @@ def attend_lanes(
     """The same by lanes; gives `[L, G, D]`."""
     if softcap is not None:
         return _capped_attention(query_LGD, key_LDC.transpose(1, 2), value_LCD, mask_L1C, scaling, softcap)
-    if multiplies(query_LGD):
+    if is_plain_products(query_LGD):
         alpha = query_LGD.shape[-1] ** -0.5 if scaling is None else scaling
         scores_LGC = torch.baddbmm(mask_L1C, query_LGD, key_LDC, alpha=alpha)
         return torch.bmm(scores_LGC.softmax(-1), value_LCD)
@@ -142,7 +142,7 @@ def attend_lanes(
     return output_BKGD.flatten(0, 1)
 
 
-def multiplies(states: Tensor) -> bool:
+def is_plain_products(states: Tensor) -> bool:
     """Whether decode attention over states like these is plain matrix products, and no kernel of torch's."""
     return states.device.type == "cpu" and states.dtype in (torch.float32, torch.float64)
 

@@ -46,8 +46,8 @@ class ModelRunner:
         self._use_fused = use_fused
         self._column_C = torch.arange(max_context, device=self.device)
         prefix_ZKTD = self._probe_prefix(probe_ids_1T)
-        # Where attention is the engine's own plain products; other kernels want a position's numbers side by side.
-        by_depth = use_fused and attention.multiplies(prefix_ZKTD)
+        # Kernels, the engine's own (which come without the lean step) and torch's, want a position's numbers together.
+        by_depth = use_fused and attention.is_plain_products(prefix_ZKTD)
         self.cache = SlotCache(KVShape.of_prefix(prefix_ZKTD), slots, max_context, keys_by_depth=by_depth)
         self._zero = torch.zeros((), dtype=prefix_ZKTD.dtype, device=self.device)
         self._minus_inf = torch.full_like(self._zero, -torch.inf)
