@@ -25,7 +25,8 @@ LONGEST_ROW = 256
 _WIDEST = 512
 """Hidden size: beyond it, matrix products are what costs, and putting the query, key and value weights in order too."""
 PADDING_COST = 0.25
-"""What a place that is padding costs, beside a token: attention goes over it, nothing else does."""
+"""What a place that is padding costs, beside a token: attention goes over it, nothing else does. Measured at a width of
+128: 0.20 in rows of 40 tokens, 0.29 in rows of 76."""
 _PROBE_TOKENS = 8
 _PROBE_LIMIT = 1e-5
 """How far hidden states may be from the model's own, relative to the largest one."""
