@@ -155,8 +155,12 @@ class _Run:
             # Only now: settings that the checkpoint does not go with must not become the run's own.
             self._directory.write_config(dump_config(config))
             stopped_by = await self._run_controller(controller, between)
-        except (TooManyDrops, TooManyFiltered):
-            await self._save_at_end(training.buffer.clock.step, store, between)
+        except (TooManyDrops, TooManyFiltered) as error:
+            try:
+                await self._save_at_end(training.buffer.clock.step, store, between)
+            except Exception as failed:
+                records.view.note(f"the last checkpoint was not written: {failed}")
+                raise error from failed  # the run ends with what it gave up for
             raise
         else:
             step = training.buffer.clock.step

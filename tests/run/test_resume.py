@@ -11,6 +11,7 @@ import pytest
 
 import penstock
 from penstock.errors import ConfigError, SetupError, TooManyDrops
+from penstock.run.between_steps import BetweenSteps
 from penstock.run.checkpoint import checkpoints
 from tests.run.conftest import ConfigMaker
 
@@ -210,6 +211,31 @@ def test_a_drop_beyond_the_budget_is_no_end(make_config: ConfigMaker, tmp_path: 
     assert len(ends(run_dir)) == 13
     assert set(ends(run_dir).values()) == {1}
     assert all(line["end"] == "trained" for line in lines(run_dir / "ledger.jsonl"))
+
+
+def test_a_run_that_gives_up_says_why_also_where_its_last_checkpoint_fails(
+    make_config: ConfigMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refused(between: BetweenSteps, steps: int) -> None:
+        raise OSError("no space left")
+
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in ["1+1="] * 9 + ["fail"] * 3))
+    config = make_config(
+        **{
+            "rollout.environment": {"kind": "function", "function": "tests.support.rewards:raising"},
+            "rollout.failure": {"backoff_seconds": 0, "data_attempts": 1},
+            "data.train_path": str(path),
+            "data.shuffle": False,
+            "data.eval_size": None,
+            "eval.at_start": False,
+            "eval.at_end": False,
+        }
+    )
+    monkeypatch.setattr(BetweenSteps, "snapshot", refused)
+    with pytest.raises(TooManyDrops, match="this prompt has no reward") as caught:
+        penstock.train(config)
+    assert str(caught.value.__cause__) == "no space left"
 
 
 def test_a_run_that_was_stopped_early_stays_so(make_config: ConfigMaker) -> None:
