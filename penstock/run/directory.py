@@ -5,16 +5,18 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-from penstock.errors import SetupError
+from penstock.errors import PenstockError, SetupError
 from penstock.observe.jsonl import writing
 from penstock.rollout.recorded import FOLDER
 
 _RECORDS = ("summary.json", "report.html", "events.jsonl", "samples.jsonl", "ledger.jsonl", "trace.json")
 """Files that a run begins anew."""
+_IDENTITY = "run.json"
 
 
 class RunDirectory:
@@ -22,7 +24,8 @@ class RunDirectory:
 
     A run that failed before its first step or evaluation left nothing worth keeping; its folder may be used again.
 
-    The lock is the operating system's: it is gone when the process is, however that ended.
+    The lock is the operating system's: it is gone when the process is, however that ended. `run_id` names the run, from
+    its first process to its last.
     """
 
     def __init__(self, path: str | Path, *, reopen: bool = False) -> None:
@@ -42,9 +45,25 @@ class RunDirectory:
                 _refuse_a_run(self.path)
                 _refuse_foreign_files(self.path)
                 self._remove_leftovers()
-        except SetupError:
+            self.run_id = self._known_id() if reopen else self._new_id()
+        except PenstockError:
             self.close()
             raise
+
+    def _new_id(self) -> str:
+        run_id = secrets.token_hex(8)
+        self._replace(self.path / _IDENTITY, json.dumps({"run_id": run_id}) + "\n")
+        return run_id
+
+    def _known_id(self) -> str:
+        path = self.path / _IDENTITY
+        try:
+            run_id = json.loads(path.read_text(encoding="utf-8"))["run_id"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise SetupError(f"{str(path)!r}, which names the run, cannot be read: {error}") from error
+        if not isinstance(run_id, str) or not run_id:
+            raise SetupError(f"{str(path)!r} names no run")
+        return run_id
 
     def _remove_leftovers(self) -> None:
         """What a run that failed before its first step has left would be taken for this one's."""
