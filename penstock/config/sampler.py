@@ -35,7 +35,7 @@ class InOrderSampler(Section):
     kind: Literal["in_order"] = "in_order"
     """Name of the policy."""
     lookahead: NonNegativeInt = 1
-    """How many steps ahead of the current one groups may be dispatched for."""
+    """How many steps ahead of the current one groups may be dispatched for; also the largest lag of a trained group."""
 
 
 class WeightFifoSampler(Section):

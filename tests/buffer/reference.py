@@ -87,7 +87,10 @@ class ReferenceBuffer:
             return None
         p = self.policy
         behind = self.version - self.served
-        ahead = min(p.lookahead, p.window - behind) if p.kind == "weight_fifo" else p.lookahead
+        ahead = {
+            "in_order": p.lookahead - behind,
+            "weight_fifo": min(p.lookahead, p.window - behind),
+        }.get(p.kind, p.lookahead)
         targets = range(self.step, self.step + ahead + 1)
         match p.kind:
             case "on_policy":

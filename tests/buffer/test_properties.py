@@ -197,6 +197,7 @@ class Machine:
             assert 0 <= self.model.version - slot.start_version <= self.policy.window
         if self.policy.kind == "in_order":
             assert slot.target_step == self.model.step
+            assert 0 <= self.model.version - slot.start_version <= self.policy.lookahead
 
     def filter_out(self, event: Event) -> None:
         if self.trained:

@@ -14,7 +14,10 @@ from penstock.errors import BufferStateError
 
 @dataclass(frozen=True)
 class InOrder(BucketSampler):
-    """A step trains exactly the groups dispatched for it.
+    """A step trains exactly the groups dispatched for it, none of which lags by more than `lookahead` versions.
+
+    That counts from the version a group starts with: while the engines wait for new weights, the lookahead is as much
+    shorter as they are behind, and with a lookahead of 0 nothing is dispatched until they have them.
 
     With `strict_sequence` a step's groups are also handed out in dispatch order: a ready group waits until every group
     of its step that was dispatched before it has been handed out or has ended.
@@ -33,7 +36,8 @@ class InOrder(BucketSampler):
         return slot.target_step
 
     def admit(self, clock: Clock, quota: QuotaView) -> Admission | None:
-        for target in range(clock.step, clock.step + self.lookahead + 1):
+        ahead = self.lookahead - clock.sync_lag
+        for target in range(clock.step, clock.step + ahead + 1):
             if quota.outstanding_for(target) < self.prompt_groups_per_step:
                 return Admission(clock.served_version, target)
         return None
