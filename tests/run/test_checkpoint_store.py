@@ -15,7 +15,14 @@ import pytest
 from penstock.config.models import CheckpointConfig
 from penstock.controller.snapshot import ControllerSnapshot, ControllerState
 from penstock.errors import CheckpointError, SetupError
-from penstock.run.checkpoint import CheckpointStore, Snapshot, checkpoints, newest_checkpoint, remove_drafts
+from penstock.run.checkpoint import (
+    CheckpointStore,
+    RunIdentity,
+    Snapshot,
+    checkpoints,
+    newest_checkpoint,
+    remove_drafts,
+)
 
 STATE = ControllerState(
     stream="x",
@@ -43,6 +50,7 @@ class FakeTrainer:
     """Writes one file, after whatever the test wants to happen."""
 
     before: Callable[[Path], None] = lambda folder: None
+    bytes_to_come: int = 0
 
     def write(self, folder: Path) -> None:
         (folder / "model.safetensors").write_text("weights")
@@ -52,7 +60,11 @@ class FakeTrainer:
 def make_store(folder: Path, saved: list[int] | None = None, **settings: Any) -> CheckpointStore:
     found = saved if saved is not None else []
     return CheckpointStore(
-        folder / "run" / "checkpoints", CheckpointConfig(**settings), NoTokenizer(), lambda step, *_: found.append(step)
+        folder / "run" / "checkpoints",
+        CheckpointConfig(**settings),
+        NoTokenizer(),
+        lambda step, *_: found.append(step),
+        RunIdentity("this-run", "seed: 0\n"),
     )
 
 
