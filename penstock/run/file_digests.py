@@ -27,17 +27,15 @@ def file_digests(folder: Path, names: Iterable[str]) -> dict[str, str]:
 
 
 def _begin(pool: ThreadPoolExecutor, path: Path) -> list[Future[bytes]]:
-    return [pool.submit(_block_digest, path, start) for start in range(0, path.stat().st_size, BLOCK_BYTES)]
+    size = path.stat().st_size
+    starts = range(0, size, BLOCK_BYTES)
+    return [pool.submit(_block_digest, path, start, min(BLOCK_BYTES, size - start)) for start in starts]
 
 
-def _block_digest(path: Path, start: int) -> bytes:
-    with path.open("rb", buffering=0) as file:
+def _block_digest(path: Path, start: int, length: int) -> bytes:
+    with path.open("rb") as file:
         file.seek(start)
-        content = bytearray(BLOCK_BYTES)
-        view, length = memoryview(content), 0
-        while length < BLOCK_BYTES and (more := file.readinto(view[length:])):
-            length += more
-        return hashlib.sha256(view[:length]).digest()
+        return hashlib.sha256(file.read(length)).digest()
 
 
 def _joined(parts: list[Future[bytes]]) -> str:

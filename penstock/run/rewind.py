@@ -19,8 +19,8 @@ def rewind(directory: RunDirectory, step: int | None, ended_prompts: int) -> Non
     """Leave what was there when `step` had ended and so many prompts had come to their end; None leaves nothing.
 
     `events.jsonl` is kept whole: it is the history of all processes of the run. The timeline of the process that ended
-    is put aside, as it has a clock of its own. Checkpoints of later steps are set aside first, so that the records reach
-    at least as far as the newest checkpoint, whatever interrupts this.
+    is put aside, as it has a clock of its own. Checkpoints of later steps are set aside first, so that, whatever
+    interrupts this, no checkpoint is ahead of the records.
     """
     for path in superseded(directory.checkpoints, step or 0):
         with writing(path):
