@@ -37,7 +37,7 @@ async def prove_checkpoint(
     started = time.monotonic()
     with records.lane.span("proving that a checkpoint can be written", step=step):
         snapshot = Snapshot(step, await trainer.snapshot(), await controller.snapshot(), None)
-        size = await _off_the_loop(store, snapshot)
+        size = await write_and_read_off_the_loop(store, snapshot)
     records.events.emit("checkpoint_proved", step=step, bytes=size, seconds=round(time.monotonic() - started, 3))
     needed = size + snapshot.trainer.bytes_to_come
     free = store.free_bytes()
@@ -48,7 +48,7 @@ async def prove_checkpoint(
         )
 
 
-async def _off_the_loop(store: CheckpointStore, snapshot: Snapshot) -> int:
+async def write_and_read_off_the_loop(store: CheckpointStore, snapshot: Snapshot) -> int:
     """Write in a thread, so that Ctrl-C is heard; the folder is gone when this ends, however it does."""
     writing = asyncio.ensure_future(asyncio.to_thread(_write_and_read, store, snapshot))
     try:
@@ -62,8 +62,9 @@ def _write_and_read(store: CheckpointStore, snapshot: Snapshot) -> int:
     try:
         return store.written_for_proof(snapshot, lambda folder, run_id: _look(folder, run_id, snapshot.step))
     except Exception as error:  # whatever it is, it would come again after the first step
+        cause = " ".join((str(error) or type(error).__name__).split()).rstrip(".")
         raise CheckpointError(
-            f"no checkpoint could be written to {str(store.folder)!r}: {error}. Nothing was trained yet; mend this, or "
+            f"no checkpoint could be written to {str(store.folder)!r}: {cause}. Nothing was trained yet; mend this, or "
             "set checkpoint.at_end=false and leave checkpoint.every_steps out to train without checkpoints"
         ) from error
 

@@ -20,7 +20,7 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_model(tmp_path_factory.mktemp("model"))
 
 
-def run_config(run_dir: Path, model_folder: Path, **changes: Any) -> RunConfig:
+def run_config(run_dir: Path, model_folder: Path, /, **changes: Any) -> RunConfig:
     """A config with dotted changes; None takes a setting away."""
     settings: dict[str, Any] = {
         "run_dir": str(run_dir),
