@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -15,9 +16,10 @@ from penstock.config.keys import Place, all_keys
 from penstock.config.loading import load_config
 from penstock.config.models import RunConfig
 from penstock.errors import ConfigError
+from penstock.run.checkpoint import checkpoints
 from penstock.run.resume_rules import FIXED, FREE, Change, changes, shown
 from tests.run.conftest import ConfigMaker, run_config
-from tests.run.test_resume import lines
+from tests.run.test_resume import ends, lines
 
 PAGE = Path(__file__).parents[2] / "docs" / "checkpoints.md"
 
@@ -139,6 +141,45 @@ def test_what_may_change_is_reported_and_compared_with_afterwards(
     assert changed() == [expected], "the new checkpoint has the new settings"
     saved = load_config(run_dir / "checkpoints/step_4/controller/config.yaml")
     assert (saved.training.optimizer.lr, saved.training.max_steps) == (0.002, 4)
+
+
+def test_a_run_with_ready_groups_goes_on_with_everything_else_changed(make_config: ConfigMaker) -> None:
+    """Groups that were generated and counted under the old settings are trained under the new ones."""
+    config = make_config(
+        **{
+            "sampler": {"kind": "windowed", "max_staleness": 6},
+            "algorithm.correction": {"kind": "tis"},
+            "training.max_steps": None,
+            "checkpoint.every_steps": 1,
+            "checkpoint.keep_latest": 100,
+            "eval.at_start": False,
+            "eval.at_end": False,
+        }
+    )
+    run_dir = penstock.train(config).run_dir
+    with_ready = [
+        path.name
+        for path in checkpoints(run_dir / "checkpoints")
+        if json.loads((path / "controller/state.json").read_text())["ready"]
+    ]
+    changed = [
+        "training.minibatches_per_step=2",
+        "training.min_groups_per_chunk=4",
+        "algorithm.advantage={kind: batch_whitened}",
+        "algorithm.kl={coefficient: 0.01}",
+        "rollout.failure.on_drop=shrink",
+        "rollout.max_inflight_groups=3",
+        "rollout.sampling.max_new_tokens=3",
+        "buffer.max_buffered_groups=24",
+        "weights.update=abort_stale",
+        "training.batching=packed",
+        "training.optimizer.schedule=linear",
+        "training.max_steps=5",
+        "data.epochs=2",
+    ]
+    result = penstock.resume(run_dir, changed, checkpoint=with_ready[0])
+    assert result.summary["steps"] == 5
+    assert set(ends(run_dir).values()) == {1}
 
 
 def test_a_run_without_a_checkpoint_begins_anew_with_any_settings(make_config: ConfigMaker) -> None:
