@@ -237,7 +237,7 @@ def set_aside(path: Path) -> Path:
     """Rename what has a checkpoint's name to the first free of `aside_step_N`, `aside_step_N.1`, …; nothing is lost."""
     name = _ASIDE.format(path.name)
     number = 0
-    while (aside := path.with_name(f"{name}.{number}" if number else name)).exists():
+    while os.path.lexists(aside := path.with_name(f"{name}.{number}" if number else name)):
         number += 1
     return path.rename(aside)
 

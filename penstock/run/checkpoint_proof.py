@@ -55,6 +55,7 @@ async def write_and_read_off_the_loop(store: CheckpointStore, snapshot: Snapshot
         return await asyncio.shield(writing)
     except asyncio.CancelledError:
         await asyncio.wait({writing})
+        writing.exception()  # how it ended does not matter any more
         raise
 
 
@@ -64,8 +65,8 @@ def _write_and_read(store: CheckpointStore, snapshot: Snapshot) -> int:
     except Exception as error:  # whatever it is, it would come again after the first step
         cause = " ".join((str(error) or type(error).__name__).split()).rstrip(".")
         raise CheckpointError(
-            f"no checkpoint could be written to {str(store.folder)!r}: {cause}. Nothing was trained yet; mend this, or "
-            "set checkpoint.at_end=false and leave checkpoint.every_steps out to train without checkpoints"
+            f"no checkpoint could be written to {str(store.folder)!r}: {cause}. It was tried before the first step, so "
+            "nothing is lost; mend this, or train without checkpoints (checkpoint.at_end=false, no every_steps)"
         ) from error
 
 

@@ -157,10 +157,7 @@ class _Run:
             if first is not None:
                 records.metrics.evaluation(first)
         trainer = TracedTrainer(training.trainer, records.timeline)
-        resumed = self._point.step if self._point is not None and self._point.checkpoint is not None else None
-        identity = RunIdentity(self._directory.run_id, dump_config(config), resumed)
-        folder, tokenizer = self._directory.checkpoints, serving.hf_tokenizer
-        store = CheckpointStore(folder, config.checkpoint, tokenizer, self._saved, identity)
+        store = self._store(serving)
         between = BetweenSteps(config, trainer, store, evaluations, records)
         controller = SingleController(config, self._parts(serving, training, trainer), between)
         between.controller = controller
@@ -194,6 +191,12 @@ class _Run:
                 records.metrics.evaluation(report)
                 store.note_value(step, report.metrics().get(config.checkpoint.best_metric))
         return stopped_by
+
+    def _store(self, serving: Serving) -> CheckpointStore:
+        config, directory, point = self._config, self._directory, self._point
+        resumed = point.step if point is not None and point.checkpoint is not None else None
+        identity = RunIdentity(directory.run_id, dump_config(config), resumed)
+        return CheckpointStore(directory.checkpoints, config.checkpoint, serving.hf_tokenizer, self._saved, identity)
 
     def _parts(self, serving: Serving, training: Training, trainer: TracedTrainer) -> Parts:
         records = self._records

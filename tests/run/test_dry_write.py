@@ -66,7 +66,8 @@ def test_a_folder_that_cannot_be_written_ends_the_run_before_anything_is_trained
     run_dir.mkdir()
     (run_dir / "checkpoints").write_text("a file, where a folder should be")
     with pytest.raises(
-        CheckpointError, match=r"no checkpoint could be written to .*checkpoints.*Nothing was trained yet"
+        CheckpointError,
+        match=r"no checkpoint could be written to .*checkpoints.*before the first step, so nothing is lost",
     ):
         penstock.train(config)
     assert lines(run_dir / "metrics.jsonl") == []
