@@ -14,21 +14,34 @@ from penstock.cli.results import print_result
 RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Folder of the run.")]
 
 
-def resume(run_dir: RunDir, overrides: Overrides = None, as_json: Json = False) -> None:
+Checkpoint = Annotated[
+    str | None,
+    typer.Option(
+        "--checkpoint",
+        metavar="NAME",
+        help="Go on from step_N, or best (checkpoint.best_metric), instead of the newest.",
+        show_default=False,
+    ),
+]
+
+
+def resume(run_dir: RunDir, overrides: Overrides = None, checkpoint: Checkpoint = None, as_json: Json = False) -> None:
     """Go on with a run from its newest complete checkpoint.
 
     However the run ended (Ctrl-C, a crash, kill -9, a full disk), every prompt is trained exactly once or reported:
     prompts that were under way are dispatched again, and metrics, samples and ledger are set back to the checkpoint.
-    A run that had no checkpoint yet begins anew.
+    A run that had no checkpoint yet begins anew. A damaged checkpoint is refused, with the name of one that is good;
+    when a run goes on from an older one, later ones are set aside.
 
     \b
     Example:
       penstock resume runs/default
       penstock resume runs/default training.max_steps=200
+      penstock resume runs/default --checkpoint step_40
     """
     with reported(as_json):
         find_local_modules()
         from penstock.run.train import resume as resume_training
 
         quiet = ["observe.console=off"] if as_json else []
-        print_result(resume_training(run_dir, [*(overrides or []), *quiet]), as_json=as_json)
+        print_result(resume_training(run_dir, [*(overrides or []), *quiet], checkpoint=checkpoint), as_json=as_json)

@@ -138,6 +138,7 @@ class SingleController:
 
     async def run(self) -> str:
         """Run to the end; says why it ended (`max_steps`, `data_exhausted`, or the reason given to `stop`)."""
+        self._throughput.begin()
         if self._restored:
             await self.sync.publish()
         try:

@@ -28,6 +28,11 @@ class Throughput:
         self._tokens_before = 0
         self._elapsed_before = 0.0
 
+    def begin(self) -> None:
+        """Training begins now: what came before, such as the trial of a checkpoint, does not count."""
+        self._first = self._last = self._read()
+        self._started = self._last_time = time.monotonic()
+
     def restore(self, tokens: int, elapsed: float) -> None:
         """Tokens and seconds of the processes that this run went on from."""
         self._tokens_before, self._elapsed_before = tokens, elapsed

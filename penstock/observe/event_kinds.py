@@ -45,6 +45,10 @@ EVENT_KINDS: dict[str, EventKind] = {
     "logger_behind": EventKind(Severity.FAILURE, "a logger did not keep up and began to lose records"),
     "logger_gaps": EventKind(Severity.FAILURE, "records that a logger lost; metrics.jsonl has them"),
     "partial_step_dropped": EventKind(Severity.NOTABLE, "the data ended in the middle of a step (data.partial_step)"),
+    "settings_changed": EventKind(Severity.NOTABLE, "the run went on with other settings than its checkpoint's"),
+    "checkpoints_set_aside": EventKind(
+        Severity.NOTABLE, "folders of later steps, or half-deleted ones, were renamed when the run went on"
+    ),
     "early_stop": EventKind(Severity.NOTABLE, "the run ended by a metric (training.early_stop)"),
     "group_evicted": EventKind(Severity.WASTE, "a group became too stale in the buffer; its prompt went round again"),
     "group_aborted": EventKind(
@@ -55,6 +59,7 @@ EVENT_KINDS: dict[str, EventKind] = {
     "run_resumed": EventKind(Severity.ROUTINE, "the run went on from a checkpoint"),
     "logger_started": EventKind(Severity.ROUTINE, "a logger is ready"),
     "weights_published": EventKind(Severity.ROUTINE, "the engines serve new weights"),
+    "checkpoint_proved": EventKind(Severity.ROUTINE, "a checkpoint was written, read back and removed, for trial"),
     "checkpoint_saved": EventKind(Severity.ROUTINE, "a checkpoint is complete"),
     "run_ended": EventKind(Severity.ROUTINE, "the run ended"),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 from penstock.buffer.samplers.factory import check_capacity, make_sampler
 from penstock.config.models import RunConfig
@@ -11,7 +12,7 @@ from penstock.rollout.environments.factory import make_environment
 from penstock.run.directory import check_run_dir
 from penstock.run.rollouts import check_recording
 from penstock.weights.hf import check_model_folder
-from penstock.weights.lora import require_peft
+from penstock.weights.lora import check_adapter_folder, require_peft
 
 
 def check_config(config: RunConfig, *, resumed: bool = False) -> None:
@@ -30,6 +31,8 @@ def check_config(config: RunConfig, *, resumed: bool = False) -> None:
     check_model_folder(config.model.path)
     if config.model.lora is not None:
         require_peft()
+        if config.model.lora.path is not None:
+            check_adapter_folder(Path(config.model.lora.path))
     if config.rollout.replay_from is not None:
         check_recording(config)
         return

@@ -56,14 +56,7 @@ class RunDirectory:
         return run_id
 
     def _known_id(self) -> str:
-        path = self.path / _IDENTITY
-        try:
-            run_id = json.loads(path.read_text(encoding="utf-8"))["run_id"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise SetupError(f"{str(path)!r}, which names the run, cannot be read: {error}") from error
-        if not isinstance(run_id, str) or not run_id:
-            raise SetupError(f"{str(path)!r} names no run")
-        return run_id
+        return run_id_of(self.path)
 
     def _remove_leftovers(self) -> None:
         """What a run that failed before its first step has left would be taken for this one's."""
@@ -149,6 +142,18 @@ class RunDirectory:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
+
+
+def run_id_of(run_dir: Path) -> str:
+    """The name of the run in a folder; `SetupError` where nothing says it."""
+    path = run_dir / _IDENTITY
+    try:
+        run_id = json.loads(path.read_text(encoding="utf-8"))["run_id"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise SetupError(f"{str(path)!r}, which names the run, cannot be read: {error}") from error
+    if not isinstance(run_id, str) or not run_id:
+        raise SetupError(f"{str(path)!r} names no run")
+    return run_id
 
 
 def check_run_dir(path: str | Path) -> None:

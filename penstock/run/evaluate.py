@@ -17,7 +17,9 @@ from penstock.rollout.environments.base import Environment, Split, Trajectory
 from penstock.rollout.handle import SampleHandle, Tokenizer
 from penstock.rollout.prompts import Prompt, derive_seed
 from penstock.run.build import build_serving
+from penstock.run.checkpoint_check import require_good
 from penstock.run.chosen_checkpoint import chosen_checkpoint
+from penstock.run.directory import run_id_of
 from penstock.run.eval_report import EvalReport, ScoredResponse, make_report
 
 
@@ -136,6 +138,7 @@ def evaluate(config: RunConfig, run_dir: Path | None = None, checkpoint: str | N
     """
     if run_dir is not None:
         folder = chosen_checkpoint(run_dir / "checkpoints", checkpoint, config.checkpoint)
+        require_good(folder, run_id_of(run_dir), "eval")
         # A checkpoint's weights are whole, whether adapters were trained or not.
         model = config.model.model_copy(update={"path": str(folder), "lora": None})
         config = config.model_copy(update={"model": model})

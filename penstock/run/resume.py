@@ -1,4 +1,4 @@
-"""`resume(run_dir)`: go on with a run from its newest complete checkpoint, as if it had never ended."""
+"""Where a run goes on: the checkpoint, found good, and the settings, found to go with it."""
 
 from __future__ import annotations
 
@@ -11,18 +11,11 @@ from penstock.config.loading import load_config
 from penstock.config.models import RunConfig
 from penstock.controller.snapshot import ControllerSnapshot
 from penstock.errors import ConfigError, SetupError
-from penstock.run.checkpoint import CONTROLLER_FOLDER, checkpoints, step_of
-
-_FIXED = (
-    "seed",
-    "deterministic",
-    "model.path",
-    "model.lora",
-    "sampler",
-    "training.prompt_groups_per_step",
-    "training.backend",
-)
-"""Settings that what was saved depends on."""
+from penstock.run.checkpoint import CONTROLLER_FOLDER, SETTINGS_FILE, checkpoints, step_of, superseded
+from penstock.run.checkpoint_check import require_good
+from penstock.run.chosen_checkpoint import chosen_checkpoint
+from penstock.run.directory import RunDirectory
+from penstock.run.resume_rules import Change, changes, shown
 
 
 @dataclass(frozen=True)
@@ -32,6 +25,10 @@ class ResumePoint:
     checkpoint: Path | None
     """None: it was killed before its first checkpoint, and begins anew."""
     snapshot: ControllerSnapshot | None
+    superseded: tuple[str, ...] = ()
+    """Folders in `checkpoints/` that are set aside: of later steps, or no checkpoints."""
+    changes: tuple[Change, ...] = ()
+    """Settings that are not those of the checkpoint, and may differ."""
 
     @property
     def step(self) -> int:
@@ -44,33 +41,45 @@ class ResumePoint:
         return 0 if self.snapshot is None else len(self.snapshot.ends) - self.snapshot.ends.count(0)
 
 
-def resume_point(checkpoints_folder: Path) -> ResumePoint:
-    """The newest complete checkpoint, read and checked."""
-    found = checkpoints(checkpoints_folder)
-    if not found:
-        return ResumePoint(None, None)
-    return ResumePoint(found[-1], ControllerSnapshot.read(found[-1] / CONTROLLER_FOLDER))
+def resume_point(directory: RunDirectory, config: RunConfig, checkpoint: str | None = None) -> ResumePoint:
+    """The checkpoint of this name, by default the newest complete one, checked and read; changes nothing.
+
+    `SetupError` where it is damaged; `ConfigError` where `config` has other settings than it depends on.
+    """
+    folder = directory.checkpoints
+    if checkpoint is None and not checkpoints(folder):
+        return ResumePoint(None, None, _names(superseded(folder, 0)))
+    found = chosen_checkpoint(folder, checkpoint, config.checkpoint)
+    require_good(found, directory.run_id, "resume")
+    allowed = _allowed_changes(load_config(found / SETTINGS_FILE), config, found.name, directory)
+    snapshot = ControllerSnapshot.read(found / CONTROLLER_FOLDER)
+    return ResumePoint(found, snapshot, _names(superseded(folder, step_of(found))), allowed)
+
+
+def _names(paths: Sequence[Path]) -> tuple[str, ...]:
+    return tuple(path.name for path in paths)
+
+
+def _allowed_changes(before: RunConfig, now: RunConfig, checkpoint: str, directory: RunDirectory) -> tuple[Change, ...]:
+    """What differs; `ConfigError` names everything that must not."""
+    found = changes(before, now)
+    refused = [
+        f"{change.key}: is {shown(change.now)} now, and {shown(change.before)} in checkpoint {checkpoint}, which "
+        "depends on it; set it back (or begin a new run)"
+        for change in found
+        if change.is_fixed
+    ]
+    if refused:
+        raise ConfigError(refused, str(directory.config))
+    return tuple(found)
 
 
 def resumed_config(run_dir: Path, overrides: Sequence[str]) -> RunConfig:
-    """The run's own configuration with overrides; those that its checkpoints depend on are refused."""
+    """The run's own configuration, as it stands in its folder, with overrides."""
     source = run_dir / "config.yaml"
     if not source.is_file():
         raise SetupError(f"{str(run_dir)!r} holds no run: there is no config.yaml in it")
-    here = f"run_dir={json.dumps(str(run_dir))}"
-    before, after = load_config(source, [here]), load_config(source, [*overrides, here])
+    config = load_config(source, [*overrides, f"run_dir={json.dumps(str(run_dir))}"])
     if any(override.partition("=")[0].strip() == "run_dir" for override in overrides):
         raise ConfigError(["run_dir: a run goes on in its own folder; copy the folder to go on elsewhere"])
-    changed = [key for key in _FIXED if _value(before, key) != _value(after, key)]
-    if changed:
-        raise ConfigError(
-            [f"{key}: cannot be changed when a run is resumed, as its checkpoints depend on it" for key in changed]
-        )
-    return after
-
-
-def _value(config: RunConfig, key: str) -> object:
-    value: object = config
-    for part in key.split("."):
-        value = getattr(value, part)
-    return value
+    return config

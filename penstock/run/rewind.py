@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from penstock.observe.jsonl import writing
-from penstock.run.checkpoint import remove_drafts
+from penstock.run.checkpoint import remove_drafts, set_aside, superseded
 from penstock.run.directory import RunDirectory
 
 Keep = Callable[[int, bytes], bool]
@@ -19,8 +19,12 @@ def rewind(directory: RunDirectory, step: int | None, ended_prompts: int) -> Non
     """Leave what was there when `step` had ended and so many prompts had come to their end; None leaves nothing.
 
     `events.jsonl` is kept whole: it is the history of all processes of the run. The timeline of the process that ended
-    is put aside, as it has a clock of its own.
+    is put aside, as it has a clock of its own. Checkpoints of later steps are set aside first, so that, whatever
+    interrupts this, no checkpoint is ahead of the records.
     """
+    for path in superseded(directory.checkpoints, step or 0):
+        with writing(path):
+            set_aside(path)
     for path in (directory.metrics, directory.samples):
         _keep_lines(path, lambda place, line: step is not None and (at := _step(line)) is not None and at <= step)
     _keep_lines(directory.ledger, lambda place, line: place < ended_prompts)

@@ -18,7 +18,8 @@ from penstock.observe.loggers.base import Logger
 from penstock.observe.report.reading import Lines
 from penstock.run.between_steps import BetweenSteps
 from penstock.run.build import Serving, Training, build_training, serving_off_the_loop
-from penstock.run.checkpoint import CheckpointStore
+from penstock.run.checkpoint import CheckpointStore, RunIdentity
+from penstock.run.checkpoint_proof import prove_checkpoint
 from penstock.run.checks import check_config
 from penstock.run.directory import RunDirectory
 from penstock.run.periodic_eval import Evaluations
@@ -52,17 +53,23 @@ def train(config: RunConfig, loggers: Sequence[Logger] = ()) -> RunResult:
         directory.close()
 
 
-def resume(run_dir: str | Path, overrides: Sequence[str] = (), loggers: Sequence[Logger] = ()) -> RunResult:
-    """Go on with a run from its newest complete checkpoint, however its last process ended.
+def resume(
+    run_dir: str | Path,
+    overrides: Sequence[str] = (),
+    loggers: Sequence[Logger] = (),
+    *,
+    checkpoint: str | None = None,
+) -> RunResult:
+    """Go on with a run from its newest complete checkpoint, or the one named, however its last process ended.
 
     Metrics, samples and ledger are set back to the checkpoint. A run without a checkpoint begins anew. `overrides` may
     change settings that the checkpoint does not depend on, such as `training.max_steps`.
     """
     config = resumed_config(Path(run_dir), overrides)
-    check_config(config, resumed=True)
     directory = RunDirectory(run_dir, reopen=True)
     try:
-        point = resume_point(directory.checkpoints)
+        point = resume_point(directory, config, checkpoint)
+        check_config(config, resumed=True)
         rewind(directory, None if point.checkpoint is None else point.step, point.ended_prompts)
         return asyncio.run(_Run(config, directory, loggers, point).execute())
     finally:
@@ -120,6 +127,13 @@ class _Run:
             if point.checkpoint is None
             else f"going on after step {point.step}, from {point.checkpoint}"
         )
+        if point.superseded:
+            self._records.events.emit("checkpoints_set_aside", step=point.step, folders=list(point.superseded))
+            self._records.view.note(f"set aside, as aside_step_N: {', '.join(point.superseded)}")
+        if point.changes:
+            changed = [str(change) for change in point.changes]
+            self._records.events.emit("settings_changed", step=point.step, changes=changed)
+            self._records.view.note(f"settings changed since step {point.step}: {', '.join(changed)}")
 
     def _announce(self, training: Training) -> None:
         """Say how many steps there will be, and that the data ends early where it does."""
@@ -143,7 +157,7 @@ class _Run:
             if first is not None:
                 records.metrics.evaluation(first)
         trainer = TracedTrainer(training.trainer, records.timeline)
-        store = CheckpointStore(self._directory.checkpoints, config.checkpoint, serving.hf_tokenizer, self._saved)
+        store = self._store(serving)
         between = BetweenSteps(config, trainer, store, evaluations, records)
         controller = SingleController(config, self._parts(serving, training, trainer), between)
         between.controller = controller
@@ -154,6 +168,10 @@ class _Run:
             await self._restore(controller, trainer, between)
             # Only now: settings that the checkpoint does not go with must not become the run's own.
             self._directory.write_config(dump_config(config))
+            if training.buffer.clock.step < training.steps:
+                await prove_checkpoint(
+                    config.checkpoint, store, training.buffer.clock.step, controller, trainer, records
+                )
             stopped_by = await self._run_controller(controller, between)
         except (TooManyDrops, TooManyFiltered) as error:
             try:
@@ -173,6 +191,12 @@ class _Run:
                 records.metrics.evaluation(report)
                 store.note_value(step, report.metrics().get(config.checkpoint.best_metric))
         return stopped_by
+
+    def _store(self, serving: Serving) -> CheckpointStore:
+        config, directory, point = self._config, self._directory, self._point
+        resumed = point.step if point is not None and point.checkpoint is not None else None
+        identity = RunIdentity(directory.run_id, dump_config(config), resumed)
+        return CheckpointStore(directory.checkpoints, config.checkpoint, serving.hf_tokenizer, self._saved, identity)
 
     def _parts(self, serving: Serving, training: Training, trainer: TracedTrainer) -> Parts:
         records = self._records

@@ -61,6 +61,8 @@ class LocalSnapshot:
     optimizer: dict[str, Tensor]
     rng: dict[str, Tensor]
     state: TrainerState
+    bytes_to_come: int = 0
+    """Of moments that the optimizer does not have yet."""
 
     @classmethod
     def of(cls, model: Any, optimizer: PolicyOptimizer, version: int) -> LocalSnapshot:
@@ -68,7 +70,8 @@ class LocalSnapshot:
         lora = LoraAdapter.of(model)
         weights, adapter = (_copied(model.state_dict()), {}) if lora is None else lora.snapshot()
         state = TrainerState(version, optimizer.updates, optimizer.next_learning_rate, optimizer.step_counts())
-        return cls(model, weights, adapter, _copied(optimizer.state_tensors()), _rng_state(), state)
+        tensors = _copied(optimizer.state_tensors())
+        return cls(model, weights, adapter, tensors, _rng_state(), state, optimizer.bytes_to_come())
 
     def write(self, folder: Path) -> None:
         """Write a checkpoint into an existing folder.
@@ -122,7 +125,9 @@ def _read_weights(folder: Path, model: Any) -> tuple[dict[str, Tensor], list[str
         return adapter.read(folder / ADAPTER_FOLDER)
     # transformers may rename and merge tensors between file and module, so it reads its own files.
     try:
-        saved, info = type(model).from_pretrained(folder, dtype=model.dtype, output_loading_info=True)
+        saved, info = type(model).from_pretrained(
+            folder, dtype=model.dtype, use_safetensors=True, local_files_only=True, output_loading_info=True
+        )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise SetupError(f"checkpoint {folder}: the weights cannot be read ({error})") from error
     loaded: dict[str, Tensor] = saved.state_dict()

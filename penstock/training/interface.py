@@ -49,6 +49,10 @@ class Prepared:
 class TrainerSnapshot(Protocol):
     """Weights, optimizer, schedule and RNG state of one moment."""
 
+    @property
+    def bytes_to_come(self) -> int:
+        """By how much more a snapshot grows with training: moments that the optimizer does not have yet."""
+
     def write(self, folder: Path) -> None:
         """Write weights (loadable by transformers) and the rest into an existing folder; blocks, from any thread."""
 

@@ -108,6 +108,11 @@ class PolicyOptimizer:
         states = {name: self._adamw.state.get(master, {}) for name, master in self._masters.items()}
         return {name: int(state["step"]) for name, state in states.items() if state}
 
+    def bytes_to_come(self) -> int:
+        """Of the moments of parameters that were never changed."""
+        fresh = (master for master in self._masters.values() if not self._adamw.state.get(master))
+        return sum(len(_MOMENTS) * master.numel() * master.element_size() for master in fresh)
+
     def problems(self, tensors: Mapping[str, Tensor], counts: Mapping[str, int]) -> list[str]:
         """What keeps a saved state from being loaded into this optimizer."""
         expected = {

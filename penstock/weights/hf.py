@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from penstock.errors import SetupError
 from penstock.weights.logits import LogitTransform
 from penstock.weights.lora import LoraAdapter
+from penstock.weights.pickles import refuse_pickled_weights
 
 if TYPE_CHECKING:
     from penstock.config.model import ModelConfig
@@ -107,6 +108,7 @@ def load_model(config: ModelConfig, device: torch.device | str = "cpu") -> Any:
             attn_implementation=config.attention,
             trust_remote_code=config.trust_remote_code,
             local_files_only=True,
+            use_safetensors=True,
             output_loading_info=True,
         )
     except _LOADING_ERRORS as error:
@@ -165,6 +167,7 @@ def local_folder(config: ModelConfig) -> str:
             f"model.path: {config.path!r} is neither a folder nor a model in the local cache; give a folder, or set "
             "model.download=true to fetch it from the hub"
         ) from None
+    check_model_folder(folder)
     return str(folder)
 
 
@@ -201,11 +204,12 @@ def silence_progress_bars() -> None:
 
 
 def check_model_folder(path: str) -> None:
-    """A path that looks like a folder must be one; everything else is taken for a hub id."""
+    """A path that looks like a folder must be one, of a model in safetensors; all else is taken for a hub id."""
     folder = Path(path)
     if folder.is_dir():
         if not (folder / "config.json").is_file():
             raise SetupError(f"model.path: {path!r} is a folder without config.json, so not a Hugging Face model")
+        refuse_pickled_weights(folder, "model.path")
     elif folder.exists() or path.startswith((".", "/", "~")) or path.count("/") > 1:
         raise SetupError(f"model.path: {path!r} is not a folder; give a Hugging Face model folder or a hub id")
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from penstock.errors import SetupError
+from penstock.weights.pickles import refuse_pickled_weights
 
 if TYPE_CHECKING:
     from penstock.config.model import LoraConfig
@@ -177,6 +178,14 @@ def _adapt(peft: Any, model: Any, config: LoraConfig, seed: int) -> Any:
         return peft.get_peft_model(model, settings)
 
 
+def check_adapter_folder(folder: Path) -> None:
+    """Raise `SetupError` where a folder holds no adapter, or one in a pickle."""
+    _adapter_settings(folder)
+    refuse_pickled_weights(folder, "model.lora.path")
+    if not (folder / ADAPTER_FILE).is_file():
+        raise SetupError(f"model.lora.path: {str(folder)!r} holds no adapter: {ADAPTER_FILE} is missing")
+
+
 def require_peft() -> Any:
     """The peft package."""
     try:
@@ -263,6 +272,7 @@ def _check_fits(peft: Any, peft_model: Any, folder: Path) -> None:
 
 def _check_start(folder: Path) -> None:
     """An adapter to start from must be a plain LoRA one."""
+    check_adapter_folder(folder)
     settings = _adapter_settings(folder)
     odd = [name for name, values in _PLAIN.items() if name in settings and settings[name] not in values]
     if settings.get("peft_type") != "LORA":

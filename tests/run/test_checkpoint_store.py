@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import shutil
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +16,16 @@ import pytest
 from penstock.config.models import CheckpointConfig
 from penstock.controller.snapshot import ControllerSnapshot, ControllerState
 from penstock.errors import CheckpointError, SetupError
-from penstock.run.checkpoint import CheckpointStore, Snapshot, checkpoints, newest_checkpoint, remove_drafts
+from penstock.run.checkpoint import (
+    CheckpointStore,
+    RunIdentity,
+    Snapshot,
+    checkpoints,
+    newest_checkpoint,
+    remove_drafts,
+)
+from penstock.run.checkpoint_check import damage
+from penstock.run.seal import SEAL, Seal
 
 STATE = ControllerState(
     stream="x",
@@ -43,16 +53,23 @@ class FakeTrainer:
     """Writes one file, after whatever the test wants to happen."""
 
     before: Callable[[Path], None] = lambda folder: None
+    bytes_to_come: int = 0
 
     def write(self, folder: Path) -> None:
         (folder / "model.safetensors").write_text("weights")
         self.before(folder)
 
 
-def make_store(folder: Path, saved: list[int] | None = None, **settings: Any) -> CheckpointStore:
+def make_store(
+    folder: Path, saved: list[int] | None = None, resumed_step: int | None = None, **settings: Any
+) -> CheckpointStore:
     found = saved if saved is not None else []
     return CheckpointStore(
-        folder / "run" / "checkpoints", CheckpointConfig(**settings), NoTokenizer(), lambda step, *_: found.append(step)
+        folder / "run" / "checkpoints",
+        CheckpointConfig(**settings),
+        NoTokenizer(),
+        lambda step, *_: found.append(step),
+        RunIdentity("this-run", "seed: 0\n", resumed_step),
     )
 
 
@@ -167,6 +184,48 @@ async def test_a_checkpoint_that_is_there_is_not_written_again(tmp_path: Path) -
         await store.begin(snapshot(4))
         await store.finish()
     assert saved == [4]
+
+
+async def test_what_has_a_checkpoints_name_does_not_block_the_write(tmp_path: Path) -> None:
+    """Neither a half-deleted folder, nor a whole checkpoint that this run did not write, nor a dangling link."""
+    folder = tmp_path / "run/checkpoints"
+    other = make_store(tmp_path / "other")
+    await other.begin(snapshot(2))
+    await other.finish()
+    folder.mkdir(parents=True)
+    (folder / "step_1").mkdir()
+    (folder / "step_1/model.safetensors").write_text("half")
+    shutil.copytree(tmp_path / "other/run/checkpoints/step_2", folder / "step_2")
+    (folder / "step_3").symlink_to("nowhere")
+    store = make_store(tmp_path, keep_latest=9)
+    for step in (1, 2, 3):
+        assert not store.has(step)
+        await store.begin(snapshot(step))
+        await store.finish()
+        assert store.has(step)
+    assert names(tmp_path) == ["step_1", "step_2", "step_3"]
+    assert (folder / "aside_step_1/model.safetensors").read_text() == "half"
+    assert (folder / "aside_step_2" / SEAL).is_file()
+
+
+async def test_the_checkpoint_a_run_goes_on_from_is_there(tmp_path: Path) -> None:
+    store = make_store(tmp_path)
+    await store.begin(snapshot(4))
+    await store.finish()
+    resumed = make_store(tmp_path, resumed_step=4)
+    assert resumed.has(4)
+    assert not make_store(tmp_path).has(4)
+
+
+async def test_a_checkpoint_has_the_settings_of_its_run(tmp_path: Path) -> None:
+    store = make_store(tmp_path)
+    await store.begin(snapshot(1))
+    await store.finish()
+    assert (store.folder / "step_1/controller/config.yaml").read_text() == "seed: 0\n"
+    assert not damage(store.folder / "step_1", "this-run", 1)
+    store.note_value(1, 0.5)
+    assert Seal.read(store.folder / "step_1").value == 0.5
+    assert not damage(store.folder / "step_1", "this-run", 1)
 
 
 def test_a_folder_without_checkpoints_is_named(tmp_path: Path) -> None:

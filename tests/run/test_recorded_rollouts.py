@@ -108,6 +108,7 @@ def test_a_recording_becomes_training_data_in_every_kind_of_sampler(
     assert events(result.run_dir) <= {
         "run_started",
         "weights_published",
+        "checkpoint_proved",
         "checkpoint_saved",
         "run_ended",
         "group_evicted",

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from penstock.errors import SetupError, StepStateError
@@ -90,17 +91,50 @@ async def damaged(folder: Path, what: str) -> None:
         state.write_text(state.read_text()[:20])
     elif what == "other format":
         state.write_text(json.dumps(json.loads(state.read_text()) | {"format": 99}))
+    elif what == "torn weights":
+        weights_file = folder / "model.safetensors"
+        weights_file.write_bytes(weights_file.read_bytes()[:100])
+    elif what == "a weight missing":
+        tensors = load_file(folder / "model.safetensors")
+        tensors.pop(next(name for name in tensors if "down_proj" in name))
+        save_file(tensors, folder / "model.safetensors", {"format": "pt"})
 
 
-@pytest.mark.parametrize("what", ["no state", "no optimizer", "torn state", "other format"])
+DAMAGES = {
+    "no state": "checkpoint",
+    "no optimizer": "checkpoint",
+    "torn state": "checkpoint",
+    "other format": "checkpoint",
+    "torn weights": "the weights cannot be read",
+    "a weight missing": "down_proj.* is missing in the file",
+}
+
+
+@pytest.mark.parametrize("what", DAMAGES)
 async def test_a_damaged_checkpoint_is_refused_before_anything_changes(what: str, tmp_path: Path) -> None:
     await damaged(tmp_path, what)
     model = tiny_model(seed=1)
     local, before = trainer(model, data_plane()), weights(model)
-    with pytest.raises(SetupError, match="checkpoint"):
+    with pytest.raises(SetupError, match=DAMAGES[what]):
         await local.load_checkpoint(tmp_path)
     assert bit_equal(before, weights(model))
     await local.close()
+
+
+async def test_a_snapshot_knows_by_how_much_the_moments_will_make_it_grow(tmp_path: Path) -> None:
+    local = trainer(tiny_model(), plane := data_plane())
+    fresh = await local.snapshot()
+    (tmp_path / "fresh").mkdir()
+    fresh.write(tmp_path / "fresh")
+    await local.train(0, put_groups(plane, 1))
+    (tmp_path / "trained").mkdir()
+    trained = await local.snapshot()
+    trained.write(tmp_path / "trained")
+    await local.close()
+    before, after = (sum(file.stat().st_size for file in files_of(tmp_path / name)) for name in ("fresh", "trained"))
+    assert fresh.bytes_to_come > 0
+    assert trained.bytes_to_come == 0
+    assert after - before == pytest.approx(fresh.bytes_to_come, rel=0.1)
 
 
 async def test_a_checkpoint_of_another_model_is_refused_by_name(tmp_path: Path) -> None:

@@ -14,11 +14,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from penstock.config.model import ModelConfig
+from penstock.config.model import LoraConfig, ModelConfig
 from penstock.config.models import RunConfig
 from penstock.errors import ConfigError, SetupError
 from penstock.run.build import build_serving
-from penstock.weights.hf import CausalLM, load_model, load_tokenizer
+from penstock.run.checks import check_config
+from penstock.weights.hf import CausalLM, check_model_folder, load_model, load_tokenizer
+from penstock.weights.lora import attach_lora
+from tests.support.pickles import write_harmful_pickle
 from tests.support.tiny_models import bpe_tokenizer, save_tiny_model, tiny_model
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
@@ -183,3 +186,73 @@ def test_a_hub_id_in_the_local_cache_is_loaded_from_there(download: bool, networ
     assert load_tokenizer(config)("12")["input_ids"] == [4, 5]
     assert type(load_model(config)).__name__ == "Qwen3ForCausalLM"
     assert download or network.asked == 0
+
+
+# Pickles
+
+
+def test_a_folder_with_pickled_weights_only_is_refused_by_name_and_not_opened(tmp_path: Path) -> None:
+    folder = save_tiny_model(tmp_path / "model")
+    (folder / "model.safetensors").unlink()
+    mark = write_harmful_pickle(folder / "pytorch_model.bin")
+    for use in (lambda: check_model_folder(str(folder)), lambda: load_model(folder_config(folder))):
+        with pytest.raises(SetupError, match=r"model\.path: the weights in .* are pickled \(pytorch_model\.bin\)"):
+            use()
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "named"),
+    [
+        ("model.safetensors.index.json", {"weight_map": {"lm_head.weight": "shard.bin"}}, "shard.bin"),
+        ("config.json", {"transformers_weights": "adapter_model.bin"}, "adapter_model.bin"),
+    ],
+)
+def test_files_that_send_a_reader_to_a_pickle_are_refused(
+    tmp_path: Path, file: str, content: dict[str, Any], named: str
+) -> None:
+    folder = save_tiny_model(tmp_path / "model")
+    path = folder / file
+    path.write_text(json.dumps((json.loads(path.read_text()) if path.exists() else {}) | content))
+    mark = write_harmful_pickle(folder / named)
+    with pytest.raises(SetupError, match=rf"are pickled \({named}\)"):
+        load_model(folder_config(folder))
+    assert not mark.exists()
+
+
+def test_an_adapter_that_lies_pickled_in_a_model_folder_is_refused(tmp_path: Path) -> None:
+    """transformers loads an adapter that it finds beside a model."""
+    folder = save_tiny_model(tmp_path / "model")
+    (folder / "adapter_config.json").write_text(
+        json.dumps({"peft_type": "LORA", "base_model_name_or_path": str(folder)})
+    )
+    mark = write_harmful_pickle(folder / "adapter_model.bin")
+    with pytest.raises(SetupError, match=r"are pickled \(adapter_model\.bin\)"):
+        load_model(folder_config(folder))
+    assert not mark.exists()
+
+
+def test_a_pickle_beside_safetensors_is_left_alone(tmp_path: Path) -> None:
+    folder = save_tiny_model(tmp_path / "model")
+    marks = [write_harmful_pickle(folder / name) for name in ("pytorch_model.bin", "training_args.bin", "optimizer.pt")]
+    load_model(folder_config(folder))
+    assert not any(mark.exists() for mark in marks)
+
+
+def test_an_adapter_to_start_from_that_is_pickled_is_refused(tmp_path: Path) -> None:
+    folder = save_tiny_model(tmp_path / "model")
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    (adapter / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 2, "lora_alpha": 4}))
+    mark = write_harmful_pickle(adapter / "adapter_model.bin")
+    config = LoraConfig(path=str(adapter))
+    with pytest.raises(SetupError, match=r"model\.lora\.path: the weights in .* are pickled \(adapter_model\.bin\)"):
+        attach_lora(load_model(folder_config(folder)), config)
+    settings = run_config(folder)
+    lora = settings.model.model_copy(update={"lora": config})
+    with pytest.raises(SetupError, match=r"model\.lora\.path: .* are pickled"):
+        check_config(settings.model_copy(update={"model": lora, "run_dir": str(tmp_path / "run")}))
+    assert not mark.exists()
+    (adapter / "adapter_model.bin").unlink()
+    with pytest.raises(SetupError, match=r"model\.lora\.path: .* adapter_model\.safetensors is missing"):
+        attach_lora(load_model(folder_config(folder)), config)

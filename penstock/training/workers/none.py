@@ -24,6 +24,8 @@ from penstock.weights.source import WeightSource
 class NothingTrained:
     """The trainer's share of a checkpoint: none. What is saved besides lets a recording go on where it was."""
 
+    bytes_to_come: int = 0
+
     def write(self, folder: Path) -> None:
         """There is nothing to write."""
 

@@ -32,6 +32,7 @@ class ScriptedSnapshot:
     """The version, which is all there is."""
 
     version: int
+    bytes_to_come: int = 0
 
     def write(self, folder: Path) -> None:
         (folder / "scripted.txt").write_text(f"{self.version}\n", encoding="utf-8")

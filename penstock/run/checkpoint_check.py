@@ -1,0 +1,100 @@
+"""Whether a checkpoint is what was written: looked at before anything of it is opened."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from penstock.errors import SetupError
+from penstock.run.checkpoint import checkpoints, step_of
+from penstock.run.file_digests import file_digests
+from penstock.run.seal import SEAL, BrokenSeal, Seal, SealedFile, entries
+from penstock.weights.pickles import is_pickle
+
+_SHOWN = 5
+
+
+def require_good(checkpoint: Path, run_id: str, command: str) -> None:
+    """Raise `SetupError` where a checkpoint of the run is damaged or not its own, naming the files and a way on.
+
+    The way on is the newest other checkpoint that is good: `command` (`resume`, `eval`) with `--checkpoint`. Others are
+    only read where this one is damaged, the newest first.
+    """
+    problems = damage(checkpoint, run_id, step_of(checkpoint))
+    if not problems:
+        return
+    more = [f"and {len(problems) - _SHOWN} more"] if len(problems) > _SHOWN else []
+    lines = [f"checkpoint {checkpoint.name} in {str(checkpoint.parent)!r} cannot be used:"]
+    raise SetupError("\n  ".join([*lines, *problems[:_SHOWN], *more, _way_on(checkpoint, run_id, command)]))
+
+
+def damage(folder: Path, run_id: str, step: int) -> list[str]:
+    """What keeps a folder from being the checkpoint of this run and step, one line per file; empty where it is good.
+
+    Names and sizes are compared first. Content is read, as bytes only, where these are right.
+    """
+    try:
+        seal = Seal.read(folder)
+    except BrokenSeal as broken:
+        return [f"{SEAL}: {broken}"]
+    problems = [*_of_another(seal, run_id, step), *_wrong_files(folder, seal)]
+    return problems or _wrong_content(folder, seal)
+
+
+def _of_another(seal: Seal, run_id: str, step: int) -> list[str]:
+    found = []
+    if seal.run_id != run_id:
+        found.append(f"{SEAL}: is of another run ({seal.run_id}; this one is {run_id})")
+    if seal.step != step:
+        found.append(f"{SEAL}: is of step {seal.step}, not {step}: the folder was copied or renamed")
+    return found
+
+
+def _wrong_files(folder: Path, seal: Seal) -> list[str]:
+    there = entries(folder)
+    missing = [f"{name}: is missing" for name in seal.files if name not in there]
+    extra = [f"{name}: {_stranger(name)}" for name in there if name not in seal.files]
+    odd = [
+        f"{name}: {problem}"
+        for name, sealed in seal.files.items()
+        if name in there and (problem := _odd(there[name], sealed)) is not None
+    ]
+    return [*missing, *extra, *odd]
+
+
+def _stranger(name: str) -> str:
+    if is_pickle(name):
+        return "is a pickle, which can run any code when it is opened; no checkpoint has one"
+    return "is not a file of this checkpoint; take it away"
+
+
+def _odd(path: Path, sealed: SealedFile) -> str | None:
+    facts = os.lstat(path)
+    if not stat.S_ISREG(facts.st_mode):
+        return "is not a plain file any more"
+    if facts.st_size != sealed.size:
+        return f"has {facts.st_size} bytes, and {sealed.size} were written"
+    return None
+
+
+def _wrong_content(folder: Path, seal: Seal) -> list[str]:
+    try:
+        digests = file_digests(folder, seal.files)
+    except OSError as error:
+        name = Path(error.filename).relative_to(folder).as_posix() if error.filename else "a file"
+        return [f"{name}: cannot be read ({error.strerror})"]
+    return [
+        f"{name}: its content has changed since it was written"
+        for name, sealed in seal.files.items()
+        if digests[name] != sealed.digest
+    ]
+
+
+def _way_on(checkpoint: Path, run_id: str, command: str) -> str:
+    others = [path for path in reversed(checkpoints(checkpoint.parent)) if path.name != checkpoint.name]
+    good = next((path for path in others if not damage(path, run_id, step_of(path))), None)
+    if good is None:
+        return "No other checkpoint of the run is good."
+    run_dir = checkpoint.parent.parent
+    return f"The newest good one is {good.name}: penstock {command} {run_dir} --checkpoint {good.name}"

@@ -1,0 +1,79 @@
+"""A dry write: before the first step, that a checkpoint of this run can be written, read back and found good."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+from penstock.config.loading import load_config
+from penstock.config.models import CheckpointConfig
+from penstock.controller.controller import SingleController
+from penstock.controller.snapshot import ControllerSnapshot
+from penstock.errors import CheckpointError
+from penstock.run.checkpoint import CONTROLLER_FOLDER, SETTINGS_FILE, CheckpointStore, Snapshot
+from penstock.run.checkpoint_check import damage
+from penstock.run.records import RunRecords
+from penstock.training.interface import Trainer
+
+_GIGABYTE = 1e9
+
+
+async def prove_checkpoint(
+    config: CheckpointConfig,
+    store: CheckpointStore,
+    step: int,
+    controller: SingleController,
+    trainer: Trainer,
+    records: RunRecords,
+) -> None:
+    """Write the run as it is, check it as a resume would, and remove it; `CheckpointError` where that fails.
+
+    Nothing happens in a run that writes no checkpoints. Too little room for the first real one is only a note: others
+    may free the disk until then.
+    """
+    if config.every_steps is None and not config.at_end:
+        return
+    started = time.monotonic()
+    with records.lane.span("proving that a checkpoint can be written", step=step):
+        snapshot = Snapshot(step, await trainer.snapshot(), await controller.snapshot(), None)
+        size = await write_and_read_off_the_loop(store, snapshot)
+    records.events.emit("checkpoint_proved", step=step, bytes=size, seconds=round(time.monotonic() - started, 3))
+    needed = size + snapshot.trainer.bytes_to_come
+    free = store.free_bytes()
+    if free < needed:
+        records.view.note(
+            f"! there may be no room for the first checkpoint: it needs about {needed / _GIGABYTE:.1f} GB, and "
+            f"{free / _GIGABYTE:.1f} GB are free"
+        )
+
+
+async def write_and_read_off_the_loop(store: CheckpointStore, snapshot: Snapshot) -> int:
+    """Write in a thread, so that Ctrl-C is heard; the folder is gone when this ends, however it does."""
+    writing = asyncio.ensure_future(asyncio.to_thread(_write_and_read, store, snapshot))
+    try:
+        return await asyncio.shield(writing)
+    except asyncio.CancelledError:
+        await asyncio.wait({writing})
+        writing.exception()  # how it ended does not matter any more
+        raise
+
+
+def _write_and_read(store: CheckpointStore, snapshot: Snapshot) -> int:
+    try:
+        return store.written_for_proof(snapshot, lambda folder, run_id: _look(folder, run_id, snapshot.step))
+    except Exception as error:  # whatever it is, it would come again after the first step
+        cause = " ".join((str(error) or type(error).__name__).split()).rstrip(".")
+        raise CheckpointError(
+            f"no checkpoint could be written to {str(store.folder)!r}: {cause}. It was tried before the first step, so "
+            "nothing is lost; mend this, or train without checkpoints (checkpoint.at_end=false, no every_steps)"
+        ) from error
+
+
+def _look(folder: Path, run_id: str, step: int) -> None:
+    """What a resume does with a checkpoint before it touches anything."""
+    problems = damage(folder, run_id, step)
+    if problems:
+        raise CheckpointError(f"what was written does not read back: {'; '.join(problems)}")
+    load_config(folder / SETTINGS_FILE)
+    ControllerSnapshot.read(folder / CONTROLLER_FOLDER)
