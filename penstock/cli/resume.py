@@ -7,28 +7,32 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.arguments import Json, Overrides, find_local_modules
+from penstock.cli.arguments import FromScratch, Json, Overrides, find_local_modules
 from penstock.cli.errors import reported
 from penstock.cli.results import print_result
 
 RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Folder of the run.")]
 
 
-def resume(run_dir: RunDir, overrides: Overrides = None, as_json: Json = False) -> None:
+def resume(
+    run_dir: RunDir, overrides: Overrides = None, as_json: Json = False, from_scratch: FromScratch = False
+) -> None:
     """Go on with a run from its newest complete checkpoint.
 
     However the run ended (Ctrl-C, a crash, kill -9, a full disk), every prompt is trained exactly once or reported:
     prompts that were under way are dispatched again, and metrics, samples and ledger are set back to the checkpoint.
-    A run that had no checkpoint yet begins anew.
+    A run that had no checkpoint yet begins anew. A resume that is refused changes nothing in the folder.
 
     \b
     Example:
       penstock resume runs/default
       penstock resume runs/default training.max_steps=200
+      penstock resume runs/default --from-scratch
     """
     with reported(as_json):
         find_local_modules()
         from penstock.run.train import resume as resume_training
 
         quiet = ["observe.console=off"] if as_json else []
-        print_result(resume_training(run_dir, [*(overrides or []), *quiet]), as_json=as_json)
+        result = resume_training(run_dir, [*(overrides or []), *quiet], from_scratch=from_scratch)
+        print_result(result, as_json=as_json)

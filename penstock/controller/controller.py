@@ -138,8 +138,8 @@ class SingleController:
 
     async def run(self) -> str:
         """Run to the end; says why it ended (`max_steps`, `data_exhausted`, or the reason given to `stop`)."""
-        if self._restored:
-            await self.sync.publish()
+        await self.publish_restored()
+        self._throughput.begin()
         try:
             async with asyncio.TaskGroup() as pumps:
                 background = [
@@ -207,6 +207,12 @@ class SingleController:
         if snapshot.rows is not None:
             await parts.data_plane.put_samples_async(snapshot.rows.sample_ids, snapshot.rows.columns, PARTITION)
         self._restored = True
+
+    async def publish_restored(self) -> None:
+        """Bring the engines to the weights that were restored; `run` does it, unless it is done already."""
+        if self._restored:
+            self._restored = False
+            await self.sync.publish()
 
     async def _stopped(self) -> str:
         limit = None if self._max_minutes is None else self._max_minutes * 60

@@ -23,10 +23,14 @@ class Throughput:
 
     def __init__(self, engines: Sequence[GenerationEngine]) -> None:
         self._engines = engines
-        self._first = self._last = self._read()
-        self._started = self._last_time = time.monotonic()
         self._tokens_before = 0
         self._elapsed_before = 0.0
+        self.begin()
+
+    def begin(self) -> None:
+        """Count from now on: what an evaluation before the first step took is none of it."""
+        self._first = self._last = self._read()
+        self._started = self._last_time = time.monotonic()
 
     def restore(self, tokens: int, elapsed: float) -> None:
         """Tokens and seconds of the processes that this run went on from."""

@@ -45,6 +45,7 @@ EVENT_KINDS: dict[str, EventKind] = {
     "logger_behind": EventKind(Severity.FAILURE, "a logger did not keep up and began to lose records"),
     "logger_gaps": EventKind(Severity.FAILURE, "records that a logger lost; metrics.jsonl has them"),
     "partial_step_dropped": EventKind(Severity.NOTABLE, "the data ended in the middle of a step (data.partial_step)"),
+    "old_run_moved": EventKind(Severity.NOTABLE, "an older run in the folder was moved aside (--from-scratch)"),
     "early_stop": EventKind(Severity.NOTABLE, "the run ended by a metric (training.early_stop)"),
     "group_evicted": EventKind(Severity.WASTE, "a group became too stale in the buffer; its prompt went round again"),
     "group_aborted": EventKind(

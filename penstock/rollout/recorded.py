@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping
@@ -23,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationErr
 
 from penstock.data_plane.archive import save_rows
 from penstock.data_plane.client import SampleBatch
-from penstock.errors import SetupError
+from penstock.errors import RecordError, SetupError
 from penstock.observe.jsonl import writing
 
 FOLDER = "rollouts"
@@ -80,12 +81,16 @@ class RecordedGroup(BaseModel):
 
 
 class RecordingFolder:
-    """The `rollouts/` folder of a run that records. A group's folder appears whole, and is replaced whole."""
+    """The `rollouts/` folder of a run that records. A group's folder appears whole, and is replaced whole.
+
+    Nothing is written once the folder under this path is another one, as where another run took the place.
+    """
 
     def __init__(self, folder: Path, info: RecordingInfo) -> None:
         self._folder = folder
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
+            self._place = folder.stat()
             for draft in folder.glob(f"{_DRAFT}*"):
                 shutil.rmtree(draft)
         path = folder / _INFO
@@ -102,6 +107,8 @@ class RecordingFolder:
         name = group.folder_name
         final, draft, replaced = (self._folder / f"{prefix}{name}" for prefix in ("", _DRAFT, _REPLACED))
         with writing(final):
+            if not os.path.samestat(self._folder.stat(), self._place):
+                raise RecordError(f"{str(self._folder)!r} was replaced while the run went: nothing is written to it")
             try:
                 draft.mkdir()
                 save_rows(draft, rows)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import os
 import re
 import shutil
 import time
@@ -18,7 +17,11 @@ from safetensors import SafetensorError
 
 from penstock.config.models import CheckpointConfig
 from penstock.controller.snapshot import ControllerSnapshot
-from penstock.errors import CheckpointError, SetupError
+from penstock.errors import CheckpointError, RunDirectoryLost, SetupError
+from penstock.run.directory import RunDirectory
+from penstock.run.flushing import flush_file, flush_folder
+from penstock.run.record_marks import RecordsSnapshot
+from penstock.run.write_progress import WriteProgress
 from penstock.training.interface import TrainerSnapshot
 
 CONTROLLER_FOLDER = "controller"
@@ -40,22 +43,39 @@ class Snapshot:
     controller: ControllerSnapshot
     value: float | None
     """Of `checkpoint.best_metric`, where it is known."""
+    records: RecordsSnapshot | None = None
+    """The run's own files."""
 
 
 class CheckpointStore:
     """The `checkpoints/` folder of a run; keeps the latest few, and the best where asked.
 
     A snapshot is written in a thread while the run goes on; one at a time, so that memory holds one snapshot more at
-    most. A write that failed is raised by the next call.
+    most. A write that failed is raised by the next call. With `directory`, the folder's run, nothing is written where
+    that is no longer there.
     """
 
-    def __init__(self, folder: Path, config: CheckpointConfig, tokenizer: Any, on_saved: OnSaved) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        config: CheckpointConfig,
+        tokenizer: Any,
+        on_saved: OnSaved,
+        directory: RunDirectory | None = None,
+    ) -> None:
         self._folder = folder
+        self._directory = directory
+        self._progress = WriteProgress()
         self._config = config
         self._tokenizer = tokenizer
         self._on_saved = on_saved
         self._writing: asyncio.Task[None] | None = None
         self._begun: int | None = None
+
+    @property
+    def progress(self) -> int:
+        """Grows while a checkpoint is being written."""
+        return self._progress.count
 
     def has(self, step: int) -> bool:
         """Whether the checkpoint of this step is there, or being written."""
@@ -72,6 +92,7 @@ class CheckpointStore:
         """A value of `best_metric` that became known only when the checkpoint of its step was there."""
         folder = self._folder / f"step_{step}"
         if value is not None and (folder / _SEAL).is_file():
+            self._require_directory()
             _seal(folder, step, self._config.best_metric, value)
 
     async def finish(self) -> None:
@@ -98,27 +119,42 @@ class CheckpointStore:
     def _write_now(self, snapshot: Snapshot) -> Path:
         final = self._folder / f"step_{snapshot.step}"
         draft = self._folder / _DRAFT.format(snapshot.step)
+        self._require_directory()
         try:
-            shutil.rmtree(draft, ignore_errors=True)
-            (draft / CONTROLLER_FOLDER).mkdir(parents=True)
-            snapshot.trainer.write(draft)
-            snapshot.controller.write(draft / CONTROLLER_FOLDER)
-            self._tokenizer.save_pretrained(draft)
-            _seal(draft, snapshot.step, self._config.best_metric, snapshot.value)
-            _flush(draft)
-            draft.rename(final)
-            _flush_folder(self._folder)
+            with self._progress.watching(draft):
+                shutil.rmtree(draft, ignore_errors=True)
+                (draft / CONTROLLER_FOLDER).mkdir(parents=True)
+                snapshot.trainer.write(draft)
+                snapshot.controller.write(draft / CONTROLLER_FOLDER)
+                self._tokenizer.save_pretrained(draft)
+                if snapshot.records is not None:
+                    snapshot.records.write(draft)
+                _seal(draft, snapshot.step, self._config.best_metric, snapshot.value)
+                _flush(draft, self._progress.note)
+                if self._directory is not None:
+                    self._directory.checkpoint_appears(final.name)
+                draft.rename(final)
+                flush_folder(self._folder)
+        except RunDirectoryLost:  # the draft, if there is one by this name, is another run's
+            raise
         except (OSError, SafetensorError) as error:
+            self._require_directory()
             shutil.rmtree(draft, ignore_errors=True)
             raise CheckpointError(
                 f"step {snapshot.step} could not be saved to {str(self._folder)!r}: {error}. The checkpoints before it "
                 f"are untouched; when there is room, go on with: penstock resume {self._folder.parent}"
             ) from error
         except BaseException:
+            self._require_directory()
             shutil.rmtree(draft, ignore_errors=True)
             raise
+        self._require_directory()
         self._remove_others()
         return final
+
+    def _require_directory(self) -> None:
+        if self._directory is not None:
+            self._directory.require()
 
     def _remove_others(self) -> None:
         """Delete what is neither among the latest nor among the best."""
@@ -181,6 +217,11 @@ def step_of(checkpoint: Path) -> int:
     return int(match[1])
 
 
+def draft_of(checkpoint: Path) -> Path:
+    """Where a checkpoint is written before it gets its name."""
+    return checkpoint.with_name(_DRAFT.format(step_of(checkpoint)))
+
+
 def remove_drafts(folder: Path) -> None:
     """Delete what a killed process was writing or removing."""
     for pattern in (_DRAFT.format("*"), ".removing_*"):
@@ -188,20 +229,11 @@ def remove_drafts(folder: Path) -> None:
             shutil.rmtree(draft, ignore_errors=True)
 
 
-def _flush(folder: Path) -> None:
+def _flush(folder: Path, on_progress: Callable[[], None]) -> None:
     """Bring everything in a folder to the disk itself."""
     for path in sorted(folder.rglob("*")):
         if path.is_file():
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
+            flush_file(path, on_progress)
         else:
-            _flush_folder(path)
-    _flush_folder(folder)
-
-
-def _flush_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+            flush_folder(path)
+    flush_folder(folder)

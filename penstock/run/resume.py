@@ -52,15 +52,19 @@ def resume_point(checkpoints_folder: Path) -> ResumePoint:
     return ResumePoint(found[-1], ControllerSnapshot.read(found[-1] / CONTROLLER_FOLDER))
 
 
-def resumed_config(run_dir: Path, overrides: Sequence[str]) -> RunConfig:
-    """The run's own configuration with overrides; those that its checkpoints depend on are refused."""
+def config_to_begin_anew(run_dir: Path, overrides: Sequence[str]) -> RunConfig:
+    """The run's own configuration with overrides, of which any may be changed but the folder."""
     source = run_dir / "config.yaml"
     if not source.is_file():
         raise SetupError(f"{str(run_dir)!r} holds no run: there is no config.yaml in it")
-    here = f"run_dir={json.dumps(str(run_dir))}"
-    before, after = load_config(source, [here]), load_config(source, [*overrides, here])
     if any(override.partition("=")[0].strip() == "run_dir" for override in overrides):
         raise ConfigError(["run_dir: a run goes on in its own folder; copy the folder to go on elsewhere"])
+    return load_config(source, [*overrides, f"run_dir={json.dumps(str(run_dir))}"])
+
+
+def resumed_config(run_dir: Path, overrides: Sequence[str]) -> RunConfig:
+    """The run's own configuration with overrides; those that its checkpoints depend on are refused."""
+    before, after = config_to_begin_anew(run_dir, ()), config_to_begin_anew(run_dir, overrides)
     changed = [key for key in _FIXED if _value(before, key) != _value(after, key)]
     if changed:
         raise ConfigError(

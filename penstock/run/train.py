@@ -16,15 +16,17 @@ from penstock.controller.traced_trainer import TracedTrainer
 from penstock.errors import TooManyDrops, TooManyFiltered
 from penstock.observe.loggers.base import Logger
 from penstock.observe.report.reading import Lines
+from penstock.run.aside import set_aside
 from penstock.run.between_steps import BetweenSteps
 from penstock.run.build import Serving, Training, build_training, serving_off_the_loop
 from penstock.run.checkpoint import CheckpointStore
 from penstock.run.checks import check_config
 from penstock.run.directory import RunDirectory
 from penstock.run.periodic_eval import Evaluations
+from penstock.run.record_marks import refuse_other_events, refuse_other_records
 from penstock.run.records import RunRecords
-from penstock.run.resume import ResumePoint, resume_point, resumed_config
-from penstock.run.rewind import rewind
+from penstock.run.resume import ResumePoint, config_to_begin_anew, resume_point, resumed_config
+from penstock.run.rewind import refuse_lost_checkpoints, rewind
 from penstock.run.signals import StopSignals
 
 
@@ -38,32 +40,47 @@ class RunResult:
     """`max_steps`, `data_exhausted`, `max_minutes`, `early_stop` or `interrupted`."""
 
 
-def train(config: RunConfig, loggers: Sequence[Logger] = ()) -> RunResult:
+def train(config: RunConfig, loggers: Sequence[Logger] = (), *, from_scratch: bool = False) -> RunResult:
     """Run to the end. A run that fails leaves its directory, with a summary that says why, and raises.
 
-    `loggers` are your own, on top of those that `config.observe` asks for.
+    `loggers` are your own, on top of those that `config.observe` asks for. With `from_scratch` a run that is in the
+    folder already is moved aside first, as a whole.
     """
-    check_config(config)
+    # Absolute before any code of the user's runs, which may change the working directory.
+    config = config.model_copy(update={"run_dir": str(Path(config.run_dir).absolute())})
+    check_config(config, from_scratch=from_scratch)
+    aside = set_aside(config.run_dir) if from_scratch else None
     directory = RunDirectory(config.run_dir)
     try:
         directory.write_config(dump_config(config))
-        return asyncio.run(_Run(config, directory, loggers, None).execute())
+        return asyncio.run(_Run(config, directory, loggers, None, aside).execute())
     finally:
         directory.close()
 
 
-def resume(run_dir: str | Path, overrides: Sequence[str] = (), loggers: Sequence[Logger] = ()) -> RunResult:
+def resume(
+    run_dir: str | Path, overrides: Sequence[str] = (), loggers: Sequence[Logger] = (), *, from_scratch: bool = False
+) -> RunResult:
     """Go on with a run from its newest complete checkpoint, however its last process ended.
 
-    Metrics, samples and ledger are set back to the checkpoint. A run without a checkpoint begins anew. `overrides` may
-    change settings that the checkpoint does not depend on, such as `training.max_steps`.
+    Metrics, samples and ledger are set back to the checkpoint, once everything was found to go with it: a resume that
+    is refused changes nothing. A run that never had a checkpoint begins anew. `overrides` may change settings that the
+    checkpoint does not depend on, such as `training.max_steps`. With `from_scratch` the run begins anew whatever it
+    had, and with whatever settings; the old one is moved aside as a whole.
     """
-    config = resumed_config(Path(run_dir), overrides)
+    folder = Path(run_dir).absolute()
+    if from_scratch:
+        return train(config_to_begin_anew(folder, overrides), loggers, from_scratch=True)
+    config = resumed_config(folder, overrides)
     check_config(config, resumed=True)
-    directory = RunDirectory(run_dir, reopen=True)
+    directory = RunDirectory(folder, reopen=True)
     try:
         point = resume_point(directory.checkpoints)
-        rewind(directory, None if point.checkpoint is None else point.step, point.ended_prompts)
+        refuse_other_events(directory)
+        if point.checkpoint is None:
+            refuse_lost_checkpoints(directory)
+        else:
+            refuse_other_records(directory, point.checkpoint)
         return asyncio.run(_Run(config, directory, loggers, point).execute())
     finally:
         directory.close()
@@ -73,11 +90,17 @@ class _Run:
     """The life of one run: set up, evaluate, train, checkpoint, evaluate, sum up; everything closed at the end."""
 
     def __init__(
-        self, config: RunConfig, directory: RunDirectory, loggers: Sequence[Logger], point: ResumePoint | None
+        self,
+        config: RunConfig,
+        directory: RunDirectory,
+        loggers: Sequence[Logger],
+        point: ResumePoint | None,
+        aside: Path | None = None,
     ) -> None:
         self._config = config
         self._directory = directory
         self._point = point
+        self._aside = aside
         self._records = RunRecords(config, directory, loggers)
         self._signals = StopSignals(self._records.view.note)
 
@@ -97,7 +120,12 @@ class _Run:
         return RunResult(summary, self._directory.path, stopped_by)
 
     async def _serve_and_train(self) -> str:
+        if self._point is None:
+            self._records.open()
         await self._records.start()
+        if self._aside is not None:
+            self._records.events.emit("old_run_moved", place=str(self._aside))
+            self._records.view.note(f"the run that was in this folder is now in {self._aside}")
         if self._point is not None:
             self._announce_resume(self._point)
         trains = self._config.training.backend != "none"
@@ -114,7 +142,9 @@ class _Run:
             await serving.close()
 
     def _announce_resume(self, point: ResumePoint) -> None:
-        self._records.events.emit("run_resumed", step=point.step, ended_prompts=point.ended_prompts)
+        self._records.events.emit(
+            "run_resumed", step=point.step, ended_prompts=point.ended_prompts, run_id=self._directory.run_id
+        )
         self._records.view.note(
             "no checkpoint was complete: the run begins anew"
             if point.checkpoint is None
@@ -137,23 +167,18 @@ class _Run:
         self._announce(training)
         records, config = self._records, self._config
         evaluations = Evaluations(serving, config, records.view, records.events, records.lane)
-        first = None
-        if config.eval.at_start and not (self._point is not None and self._point.step):
-            first = await evaluations.at_start()
-            if first is not None:
-                records.metrics.evaluation(first)
         trainer = TracedTrainer(training.trainer, records.timeline)
-        store = CheckpointStore(self._directory.checkpoints, config.checkpoint, serving.hf_tokenizer, self._saved)
+        store = CheckpointStore(
+            self._directory.checkpoints, config.checkpoint, serving.hf_tokenizer, self._saved, self._directory
+        )
         between = BetweenSteps(config, trainer, store, evaluations, records)
         controller = SingleController(config, self._parts(serving, training, trainer), between)
         between.controller = controller
-        controller.hook_progress = lambda: evaluations.responses
-        if first is not None:
-            between.judge(0, first.metrics())
+        controller.hook_progress = lambda: evaluations.responses + store.progress
         try:
-            await self._restore(controller, trainer, between)
-            # Only now: settings that the checkpoint does not go with must not become the run's own.
-            self._directory.write_config(dump_config(config))
+            await self._restore(controller, trainer)
+            await self._accept(between)
+            await between.before_first(training.buffer.clock.step)
             stopped_by = await self._run_controller(controller, between)
         except (TooManyDrops, TooManyFiltered) as error:
             try:
@@ -189,17 +214,26 @@ class _Run:
             record_end=records.ledger.write,
         )
 
-    async def _restore(self, controller: SingleController, trainer: TracedTrainer, between: BetweenSteps) -> None:
-        """Bring trainer, controller and what is remembered of metrics to where the checkpoint was."""
+    async def _restore(self, controller: SingleController, trainer: TracedTrainer) -> None:
+        """Bring trainer and controller to where the checkpoint was."""
         point = self._point
         if point is None or point.checkpoint is None or point.snapshot is None:
             return
         with self._records.lane.span("loading the checkpoint", step=point.step):
             await trainer.load_checkpoint(point.checkpoint)
             await controller.restore(point.snapshot)
-        for metrics in Lines(self._directory.metrics):
-            between.remember(metrics)
-        between.stop_as_remembered(point.step)
+
+    async def _accept(self, between: BetweenSteps) -> None:
+        """Nothing can refuse the run any more: set its files back to the checkpoint, and make the settings its own."""
+        point = self._point
+        if point is not None:
+            await self._records.start_loggers()
+            rewind(self._directory, None if point.checkpoint is None else point.step, point.ended_prompts)
+            self._records.open()
+            for metrics in Lines(self._directory.metrics):
+                between.remember(metrics)
+            between.stop_as_remembered(point.step)
+        self._directory.write_config(dump_config(self._config))
 
     async def _run_controller(self, controller: SingleController, between: BetweenSteps) -> str:
         try:

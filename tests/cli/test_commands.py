@@ -57,7 +57,7 @@ class TestTrain:
     def trained(self, monkeypatch: pytest.MonkeyPatch) -> list[RunConfig]:
         configs: list[RunConfig] = []
 
-        def train(config: RunConfig) -> SimpleNamespace:
+        def train(config: RunConfig, *, from_scratch: bool) -> SimpleNamespace:
             configs.append(config)
             summary = {"steps": 3, "end_reward": 0.5, "eval_reward": None, "best": float("nan"), "curve": [1, 2]}
             return SimpleNamespace(summary=summary, run_dir=Path("runs/x"), stopped_by="max_steps")
