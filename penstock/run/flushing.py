@@ -19,8 +19,8 @@ def flush_file(path: Path, on_progress: Callable[[], None] = lambda: None) -> No
             for begin in range(0, size, _PIECE_BYTES):
                 pages.flush(begin, min(_PIECE_BYTES, size - begin))
                 on_progress()
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
+    with path.open("rb") as whole:
+        os.fsync(whole.fileno())
     on_progress()
 
 

@@ -90,7 +90,7 @@ class RunRecords:
                 )
 
     def snapshot(self, begun: RecordsSnapshot | None = None) -> RecordsSnapshot:
-        """What the files hold now, for a checkpoint that is taken now, or that was `begun` before its step was recorded.
+        """What the files hold now, for a checkpoint of this moment, or one `begun` before its step was recorded.
 
         The ledger goes on meanwhile, as prompts can end at any moment: its mark is that of the beginning.
         """
