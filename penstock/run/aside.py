@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import fcntl
+from collections.abc import Mapping
 from pathlib import Path
 
-from penstock.errors import SetupError
+from penstock.errors import ConfigError, SetupError
 from penstock.run.identity import FILE_NAME as IDENTITY
 
 LOCK = ".lock"
@@ -33,6 +34,28 @@ def set_aside(path: str | Path) -> Path | None:
         raise SetupError(
             f"run_dir: {str(path)!r} cannot be moved aside: {error.strerror or error}; choose another folder"
         ) from error
+
+
+def refuse_settings_inside(folder: Path, settings: Mapping[str, object]) -> None:
+    """Raise `ConfigError` where a setting names a file in a run's folder that is about to be moved aside.
+
+    `settings` are flat: by their dotted keys.
+    """
+    inside = [
+        f"{key}: {value!r} lies in the run that --from-scratch moves aside; copy it, or choose another run_dir"
+        for key, value in settings.items()
+        if key != "run_dir" and isinstance(value, str) and _lies_in(value, folder)
+    ]
+    if inside and holds_a_run(folder):
+        raise ConfigError(inside)
+
+
+def _lies_in(value: str, folder: Path) -> bool:
+    try:
+        path = Path(value).absolute()
+        return path.is_relative_to(folder) and path.exists()
+    except (OSError, ValueError):
+        return False
 
 
 def holds_a_run(folder: Path) -> bool:

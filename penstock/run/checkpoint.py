@@ -138,19 +138,24 @@ class CheckpointStore:
         except RunDirectoryLost:  # the draft, if there is one by this name, is another run's
             raise
         except (OSError, SafetensorError) as error:
-            self._require_directory()
-            shutil.rmtree(draft, ignore_errors=True)
+            self._give_up(draft, final)
             raise CheckpointError(
                 f"step {snapshot.step} could not be saved to {str(self._folder)!r}: {error}. The checkpoints before it "
                 f"are untouched; when there is room, go on with: penstock resume {self._folder.parent}"
             ) from error
         except BaseException:
-            self._require_directory()
-            shutil.rmtree(draft, ignore_errors=True)
+            self._give_up(draft, final)
             raise
         self._require_directory()
         self._remove_others()
         return final
+
+    def _give_up(self, draft: Path, final: Path) -> None:
+        """A checkpoint could not be written: leave nothing of it, nor the word that it is there."""
+        self._require_directory()
+        if self._directory is not None and self._directory.first_checkpoint == final.name and not final.exists():
+            self._directory.begins_anew()
+        shutil.rmtree(draft, ignore_errors=True)
 
     def _require_directory(self) -> None:
         if self._directory is not None:

@@ -47,6 +47,7 @@ class RunDirectory:
             raise SetupError(f"run_dir: {str(path)!r} cannot be written: {error}") from error
         self._take_lock(reopen)
         try:
+            self.require()  # between opening and locking, the folder may have been moved aside
             if not reopen:
                 _refuse_a_run(self.path)
                 _refuse_foreign_files(self.path)
@@ -71,7 +72,7 @@ class RunDirectory:
     def require(self) -> None:
         """Raise `RunDirectoryLost` where the folder is gone, was moved, or is another run's by now."""
         if self._lock is None or not is_same_file(self.path / LOCK, self._lock.fileno()):
-            what = "is another one by now" if self.path.exists() else "is gone"
+            what = f"has another {LOCK} by now, or none" if self.path.exists() else "is gone"
             raise RunDirectoryLost(
                 f"the run's folder {str(self.path)!r} {what}: it was deleted, moved or replaced while the run went. "
                 "Nothing more is written there. Where it was moved, go on from its last checkpoint with: penstock "

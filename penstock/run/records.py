@@ -79,11 +79,14 @@ class RunRecords:
             self.view.note(f"{name}: {place}")
 
     def require_place(self) -> None:
-        """Raise `RunDirectoryLost` where what is about to be written would be lost, or would be another run's."""
+        """Raise where what is about to be written would be lost, or would be another run's.
+
+        `RunDirectoryLost` where it is the folder, `RecordError` where it is only a file in it.
+        """
         self._directory.require()
         for file in (self.metrics.file, self.ledger):
             if not file.is_in_place():
-                raise RunDirectoryLost(
+                raise RecordError(
                     f"{str(file.path)!r} was deleted or replaced while the run went, so what the run records would be "
                     f"lost. Put the file back, and go on from the last checkpoint with: penstock resume "
                     f"{self._directory.path}"
@@ -121,7 +124,9 @@ class RunRecords:
 
         A run that was refused before its files were opened leaves them all as they are.
         """
-        if not self._opened:
+        if self._opened and self.metrics.error is None:
+            self._attempt(self.require_place)
+        elif not self._opened:
             self._attempt(self.metrics.recall)
         summary = self.metrics.summary(stopped_by) | {"run_id": self._directory.run_id}
         if self._writes_by_name:
@@ -176,6 +181,7 @@ class RunRecords:
         try:
             act()
         except PenstockError as error:
+            self._lost = self._lost or isinstance(error, RunDirectoryLost)
             self._problems.append(str(error))
         except Exception as error:  # noqa: BLE001 - the other parts must be closed too
             self._problems.append(describe(error))

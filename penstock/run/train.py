@@ -10,13 +10,14 @@ from typing import Any
 
 from penstock.config.loading import dump_config
 from penstock.config.models import RunConfig
+from penstock.config.yaml_dialect import parse_yaml
 from penstock.controller.controller import SingleController
 from penstock.controller.parts import Parts
 from penstock.controller.traced_trainer import TracedTrainer
 from penstock.errors import TooManyDrops, TooManyFiltered
-from penstock.observe.loggers.base import Logger
+from penstock.observe.loggers.base import Logger, flat_settings
 from penstock.observe.report.reading import Lines
-from penstock.run.aside import set_aside
+from penstock.run.aside import refuse_settings_inside, set_aside
 from penstock.run.between_steps import BetweenSteps
 from penstock.run.build import Serving, Training, build_training, serving_off_the_loop
 from penstock.run.checkpoint import CheckpointStore
@@ -49,7 +50,10 @@ def train(config: RunConfig, loggers: Sequence[Logger] = (), *, from_scratch: bo
     # Absolute before any code of the user's runs, which may change the working directory.
     config = config.model_copy(update={"run_dir": str(Path(config.run_dir).absolute())})
     check_config(config, from_scratch=from_scratch)
-    aside = set_aside(config.run_dir) if from_scratch else None
+    aside = None
+    if from_scratch:
+        refuse_settings_inside(Path(config.run_dir), flat_settings(parse_yaml(dump_config(config))))
+        aside = set_aside(config.run_dir)
     directory = RunDirectory(config.run_dir)
     try:
         directory.write_config(dump_config(config))

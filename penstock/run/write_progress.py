@@ -20,8 +20,7 @@ class WriteProgress:
     Example: inside `with progress.watching(draft)` a file that grows by a gigabyte in ten looks raises `count` by ten.
     """
 
-    def __init__(self, look_seconds: float = LOOK_SECONDS) -> None:
-        self._look_seconds = look_seconds
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._count = 0
 
@@ -49,7 +48,7 @@ class WriteProgress:
 
     def _look(self, folder: Path, done: threading.Event) -> None:
         before = _bytes_in(folder)
-        while not done.wait(self._look_seconds):
+        while not done.wait(LOOK_SECONDS):
             now = _bytes_in(folder)
             if now != before:
                 before = now

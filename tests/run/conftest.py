@@ -23,6 +23,11 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def make_config(model_folder: Path, tmp_path: Path) -> ConfigMaker:
     """A config with dotted changes: `make_config(**{"training.max_steps": 3})`."""
+    return config_maker(model_folder, tmp_path)
+
+
+def config_maker(model_folder: Path, tmp_path: Path) -> ConfigMaker:
+    """As `make_config`, for a run in `tmp_path / "run"`."""
 
     def make(**changes: Any) -> RunConfig:
         settings: dict[str, Any] = {
