@@ -47,7 +47,7 @@ class WriteProgress:
             self.note()
 
     def _look(self, folder: Path, done: threading.Event) -> None:
-        before = _bytes_in(folder)
+        before = 0
         while not done.wait(LOOK_SECONDS):
             now = _bytes_in(folder)
             if now != before:

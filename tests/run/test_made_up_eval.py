@@ -49,9 +49,9 @@ def test_it_is_made_before_training_goes_on_and_recorded_under_its_step(cut_shor
 
 
 def test_what_it_generates_is_none_of_training(cut_short: Path) -> None:
-    penstock.resume(cut_short, ["training.max_steps=3", "data.eval_size=200", "rollout.max_inflight_groups=1"])
+    penstock.resume(cut_short, ["training.max_steps=3", "eval.greedy=false", "eval.samples_per_prompt=100"])
     tokens = [line["rollout/tokens_generated"] for line in lines(cut_short / "metrics.jsonl") if "train/loss" in line]
-    assert 0 < tokens[2] - tokens[1] < 200, "a step has 12 responses of at most 6 tokens; the evaluation has 200"
+    assert 0 < tokens[2] - tokens[1] < 600, "a step has 12 responses of at most 6 tokens; the evaluation has 600"
 
 
 def test_it_is_made_once(cut_short: Path) -> None:
@@ -74,9 +74,9 @@ def test_it_is_judged(cut_short: Path) -> None:
 
 
 def test_a_step_that_was_not_due_has_none(make_config: ConfigMaker) -> None:
-    run_dir = penstock.train(make_config(**CHANGES | {"training.max_steps": 1})).run_dir
+    run_dir = penstock.train(make_config(**CHANGES | {"training.max_steps": 3})).run_dir
     penstock.resume(run_dir)
-    assert places(run_dir) == [(1, "train")]
+    assert places(run_dir) == [(1, "train"), (2, "train"), (2, "eval"), (3, "train")]
 
 
 def test_the_evaluation_at_the_start_is_made_up_too(make_config: ConfigMaker, monkeypatch: pytest.MonkeyPatch) -> None:
