@@ -268,16 +268,18 @@ def swap_metrics(run_dir: Path, other: Path) -> None:
     (run_dir / "copy").replace(run_dir / "metrics.jsonl")
 
 
-def at_step(patched: pytest.MonkeyPatch, step: int, happens: Callable[[], object]) -> None:
-    """Have something happen as soon as the metrics of a step are written."""
-    record = Recorder.step
+def at_step(patched: pytest.MonkeyPatch, step: int, happens: Callable[[], object]) -> list[float]:
+    """Have something happen as soon as the metrics of a step are written; all steps that are recorded."""
+    record, steps = Recorder.step, []
 
     def recorded(recorder: Recorder, metrics: dict[str, float], evaluation: None = None) -> None:
         record(recorder, metrics, evaluation)
+        steps.append(metrics["step"])
         if metrics["step"] == step:
             happens()
 
     patched.setattr(Recorder, "step", recorded)
+    return steps
 
 
 class TestWhileTheRunGoes:
@@ -298,9 +300,10 @@ class TestWhileTheRunGoes:
             happens(run_dir)
             left.append(contents(run_dir))
 
-        at_step(monkeypatch, step, lost)
+        steps = at_step(monkeypatch, step, lost)
         with pytest.raises(RunDirectoryLost, match="it was deleted, moved or replaced while the run went"):
             penstock.train(make_config(**QUICK, **{"checkpoint.every_steps": 1}))
+        assert steps[-1] == step
         assert [contents(run_dir)] == left
         assert run_dir.exists() == (happens is replace)
         if happens is not delete:
@@ -319,9 +322,10 @@ class TestWhileTheRunGoes:
         step: int,
     ) -> None:
         run_dir = tmp_path / "run"
-        at_step(monkeypatch, step, lambda: happens(run_dir, other))
+        steps = at_step(monkeypatch, step, lambda: happens(run_dir, other))
         with pytest.raises(RecordError, match=r"metrics\.jsonl' was deleted or replaced while the run went"):
             penstock.train(make_config(**QUICK))
+        assert steps[-1] == step
         left = run_dir / "metrics.jsonl"
         assert (left.read_bytes() if left.exists() else b"") in (b"", (other / "metrics.jsonl").read_bytes())
 
