@@ -78,7 +78,7 @@ class SingleController:
             recording,
         )
         self.hook_progress: Callable[[], int] = lambda: 0
-        """A counter that grows while `after_step` makes progress, as in an evaluation, so that it is no stall."""
+        """Grows while `after_step` makes progress, in an evaluation or a checkpoint, so that it is no stall."""
         self.watchdog = Watchdog(
             self._progress,
             self.diagnosis,

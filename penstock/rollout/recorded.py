@@ -93,6 +93,7 @@ class RecordingFolder:
         self._folder = folder
         self._info = info
         self._opening = threading.Lock()
+        self._run_dir = folder.parent.stat() if folder.parent.exists() else None
         self._place: os.stat_result | None = None
         if (folder / _INFO).exists():
             _refuse_other_settings(_read_info(folder / _INFO), info, folder)
@@ -102,11 +103,12 @@ class RecordingFolder:
     def _require_place(self) -> None:
         """Make the folder, the first time; afterwards, make sure that it is still the same."""
         with self._opening, writing(self._folder):
+            path, known = (self._folder, self._place) if self._place else (self._folder.parent, self._run_dir)
+            if known is not None and not os.path.samestat(path.stat(), known):
+                raise RecordError(f"{str(path)!r} was replaced while the run went: nothing is written to it")
             if self._place is None:
                 self._make()
                 self._place = self._folder.stat()
-            elif not os.path.samestat(self._folder.stat(), self._place):
-                raise RecordError(f"{str(self._folder)!r} was replaced while the run went: nothing is written to it")
 
     def _make(self) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)

@@ -21,6 +21,8 @@ def set_aside(path: str | Path) -> Path | None:
     refused, and a folder that holds none is left alone.
     """
     folder = Path(path).absolute()
+    if folder.name == "..":
+        folder = folder.resolve()
     if not holds_a_run(folder):
         return None
     try:

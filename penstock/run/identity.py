@@ -10,6 +10,7 @@ from pathlib import Path
 from penstock.errors import SetupError
 
 FILE_NAME = "run.json"
+_WAY_OUT = "Put the run's own file back, or begin anew with what is left moved aside: --from-scratch"
 
 
 @dataclass(frozen=True)
@@ -37,9 +38,9 @@ class RunIdentity:
             content = json.loads(path.read_text(encoding="utf-8"))
             run_id, first = content["run_id"], content.get("first_checkpoint")
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise SetupError(f"{str(path)!r}, which names the run, cannot be read: {error}") from error
+            raise SetupError(f"{str(path)!r}, which names the run, cannot be read: {error}. {_WAY_OUT}") from error
         if not isinstance(run_id, str) or not run_id or not (first is None or isinstance(first, str)):
-            raise SetupError(f"{str(path)!r} names no run")
+            raise SetupError(f"{str(path)!r} names no run. {_WAY_OUT}")
         return cls(run_id, first)
 
     def as_text(self) -> str:

@@ -107,4 +107,7 @@ def _read(checkpoint: Path) -> _Content:
         return _Content.model_validate_json(path.read_bytes())
     except (OSError, ValidationError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is damaged"
-        raise SetupError(f"{str(path)!r}, which ties the checkpoint to its run, cannot be read: {reason}") from error
+        raise SetupError(
+            f"{str(path)!r}, which ties the checkpoint to its run, cannot be read: {reason}. Put it back, and "
+            + _WAY_OUT.format(checkpoint.parent.parent)
+        ) from error
