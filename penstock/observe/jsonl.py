@@ -85,9 +85,10 @@ class JsonlWriter:
             os.close(own)
 
     def is_in_place(self) -> bool:
-        """Whether the file under this name is still the one that is written to."""
+        """Whether the file under this name is still the one that is written to, and has what was written."""
         with self._lock:
-            return is_same_file(self.path, self._opened().fileno())
+            own = self._opened().fileno()
+            return is_same_file(self.path, own) and os.fstat(own).st_size == self._size
 
     def close(self) -> None:
         """Close the file; further calls do nothing."""

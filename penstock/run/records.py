@@ -87,9 +87,9 @@ class RunRecords:
         for file in (self.metrics.file, self.ledger):
             if not file.is_in_place():
                 raise RecordError(
-                    f"{str(file.path)!r} was deleted or replaced while the run went, so what the run records would be "
-                    f"lost. Put the file back, and go on from the last checkpoint with: penstock resume "
-                    f"{self._directory.path}"
+                    f"{str(file.path)!r} was deleted, replaced or changed while the run went, so what the run records "
+                    "would be lost. Put the file back, and go on from the last checkpoint with: penstock resume "
+                    f"{self._directory.path}; or begin anew, with --from-scratch"
                 )
 
     def snapshot(self, begun: RecordsSnapshot | None = None) -> RecordsSnapshot:

@@ -74,6 +74,21 @@ class TestTrain:
         assert ["eval_reward", "-"] in lines
         assert not any("curve" in line for line in lines)
 
+    @pytest.mark.parametrize("flags", [[], ["--from-scratch"]])
+    @pytest.mark.parametrize("command", ["train", "resume"])
+    def test_from_scratch_is_passed_on(
+        self, config: str, monkeypatch: pytest.MonkeyPatch, command: str, flags: list[str]
+    ) -> None:
+        given: list[bool] = []
+
+        def run(*_: object, from_scratch: bool) -> SimpleNamespace:
+            given.append(from_scratch)
+            return SimpleNamespace(summary={}, run_dir=Path("runs/x"), stopped_by="max_steps")
+
+        stand_in(monkeypatch, "penstock.run.train", **{command: run})
+        assert invoke(command, config, *flags).exit_code == 0
+        assert given == [bool(flags)]
+
     def test_json_is_the_only_thing_on_stdout_and_valid(self, config: str, trained: list[RunConfig]) -> None:
         content = json.loads(invoke("train", config, "--json", "observe.console=table").stdout)
         assert trained[0].observe.console == "off"

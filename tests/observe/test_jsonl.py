@@ -145,6 +145,14 @@ def test_a_file_that_was_deleted_or_replaced_is_noticed(tmp_path: Path) -> None:
         assert not writer.is_in_place()
 
 
+def test_a_file_that_was_emptied_is_noticed(tmp_path: Path) -> None:
+    with JsonlWriter(tmp_path / "m.jsonl") as writer:
+        writer.write({"a": 1})
+        assert writer.is_in_place()
+        writer.path.write_text("")
+        assert not writer.is_in_place()
+
+
 @settings(max_examples=100, deadline=None)
 @given(st.dictionaries(st.text(), st.none() | st.booleans() | st.integers() | st.floats() | st.text()))
 def test_any_flat_record_is_one_line_of_valid_json(record: dict[str, Any]) -> None:

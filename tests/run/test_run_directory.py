@@ -268,6 +268,10 @@ def swap_metrics(run_dir: Path, other: Path) -> None:
     (run_dir / "copy").replace(run_dir / "metrics.jsonl")
 
 
+def zero_metrics(run_dir: Path, other: Path) -> None:
+    (run_dir / "metrics.jsonl").write_bytes(b"")
+
+
 def at_step(patched: pytest.MonkeyPatch, step: int, happens: Callable[[], object]) -> list[float]:
     """Have something happen as soon as the metrics of a step are written; all steps that are recorded."""
     record, steps = Recorder.step, []
@@ -310,7 +314,7 @@ class TestWhileTheRunGoes:
             events = [line["event"] for line in lines(tmp_path / "moved" / "events.jsonl")]
             assert events[-2:] == ["run_failed", "run_ended"]
 
-    @pytest.mark.parametrize("happens", [empty, swap_metrics])
+    @pytest.mark.parametrize("happens", [empty, swap_metrics, zero_metrics])
     @pytest.mark.parametrize("step", [1, 3])
     def test_metrics_that_are_lost_end_the_run(
         self,
@@ -323,7 +327,7 @@ class TestWhileTheRunGoes:
     ) -> None:
         run_dir = tmp_path / "run"
         steps = at_step(monkeypatch, step, lambda: happens(run_dir, other))
-        with pytest.raises(RecordError, match=r"metrics\.jsonl' was deleted or replaced while the run went"):
+        with pytest.raises(RecordError, match=r"metrics\.jsonl' was deleted, replaced or changed while the run"):
             penstock.train(make_config(**QUICK))
         assert steps[-1] == step
         left = run_dir / "metrics.jsonl"
