@@ -49,6 +49,10 @@ class RecordError(PenstockError):
     """A file that a run keeps about itself cannot be written; the message names the file and the cause."""
 
 
+class RunDirectoryLost(RecordError):
+    """The run's folder was deleted, moved or replaced while it ran; nothing more is written to that path."""
+
+
 class CheckpointError(PenstockError):
     """A checkpoint could not be written; the ones before it are untouched."""
 

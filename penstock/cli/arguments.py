@@ -14,6 +14,10 @@ Overrides = Annotated[
     typer.Argument(metavar="KEY=VALUE", help="Settings that replace those of the file.", show_default=False),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+FromScratch = Annotated[
+    bool,
+    typer.Option("--from-scratch", help="Begin anew; a run in the folder is moved to RUN_DIR.1, RUN_DIR.2 and so on."),
+]
 
 
 def find_local_modules() -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.arguments import Json, Overrides, find_local_modules
+from penstock.cli.arguments import FromScratch, Json, Overrides, find_local_modules
 from penstock.cli.errors import reported
 from penstock.cli.results import print_result
 
@@ -25,23 +25,33 @@ Checkpoint = Annotated[
 ]
 
 
-def resume(run_dir: RunDir, overrides: Overrides = None, checkpoint: Checkpoint = None, as_json: Json = False) -> None:
+def resume(
+    run_dir: RunDir,
+    overrides: Overrides = None,
+    checkpoint: Checkpoint = None,
+    from_scratch: FromScratch = False,
+    as_json: Json = False,
+) -> None:
     """Go on with a run from its newest complete checkpoint.
 
     However the run ended (Ctrl-C, a crash, kill -9, a full disk), every prompt is trained exactly once or reported:
     prompts that were under way are dispatched again, and metrics, samples and ledger are set back to the checkpoint.
     A run that had no checkpoint yet begins anew. A damaged checkpoint is refused, with the name of one that is good;
-    when a run goes on from an older one, later ones are set aside.
+    when a run goes on from an older one, later ones are set aside. A resume that is refused changes nothing.
 
     \b
     Example:
       penstock resume runs/default
       penstock resume runs/default training.max_steps=200
       penstock resume runs/default --checkpoint step_40
+      penstock resume runs/default --from-scratch
     """
     with reported(as_json):
         find_local_modules()
         from penstock.run.train import resume as resume_training
 
         quiet = ["observe.console=off"] if as_json else []
-        print_result(resume_training(run_dir, [*(overrides or []), *quiet], checkpoint=checkpoint), as_json=as_json)
+        result = resume_training(
+            run_dir, [*(overrides or []), *quiet], checkpoint=checkpoint, from_scratch=from_scratch
+        )
+        print_result(result, as_json=as_json)

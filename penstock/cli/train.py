@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.arguments import ConfigFile, Json, Overrides, find_local_modules
+from penstock.cli.arguments import ConfigFile, FromScratch, Json, Overrides, find_local_modules
 from penstock.cli.errors import reported
 from penstock.cli.results import print_result
 from penstock.errors import ConfigError
@@ -23,6 +23,7 @@ def train(
     rollouts_from: Annotated[
         str | None, typer.Option(metavar="RUN_DIR", help="Train on recorded rollouts, without an engine.")
     ] = None,
+    from_scratch: FromScratch = False,
 ) -> None:
     """Train a model.
 
@@ -47,7 +48,7 @@ def train(
         find_local_modules()
         from penstock.run.train import train as run_training
 
-        print_result(run_training(settings), as_json=as_json)
+        print_result(run_training(settings, from_scratch=from_scratch), as_json=as_json)
 
 
 def _flag_settings(rollouts_only: bool, rollouts_from: str | None) -> list[str]:

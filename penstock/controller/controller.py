@@ -78,7 +78,7 @@ class SingleController:
             recording,
         )
         self.hook_progress: Callable[[], int] = lambda: 0
-        """A counter that grows while `after_step` makes progress, as in an evaluation, so that it is no stall."""
+        """Grows while `after_step` makes progress, in an evaluation or a checkpoint, so that it is no stall."""
         self.watchdog = Watchdog(
             self._progress,
             self.diagnosis,
@@ -138,9 +138,8 @@ class SingleController:
 
     async def run(self) -> str:
         """Run to the end; says why it ended (`max_steps`, `data_exhausted`, or the reason given to `stop`)."""
+        await self.publish_restored()
         self._throughput.begin()
-        if self._restored:
-            await self.sync.publish()
         try:
             async with asyncio.TaskGroup() as pumps:
                 background = [
@@ -208,6 +207,12 @@ class SingleController:
         if snapshot.rows is not None:
             await parts.data_plane.put_samples_async(snapshot.rows.sample_ids, snapshot.rows.columns, PARTITION)
         self._restored = True
+
+    async def publish_restored(self) -> None:
+        """Bring the engines to the weights that were restored; `run` does it, unless it is done already."""
+        if self._restored:
+            self._restored = False
+            await self.sync.publish()
 
     async def _stopped(self) -> str:
         limit = None if self._max_minutes is None else self._max_minutes * 60

@@ -23,13 +23,12 @@ class Throughput:
 
     def __init__(self, engines: Sequence[GenerationEngine]) -> None:
         self._engines = engines
-        self._first = self._last = self._read()
-        self._started = self._last_time = time.monotonic()
         self._tokens_before = 0
         self._elapsed_before = 0.0
+        self.begin()
 
     def begin(self) -> None:
-        """Training begins now: what came before, such as the trial of a checkpoint, does not count."""
+        """Training begins now: what came before, such as an evaluation or the trial of a checkpoint, does not count."""
         self._first = self._last = self._read()
         self._started = self._last_time = time.monotonic()
 

@@ -49,6 +49,7 @@ EVENT_KINDS: dict[str, EventKind] = {
     "checkpoints_set_aside": EventKind(
         Severity.NOTABLE, "folders of later steps, or half-deleted ones, were renamed when the run went on"
     ),
+    "old_run_moved": EventKind(Severity.NOTABLE, "an older run in the folder was moved aside (--from-scratch)"),
     "early_stop": EventKind(Severity.NOTABLE, "the run ended by a metric (training.early_stop)"),
     "group_evicted": EventKind(Severity.WASTE, "a group became too stale in the buffer; its prompt went round again"),
     "group_aborted": EventKind(

@@ -28,12 +28,16 @@ def _now() -> datetime:
 class EventLog:
     """Writes `{"time": ..., "event": name, ...fields}` lines, counts them by name and tells the listeners.
 
-    Without a path events are counted and passed on but not written. A listener that raises is reported once and no
-    longer called: showing events must not be able to end a run.
+    Without a path events are counted and passed on but not written. With `opened=False` lines are kept in memory until
+    `open` writes them. A listener that raises is reported once and no longer called: showing events must not be able to
+    end a run.
     """
 
-    def __init__(self, path: str | Path | None = None, clock: Callable[[], datetime] = _now) -> None:
-        self._writer = JsonlWriter(path) if path is not None else None
+    def __init__(
+        self, path: str | Path | None = None, clock: Callable[[], datetime] = _now, *, opened: bool = True
+    ) -> None:
+        self._writer = JsonlWriter(path, opened=opened) if path is not None else None
+        self._held: list[Mapping[str, Any]] | None = None if opened else []
         self._clock = clock
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
@@ -52,9 +56,24 @@ class EventLog:
             listeners = list(self._listeners)
         if self._writer is not None:
             time = self._clock().isoformat(timespec="milliseconds")
-            self._writer.write({"time": time, "event": event, **fields})
+            self._write({"time": time, "event": event, **fields})
         for listener in listeners:
             self._tell(listener, event, fields)
+
+    def open(self) -> None:
+        """Open the file, and write what was kept for it."""
+        if self._writer is None or self._held is None:
+            return
+        self._writer.open()
+        with self._lock:
+            held, self._held = self._held, None
+            for line in held:
+                self._writer.write(line)
+
+    def sync(self) -> None:
+        """Bring the file to the disk itself; blocks."""
+        if self._writer is not None and self._held is None:
+            self._writer.sync()
 
     def subscribe(self, listener: Listener) -> None:
         """Call `listener(name, fields)` for every event from now on, in the thread that emits it."""
@@ -93,6 +112,14 @@ class EventLog:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+    def _write(self, line: Mapping[str, Any]) -> None:
+        assert self._writer is not None
+        with self._lock:
+            if self._held is not None:
+                self._held.append(line)
+                return
+        self._writer.write(line)
 
     def _tell(self, listener: Listener, event: str, fields: Mapping[str, Any]) -> None:
         try:

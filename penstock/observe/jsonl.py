@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from enum import Enum
+from io import FileIO
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -16,6 +19,15 @@ from typing import Any, Self
 from penstock.errors import RecordError
 
 _BLOCK_BYTES = 2**16
+_DIGEST_BYTES = 16
+
+
+@dataclass(frozen=True)
+class RecordMark:
+    """What a file of lines held at one moment: so many bytes, with this digest. Lines that follow do not change it."""
+
+    size: int
+    digest: str
 
 
 class JsonlWriter:
@@ -25,29 +37,64 @@ class JsonlWriter:
     has neither; scalars of numpy and torch are written as numbers, and what JSON has no form for as text.
 
     A disk that refuses raises `RecordError`; what it took of the line is cut off again, so the file keeps whole lines.
+
+    Example: `JsonlWriter(path, opened=False)` touches nothing on disk until `open` is called; two writes and `mark`
+    then give the size and digest of two lines, which the file begins with for as long as it is this file.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, *, opened: bool = True) -> None:
         self.path = Path(path)
         self._lock = threading.Lock()
+        self._file: FileIO | None = None
+        self._size = 0
+        self._digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+        if opened:
+            self.open()
+
+    def open(self) -> None:
+        """Make the file, or go on with the one that is there; it is read once, for `mark`."""
         with writing(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._file = self.path.open("ab", buffering=0)
-            self._cut_torn_line()
+            self._size = self._cut_torn_line(self._file)
+            self._digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+            for block in _blocks(self.path, self._size):
+                self._digest.update(block)
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Append one object."""
         line = json.dumps(plain(dict(record)), allow_nan=False).encode() + b"\n"
+        with self._lock, writing(self.path):
+            self._append(self._opened(), line)
+            self._size += len(line)
+            self._digest.update(line)
+
+    def mark(self) -> RecordMark:
+        """What was written so far, by this writer and those before it."""
         with self._lock:
-            if self._file.closed:
-                raise ValueError(f"{self.path} is closed")
+            return RecordMark(self._size, self._digest.hexdigest())
+
+    def sync(self) -> None:
+        """Bring what was written to the disk itself; blocks, but nobody who writes meanwhile."""
+        with self._lock:
+            own = os.dup(self._opened().fileno())
+        try:
             with writing(self.path):
-                self._append(line)
+                os.fsync(own)
+        finally:
+            os.close(own)
+
+    def is_in_place(self) -> bool:
+        """Whether the file under this name is still the one that is written to, and has what was written."""
+        with self._lock:
+            own = self._opened().fileno()
+            return is_same_file(self.path, own) and os.fstat(own).st_size == self._size
 
     def close(self) -> None:
         """Close the file; further calls do nothing."""
         with self._lock:
-            self._file.close()
+            if self._file is not None:
+                self._file.close()
 
     def __enter__(self) -> Self:
         return self
@@ -57,20 +104,26 @@ class JsonlWriter:
     ) -> None:
         self.close()
 
-    def _append(self, line: bytes) -> None:
-        before = os.fstat(self._file.fileno()).st_size
+    def _opened(self) -> FileIO:
+        if self._file is None or self._file.closed:
+            raise ValueError(f"{self.path} is closed")
+        return self._file
+
+    @staticmethod
+    def _append(file: FileIO, line: bytes) -> None:
+        before = os.fstat(file.fileno()).st_size
         rest = memoryview(line)
         try:
             while rest:
-                rest = rest[self._file.write(rest) :]
+                rest = rest[file.write(rest) :]
         except OSError:
             with suppress(OSError):
-                self._file.truncate(before)
+                file.truncate(before)
             raise
 
-    def _cut_torn_line(self) -> None:
-        """Look for the end of the last whole line, from the end of the file backwards."""
-        size = begin = os.fstat(self._file.fileno()).st_size
+    def _cut_torn_line(self, appended: FileIO) -> int:
+        """Look for the end of the last whole line, from the end of the file backwards; the size that is left."""
+        size = begin = os.fstat(appended.fileno()).st_size
         with self.path.open("rb") as file:
             while begin > 0:
                 end, begin = begin, max(0, begin - _BLOCK_BYTES)
@@ -80,7 +133,34 @@ class JsonlWriter:
                     begin += newline + 1
                     break
         if begin != size:
-            self._file.truncate(begin)
+            appended.truncate(begin)
+        return begin
+
+
+def mark_of(path: Path, size: int) -> RecordMark:
+    """The mark of the first `size` bytes of a file, or of all where it has fewer; one that is not there is empty."""
+    digest, found = hashlib.blake2b(digest_size=_DIGEST_BYTES), 0
+    if path.exists():
+        for block in _blocks(path, size):
+            digest.update(block)
+            found += len(block)
+    return RecordMark(found, digest.hexdigest())
+
+
+def is_same_file(path: Path, descriptor: int) -> bool:
+    """Whether what is found under a path is what a descriptor has open."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except OSError:
+        return False
+
+
+def _blocks(path: Path, size: int) -> Iterator[bytes]:
+    """The first `size` bytes of a file, or as many as it has."""
+    with path.open("rb") as file:
+        while size > 0 and (block := file.read(min(size, _BLOCK_BYTES))):
+            size -= len(block)
+            yield block
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.observe.jsonl import JsonlWriter
+from penstock.observe.jsonl import JsonlWriter, RecordMark
 
 
 @dataclass(frozen=True)
@@ -45,11 +45,24 @@ class SampleLog:
             return []
         return sorted(random.Random(step).sample(range(count), min(self._per_step, count)))
 
+    def open(self) -> None:
+        """Open the file now rather than with the first response."""
+        if self._path is not None and self._writer is None:
+            self._writer = JsonlWriter(self._path)
+
+    def mark(self) -> RecordMark | None:
+        """What the file holds; None where it is not open."""
+        return None if self._writer is None else self._writer.mark()
+
+    def sync(self) -> None:
+        """Bring the file to the disk itself; blocks."""
+        if self._writer is not None:
+            self._writer.sync()
+
     def write(self, record: SampleRecord) -> None:
         """Append one response."""
-        if self._path is not None:
-            if self._writer is None:
-                self._writer = JsonlWriter(self._path)
+        self.open()
+        if self._writer is not None:
             self._writer.write(vars(record))
 
     def close(self) -> None:

@@ -121,9 +121,13 @@ class Timeline:
         return cls(NoTrace())
 
     @classmethod
-    def to_file(cls, path: str | Path) -> Timeline:
-        """A timeline in `path`."""
-        return cls(TraceFile(path))
+    def to_file(cls, path: str | Path, *, opened: bool = True) -> Timeline:
+        """A timeline in `path`; with `opened=False` it is in memory until `open` is called."""
+        return cls(TraceFile(path, opened=opened))
+
+    def open(self) -> None:
+        """Begin to write the file."""
+        self._sink.open()
 
     def now(self) -> float:
         """Seconds since the timeline began."""

@@ -31,6 +31,9 @@ _log = logging.getLogger(__name__)
 class TraceSink(Protocol):
     """Where the events of a timeline go."""
 
+    def open(self) -> None:
+        """Begin to write, where that has not begun yet."""
+
     def write(self, ph: str, name: str, ts: float, pid: int, tid: int, args: Mapping[str, Any], **extra: Extra) -> None:
         """Take one event, in the format's own words; safe to call from several threads. `ts` is in microseconds."""
 
@@ -40,6 +43,9 @@ class TraceSink(Protocol):
 
 class NoTrace:
     """Keeps nothing."""
+
+    def open(self) -> None:
+        """Nothing."""
 
     def write(self, ph: str, name: str, ts: float, pid: int, tid: int, args: Mapping[str, Any], **extra: Extra) -> None:
         """Nothing."""
@@ -54,14 +60,20 @@ class TraceFile:
     So recording neither waits for the disk nor gives up its turn in the interpreter, and a killed run leaves all but
     its last moment: an array that is not closed, which Perfetto and Chrome read. `close` makes it valid JSON. At
     `limit_bytes` the trace ends with an event that says so. A disk that refuses, or does not keep up, ends the trace,
-    never the run.
+    never the run. With `opened=False` there is no file, and events wait in memory, until `open` is called.
     """
 
-    def __init__(self, path: str | Path, limit_bytes: int = LIMIT_BYTES) -> None:
+    def __init__(self, path: str | Path, limit_bytes: int = LIMIT_BYTES, *, opened: bool = True) -> None:
         self.path = Path(path)
         self._limit = limit_bytes
         self._inbox: SimpleQueue[_Event | None] = SimpleQueue()
         self._closed = threading.Event()
+        self._thread: threading.Thread | None = None
+        if opened:
+            self.open()
+
+    def open(self) -> None:
+        """Make the file, or empty the one that is there, and begin to write."""
         with writing(self.path):
             file = self.path.open("wb", buffering=0)
         self._thread = threading.Thread(target=self._run, args=(file,), name="trace", daemon=True)
@@ -83,7 +95,8 @@ class TraceFile:
         if not self._closed.is_set():
             self._closed.set()
             self._inbox.put(None)
-        self._thread.join(_JOIN_SECONDS)
+        if self._thread is not None:
+            self._thread.join(_JOIN_SECONDS)
 
     def _run(self, file: BinaryIO) -> None:
         try:

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import shutil
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationErr
 
 from penstock.data_plane.archive import save_rows
 from penstock.data_plane.client import SampleBatch
-from penstock.errors import SetupError
+from penstock.errors import RecordError, SetupError
 from penstock.observe.jsonl import writing
 
 FOLDER = "rollouts"
@@ -80,27 +82,48 @@ class RecordedGroup(BaseModel):
 
 
 class RecordingFolder:
-    """The `rollouts/` folder of a run that records. A group's folder appears whole, and is replaced whole."""
+    """The `rollouts/` folder of a run that records. A group's folder appears whole, and is replaced whole.
 
-    def __init__(self, folder: Path, info: RecordingInfo) -> None:
+    Nothing is written once the folder under this path is another one, as where another run took the place. With
+    `opened=False` settings that do not go with the folder are refused at once, but nothing is changed before the first
+    group is written: a run that is refused for another reason leaves it alone.
+    """
+
+    def __init__(self, folder: Path, info: RecordingInfo, *, opened: bool = True) -> None:
         self._folder = folder
-        with writing(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-            for draft in folder.glob(f"{_DRAFT}*"):
-                shutil.rmtree(draft)
-        path = folder / _INFO
-        if path.exists():
-            _refuse_other_settings(_read_info(path), info, folder)
-            return
-        with writing(path):
-            draft_file = folder / f".{_INFO}.writing"
-            draft_file.write_text(info.model_dump_json(indent=1) + "\n", encoding="utf-8")
-            draft_file.replace(path)
+        self._info = info
+        self._opening = threading.Lock()
+        self._run_dir = folder.parent.stat() if folder.parent.exists() else None
+        self._place: os.stat_result | None = None
+        if (folder / _INFO).exists():
+            _refuse_other_settings(_read_info(folder / _INFO), info, folder)
+        if opened:
+            self._require_place()
+
+    def _require_place(self) -> None:
+        """Make the folder, the first time; afterwards, make sure that it is still the same."""
+        with self._opening, writing(self._folder):
+            path, known = (self._folder, self._place) if self._place else (self._folder.parent, self._run_dir)
+            if known is not None and not os.path.samestat(path.stat(), known):
+                raise RecordError(f"{str(path)!r} was replaced while the run went: nothing is written to it")
+            if self._place is None:
+                self._make()
+                self._place = self._folder.stat()
+
+    def _make(self) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        for draft in self._folder.glob(f"{_DRAFT}*"):
+            shutil.rmtree(draft)
+        if not (self._folder / _INFO).exists():
+            draft_file = self._folder / f".{_INFO}.writing"
+            draft_file.write_text(self._info.model_dump_json(indent=1) + "\n", encoding="utf-8")
+            draft_file.replace(self._folder / _INFO)
 
     def write(self, group: RecordedGroup, rows: SampleBatch) -> None:
         """Put a group on disk, in place of an older record of it; `RecordError` where the disk refuses."""
         name = group.folder_name
         final, draft, replaced = (self._folder / f"{prefix}{name}" for prefix in ("", _DRAFT, _REPLACED))
+        self._require_place()
         with writing(final):
             try:
                 draft.mkdir()

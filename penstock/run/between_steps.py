@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 
 from penstock.config.models import RunConfig
 from penstock.controller.controller import SingleController
@@ -51,9 +52,25 @@ class BetweenSteps:
         if self._verdict is not None:
             self._stop(steps, self._verdict)
 
+    async def before_first(self, steps: int) -> None:
+        """Evaluate the weights that the run begins with, or goes on from, where that is due and not on record.
+
+        An evaluation that was cut short, by Ctrl-C or a kill, is made up this way.
+        """
+        assert self.controller is not None
+        if self._verdict is not None or not self._evaluations.due(steps) or self._records.metrics.evaluated(steps):
+            return
+        await self.controller.publish_restored()
+        report = await (self._evaluations.made_up(steps) if steps else self._evaluations.at_start())
+        if report is not None:
+            self._records.metrics.evaluation(report, steps)
+            self._store.note_value(steps, report.metrics().get(self._config.checkpoint.best_metric))
+            self.judge(steps, report.metrics())
+
     async def __call__(self, steps: int, metrics: dict[str, float]) -> None:
         """A step has ended, and the engines have its weights."""
         assert self.controller is not None
+        self._records.require_place()
         self._store.raise_failed()
         self._refuse_unknown_metrics(metrics)
         report = await self._evaluations.after_step(steps, int(metrics["train/version"]), self.controller.ending)
@@ -68,7 +85,7 @@ class BetweenSteps:
             metrics["timing/checkpoint_s"] = time.monotonic() - started
         self._records.metrics.step(metrics, report)
         if snapshot is not None:
-            await self._store.begin(snapshot)
+            await self._store.begin(replace(snapshot, records=self._records.snapshot(snapshot.records)))
         self.judge(steps, metrics | evaluated)
 
     async def snapshot(self, steps: int) -> Snapshot:
@@ -76,9 +93,10 @@ class BetweenSteps:
         assert self.controller is not None
         with self._records.lane.span("checkpoint", step=steps):
             await self._store.finish()
+            records = self._records.snapshot()  # with nothing awaited before the controller copies its ledger
             controller = await self.controller.snapshot()
             value = self._value[1] if self._value is not None and self._value[0] == steps else None
-            return Snapshot(steps, await self._trainer.snapshot(), controller, value)
+            return Snapshot(steps, await self._trainer.snapshot(), controller, value, records)
 
     def _refuse_unknown_metrics(self, metrics: Mapping[str, float]) -> None:
         """At the first step that trained something, which has every metric that there is."""

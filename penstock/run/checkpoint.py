@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import re
 import shutil
 import time
 from collections.abc import Callable
@@ -17,17 +16,19 @@ from safetensors import SafetensorError
 
 from penstock.config.models import CheckpointConfig
 from penstock.controller.snapshot import ControllerSnapshot
-from penstock.errors import CheckpointError, SetupError
+from penstock.errors import CheckpointError, RunDirectoryLost
+from penstock.run.checkpoint_folders import checkpoints, draft_of, ranked_checkpoints, set_aside
+from penstock.run.directory import RunDirectory
+from penstock.run.flushing import flush_file, flush_folder
+from penstock.run.record_marks import RecordsSnapshot
 from penstock.run.seal import SEAL, BrokenSeal, Seal
+from penstock.run.write_progress import WriteProgress
 from penstock.training.interface import TrainerSnapshot
 
 CONTROLLER_FOLDER = "controller"
 SETTINGS_FILE = Path(CONTROLLER_FOLDER) / "config.yaml"
 """The settings of the run, as they were."""
-_NAME = re.compile(r"step_([1-9]\d*|0)")
-_DRAFT = ".writing_{}"
 _PROOF = ".writing_proof"
-_ASIDE = "aside_{}"
 
 OnSaved = Callable[[int, Path, float], None]
 """Called with the step, the folder and the seconds of the writing."""
@@ -42,10 +43,12 @@ class Snapshot:
     controller: ControllerSnapshot
     value: float | None
     """Of `checkpoint.best_metric`, where it is known."""
+    records: RecordsSnapshot | None = None
+    """The run's own files."""
 
 
 @dataclass(frozen=True)
-class RunIdentity:
+class CheckpointOwner:
     """What a checkpoint says of the run it is of."""
 
     run_id: str
@@ -59,16 +62,25 @@ class CheckpointStore:
     """The `checkpoints/` folder of a run; keeps the latest few, and the best where asked.
 
     A snapshot is written in a thread while the run goes on; one at a time, so that memory holds one snapshot more at
-    most. A write that failed is raised by the next call.
+    most. A write that failed is raised by the next call. With `directory`, the folder's run, nothing is written where
+    that is no longer there.
 
     Invariant: `step_N` is taken for the checkpoint of step N only where this process wrote it, or goes on from it.
     Whatever else has that name is set aside when step N is written.
     """
 
     def __init__(
-        self, folder: Path, config: CheckpointConfig, tokenizer: Any, on_saved: OnSaved, run: RunIdentity
+        self,
+        folder: Path,
+        config: CheckpointConfig,
+        tokenizer: Any,
+        on_saved: OnSaved,
+        run: CheckpointOwner,
+        directory: RunDirectory | None = None,
     ) -> None:
         self._folder = folder
+        self._directory = directory
+        self._progress = WriteProgress()
         self._config = config
         self._tokenizer = tokenizer
         self._on_saved = on_saved
@@ -87,6 +99,11 @@ class CheckpointStore:
         place = self._folder if self._folder.exists() else self._folder.parent
         return shutil.disk_usage(place).free
 
+    @property
+    def progress(self) -> int:
+        """Grows while a checkpoint is being written."""
+        return self._progress.count
+
     def has(self, step: int) -> bool:
         """Whether the checkpoint of this step is there, or being written."""
         return step == self._begun or (step in self._own and (self._folder / f"step_{step}" / SEAL).is_file())
@@ -103,6 +120,7 @@ class CheckpointStore:
         folder = self._folder / f"step_{step}"
         if value is None or step not in self._own or not (folder / SEAL).is_file():
             return
+        self._require_directory()
         try:
             replace(Seal.read(folder), metric=self._config.best_metric, value=value).write(folder)
         except (BrokenSeal, OSError) as error:
@@ -133,23 +151,30 @@ class CheckpointStore:
 
     def _write_now(self, snapshot: Snapshot) -> Path:
         final = self._folder / f"step_{snapshot.step}"
-        draft = self._folder / _DRAFT.format(final.name)
+        draft = draft_of(final)
+        self._require_directory()
         try:
-            self._fill(draft, snapshot)
-            if os.path.lexists(final):
-                set_aside(final)
-            draft.rename(final)
-            _flush_folder(self._folder)
+            with self._progress.watching(draft):
+                self._fill(draft, snapshot)
+                if self._directory is not None:
+                    self._directory.checkpoint_appears(final.name)
+                if os.path.lexists(final):
+                    set_aside(final)
+                draft.rename(final)
+                flush_folder(self._folder)
+        except RunDirectoryLost:  # the draft, if there is one by this name, is another run's
+            raise
         except (OSError, SafetensorError) as error:
-            shutil.rmtree(draft, ignore_errors=True)
+            self._give_up(draft, final)
             raise CheckpointError(
                 f"step {snapshot.step} could not be saved to {str(self._folder)!r}: {error}. The checkpoints before it "
                 f"are untouched; when there is room, go on with: penstock resume {self._folder.parent}"
             ) from error
         except BaseException:
-            shutil.rmtree(draft, ignore_errors=True)
+            self._give_up(draft, final)
             raise
         self._own.add(snapshot.step)
+        self._require_directory()
         self._remove_others()
         return final
 
@@ -161,14 +186,17 @@ class CheckpointStore:
         snapshot.controller.write(draft / CONTROLLER_FOLDER)
         (draft / SETTINGS_FILE).write_text(self._run.settings, encoding="utf-8")
         self._tokenizer.save_pretrained(draft)
+        if snapshot.records is not None:
+            snapshot.records.write(draft)
         Seal.of(draft, self._run.run_id, snapshot.step, self._config.best_metric, snapshot.value).write(draft)
-        _flush(draft)
+        _flush(draft, self._progress.note)
 
     def written_for_proof(self, snapshot: Snapshot, look: Callable[[Path, str], None]) -> int:
         """Write a snapshot as a checkpoint, call `look` with the folder and the run's id, and remove it again.
 
         Blocks, from any thread; how many bytes it had. Whatever goes wrong is raised as it is.
         """
+        self._require_directory()
         was_there = self._folder.exists()
         draft = self._folder / _PROOF
         try:
@@ -180,6 +208,17 @@ class CheckpointStore:
             if not was_there:
                 with contextlib.suppress(OSError):  # somebody else's file is in it, or it was never made
                     self._folder.rmdir()
+
+    def _give_up(self, draft: Path, final: Path) -> None:
+        """A checkpoint could not be written: leave nothing of it, nor the word that it is there."""
+        self._require_directory()
+        if self._directory is not None and self._directory.first_checkpoint == final.name and not final.exists():
+            self._directory.begins_anew()
+        shutil.rmtree(draft, ignore_errors=True)
+
+    def _require_directory(self) -> None:
+        if self._directory is not None:
+            self._directory.require()
 
     def _remove_others(self) -> None:
         """Delete what is neither among the latest nor among the best."""
@@ -197,87 +236,11 @@ class CheckpointStore:
         return ranked[: config.keep_best]
 
 
-def ranked_checkpoints(found: list[Path], metric: str, *, highest: bool) -> list[Path]:
-    """Those that have a value of the metric, best first; of equal ones the newest first."""
-    sign = -1 if highest else 1
-    values = [
-        (sign * value, -place, path) for place, path in enumerate(found) if (value := _value(path, metric)) is not None
-    ]
-    return [path for _, _, path in sorted(values)]
-
-
-def _value(path: Path, metric: str) -> float | None:
-    try:
-        seal = Seal.read(path)
-    except BrokenSeal:
-        return None
-    return seal.finite_value if seal.metric == metric else None
-
-
-def checkpoints(folder: Path) -> list[Path]:
-    """Complete checkpoints, oldest first; whether they are still what was written is not looked at."""
-    return [path for path in _step_folders(folder) if (path / SEAL).is_file()]
-
-
-def _step_folders(folder: Path) -> list[Path]:
-    """Everything that has a checkpoint's name, oldest first."""
-    found = [(int(match[1]), path) for path in folder.glob("step_*") if (match := _NAME.fullmatch(path.name))]
-    return [path for _, path in sorted(found)]
-
-
-def superseded(folder: Path, step: int) -> list[Path]:
-    """What a run that goes on after `step` must not take for its own, newest first.
-
-    Those are checkpoints of later steps, which happen again, and folders without a seal, which are no checkpoints.
-    """
-    return [path for path in reversed(_step_folders(folder)) if step_of(path) > step or not (path / SEAL).is_file()]
-
-
-def set_aside(path: Path) -> Path:
-    """Rename what has a checkpoint's name to the first free of `aside_step_N`, `aside_step_N.1`, …; nothing is lost."""
-    name = _ASIDE.format(path.name)
-    number = 0
-    while os.path.lexists(aside := path.with_name(f"{name}.{number}" if number else name)):
-        number += 1
-    return path.rename(aside)
-
-
-def newest_checkpoint(folder: Path) -> Path:
-    """The newest complete checkpoint; an error names the folder that has none."""
-    found = checkpoints(folder)
-    if not found:
-        raise SetupError(f"there is no checkpoint in {str(folder)!r}")
-    return found[-1]
-
-
-def step_of(checkpoint: Path) -> int:
-    """The number of finished steps in a checkpoint."""
-    match = _NAME.fullmatch(checkpoint.name)
-    assert match is not None
-    return int(match[1])
-
-
-def remove_drafts(folder: Path) -> None:
-    """Delete what a killed process was writing or removing."""
-    for pattern in (_DRAFT.format("*"), ".removing_*"):
-        for draft in folder.glob(pattern):
-            shutil.rmtree(draft, ignore_errors=True)
-
-
-def _flush(folder: Path) -> None:
+def _flush(folder: Path, on_progress: Callable[[], None]) -> None:
     """Bring everything in a folder to the disk itself."""
     for path in sorted(folder.rglob("*")):
         if path.is_file():
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
+            flush_file(path, on_progress)
         else:
-            _flush_folder(path)
-    _flush_folder(folder)
-
-
-def _flush_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+            flush_folder(path)
+    flush_folder(folder)

@@ -7,7 +7,7 @@ import stat
 from pathlib import Path
 
 from penstock.errors import SetupError
-from penstock.run.checkpoint import checkpoints, step_of
+from penstock.run.checkpoint_folders import checkpoints, step_of
 from penstock.run.file_digests import file_digests
 from penstock.run.seal import SEAL, BrokenSeal, Seal, SealedFile, entries
 from penstock.weights.pickles import is_pickle

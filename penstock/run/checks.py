@@ -15,8 +15,10 @@ from penstock.weights.hf import check_model_folder
 from penstock.weights.lora import check_adapter_folder, require_peft
 
 
-def check_config(config: RunConfig, *, resumed: bool = False) -> None:
+def check_config(config: RunConfig, *, resumed: bool = False, from_scratch: bool = False) -> None:
     """Raise `ConfigError` or `SetupError` where a run could not start, or, with `resumed`, not go on.
+
+    With `from_scratch` a run that is in the folder already is no reason: it will be moved aside.
 
     Makes the sampler, and the environment with a prompt or two, so that tasks, reward functions and dataset files are
     really looked at, and looks whether the folders can be written and the loggers could start. Where rollouts are
@@ -24,7 +26,7 @@ def check_config(config: RunConfig, *, resumed: bool = False) -> None:
     left behind.
     """
     if not resumed:
-        check_run_dir(config.run_dir)
+        check_run_dir(config.run_dir, from_scratch=from_scratch)
     check_loggers(config.observe)
     sampler = make_sampler(config.sampler, config.training.prompt_groups_per_step, config.deterministic)
     check_capacity(sampler, config.buffer.max_buffered_groups, config.training.min_groups_per_chunk)

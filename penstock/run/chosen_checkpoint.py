@@ -6,7 +6,7 @@ from pathlib import Path
 
 from penstock.config.models import CheckpointConfig
 from penstock.errors import SetupError
-from penstock.run.checkpoint import checkpoints, newest_checkpoint, ranked_checkpoints
+from penstock.run.checkpoint_folders import checkpoints, newest_checkpoint, ranked_checkpoints
 
 BEST = "best"
 

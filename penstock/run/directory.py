@@ -5,18 +5,21 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
 
-from penstock.errors import PenstockError, SetupError
-from penstock.observe.jsonl import writing
+from penstock.errors import PenstockError, RunDirectoryLost, SetupError
+from penstock.observe.jsonl import is_same_file, writing
 from penstock.rollout.recorded import FOLDER
+from penstock.run.aside import LOCK, holds_a_run
+from penstock.run.flushing import flush_folder
+from penstock.run.identity import FILE_NAME as IDENTITY
+from penstock.run.identity import RunIdentity
 
 _RECORDS = ("summary.json", "report.html", "events.jsonl", "samples.jsonl", "ledger.jsonl", "trace.json")
 """Files that a run begins anew."""
-_IDENTITY = "run.json"
 
 
 class RunDirectory:
@@ -25,38 +28,72 @@ class RunDirectory:
     A run that failed before its first step or evaluation left nothing worth keeping; its folder may be used again.
 
     The lock is the operating system's: it is gone when the process is, however that ended. `run_id` names the run, from
-    its first process to its last.
+    its first process to its last. All paths are absolute: code that changes the working directory does no harm.
+
+    Invariant: nothing is written to the path once the folder under it is another one, or gone: every write by name
+    comes after `require`, which compares the lock file there with the one that this run holds.
     """
 
     def __init__(self, path: str | Path, *, reopen: bool = False) -> None:
         """Claim the folder; with `reopen` it must hold a run, which is to go on."""
-        self.path = Path(path)
+        self.path = Path(path).absolute()
         _refuse_a_file(self.path)
         if reopen and not self.config.is_file():
             raise SetupError(f"{str(path)!r} holds no run: there is no {self.config.name} in it")
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._lock: TextIO | None = (self.path / ".lock").open("w")
+            self._lock: TextIO | None = (self.path / LOCK).open("w")
         except OSError as error:
             raise SetupError(f"run_dir: {str(path)!r} cannot be written: {error}") from error
         self._take_lock(reopen)
         try:
+            self.require()  # between opening and locking, the folder may have been moved aside
             if not reopen:
                 _refuse_a_run(self.path)
                 _refuse_foreign_files(self.path)
                 self._remove_leftovers()
-            self.run_id = self._known_id() if reopen else self._new_id()
+            self._identity = RunIdentity.read(self.path) if reopen else RunIdentity.new()
+            if not reopen:
+                self._write_identity(self._identity)
         except PenstockError:
             self.close()
             raise
 
-    def _new_id(self) -> str:
-        run_id = secrets.token_hex(8)
-        self._replace(self.path / _IDENTITY, json.dumps({"run_id": run_id}) + "\n")
-        return run_id
+    @property
+    def run_id(self) -> str:
+        """Names the run in everything it writes."""
+        return self._identity.run_id
 
-    def _known_id(self) -> str:
-        return run_id_of(self.path)
+    @property
+    def first_checkpoint(self) -> str | None:
+        """The name of the first checkpoint that this run has saved, or was about to when it was killed."""
+        return self._identity.first_checkpoint
+
+    def require(self) -> None:
+        """Raise `RunDirectoryLost` where the folder is gone, was moved, or is another run's by now."""
+        if self._lock is None or not is_same_file(self.path / LOCK, self._lock.fileno()):
+            what = f"has another {LOCK} by now, or none" if self.path.exists() else "is gone"
+            raise RunDirectoryLost(
+                f"the run's folder {str(self.path)!r} {what}: it was deleted, moved or replaced while the run went. "
+                "Nothing more is written there. Where it was moved, go on from its last checkpoint with: penstock "
+                "resume NEW_PLACE"
+            )
+
+    def checkpoint_appears(self, name: str) -> None:
+        """Called before a checkpoint gets its name: from now on the run is known to have had one."""
+        self.require()
+        if self.first_checkpoint is None:
+            self._write_identity(replace(self._identity, first_checkpoint=name))
+
+    def begins_anew(self) -> None:
+        """The run never had a checkpoint, and its records are about to be removed."""
+        self.require()
+        if self.first_checkpoint is not None:
+            self._write_identity(replace(self._identity, first_checkpoint=None))
+
+    def _write_identity(self, identity: RunIdentity) -> None:
+        self._replace(self.path / IDENTITY, identity.as_text(), durable=True)
+        self._identity = identity
 
     def _remove_leftovers(self) -> None:
         """What a run that failed before its first step has left would be taken for this one's."""
@@ -128,12 +165,19 @@ class RunDirectory:
         """How the run ended; whole or not at all."""
         self._replace(self.summary, json.dumps(summary, indent=2) + "\n")
 
-    def _replace(self, path: Path, text: str) -> None:
+    def _replace(self, path: Path, text: str, *, durable: bool = False) -> None:
+        self.require()
         draft = self.path / f".{path.name}.writing"
         with writing(path):
             try:
-                draft.write_text(text, encoding="utf-8")
+                with draft.open("w", encoding="utf-8") as file:
+                    file.write(text)
+                    if durable:
+                        file.flush()
+                        os.fsync(file.fileno())
                 draft.replace(path)
+                if durable:
+                    flush_folder(self.path)
             finally:
                 draft.unlink(missing_ok=True)
 
@@ -144,24 +188,16 @@ class RunDirectory:
             self._lock = None
 
 
-def run_id_of(run_dir: Path) -> str:
-    """The name of the run in a folder; `SetupError` where nothing says it."""
-    path = run_dir / _IDENTITY
-    try:
-        run_id = json.loads(path.read_text(encoding="utf-8"))["run_id"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise SetupError(f"{str(path)!r}, which names the run, cannot be read: {error}") from error
-    if not isinstance(run_id, str) or not run_id:
-        raise SetupError(f"{str(path)!r} names no run")
-    return run_id
+def check_run_dir(path: str | Path, *, from_scratch: bool = False) -> None:
+    """Raise `SetupError` where no run could use the folder, with `from_scratch` once a run in it is moved aside.
 
-
-def check_run_dir(path: str | Path) -> None:
-    """Raise `SetupError` where no run could use the folder; makes and changes nothing."""
+    Makes and changes nothing.
+    """
     folder = Path(path)
     _refuse_a_file(folder)
-    _refuse_a_run(folder)
-    _refuse_foreign_files(folder)
+    if not (from_scratch and holds_a_run(folder)):
+        _refuse_a_run(folder)
+        _refuse_foreign_files(folder)
     nearest = next(place for place in (folder, *folder.absolute().parents) if place.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
         raise SetupError(
@@ -175,17 +211,31 @@ def _refuse_a_file(folder: Path) -> None:
 
 
 def _refuse_a_run(folder: Path) -> None:
-    metrics = folder / "metrics.jsonl"
-    if metrics.exists() and metrics.stat().st_size:
+    there = list(_traces(folder))
+    if there:
         raise SetupError(
-            f"run_dir: {str(folder)!r} already holds a run; choose another folder (run_dir=...), or go on with it: "
-            f"penstock resume {folder}"
+            f"run_dir: {str(folder)!r} already holds a run ({', '.join(there)}); choose another folder (run_dir=...), "
+            f"go on with it: penstock resume {folder}, or begin anew and have the old run moved aside: --from-scratch"
         )
 
 
+def _traces(folder: Path) -> Iterator[str]:
+    """What says that a run has made a step or an evaluation here, or ended a prompt."""
+    for name in ("metrics.jsonl", "ledger.jsonl"):
+        if (folder / name).is_file() and (folder / name).stat().st_size:
+            yield name
+    if any((folder / "checkpoints").glob("step_*")):
+        yield "checkpoints"
+    if (folder / IDENTITY).is_file():
+        if (folder / FOLDER).is_dir():
+            yield FOLDER
+        if RunIdentity.read(folder).first_checkpoint is not None:
+            yield f"{IDENTITY}, which says that it had checkpoints"
+
+
 def _refuse_foreign_files(folder: Path) -> None:
-    """What no run of Penstock has left here is somebody's own; and what was recorded is worth keeping."""
-    names = () if (folder / "config.yaml").is_file() else _RECORDS
+    """What no run of Penstock has left here is somebody's own."""
+    names = () if holds_a_run(folder) else _RECORDS
     there = [name for name in (*names, FOLDER) if (folder / name).exists()]
     if there:
         raise SetupError(

@@ -19,8 +19,8 @@ from penstock.rollout.prompts import Prompt, derive_seed
 from penstock.run.build import build_serving
 from penstock.run.checkpoint_check import require_good
 from penstock.run.chosen_checkpoint import chosen_checkpoint
-from penstock.run.directory import run_id_of
 from penstock.run.eval_report import EvalReport, ScoredResponse, make_report
+from penstock.run.identity import RunIdentity
 
 
 class EvalParts(Protocol):
@@ -138,7 +138,7 @@ def evaluate(config: RunConfig, run_dir: Path | None = None, checkpoint: str | N
     """
     if run_dir is not None:
         folder = chosen_checkpoint(run_dir / "checkpoints", checkpoint, config.checkpoint)
-        require_good(folder, run_id_of(run_dir), "eval")
+        require_good(folder, RunIdentity.read(run_dir).run_id, "eval")
         # A checkpoint's weights are whole, whether adapters were trained or not.
         model = config.model.model_copy(update={"path": str(folder), "lora": None})
         config = config.model_copy(update={"model": model})

@@ -44,14 +44,22 @@ class Evaluations:
         """Evaluate the final weights."""
         return await self._or_event("at the end")
 
+    async def made_up(self, step: int) -> EvalReport | None:
+        """Evaluate the weights of `step`, from which the run goes on; its evaluation was cut short."""
+        return await self._or_event(f"after step {step}")
+
+    def due(self, step: int) -> bool:
+        """Whether the weights of a step are to be evaluated when it has ended; those of step 0 are the initial ones."""
+        every = self._config.eval.every_steps
+        return every is not None and step % every == 0 if step else self._config.eval.at_start
+
     async def after_step(self, step: int, version: int, ending: asyncio.Event) -> EvalReport | None:
         """Evaluate the weights of `step`, which are `version`, if it is due; None also where `ending` came first.
 
         A run that is told to end while running groups are drained leaves the engine behind the trainer: there is
         nothing to evaluate then.
         """
-        every = self._config.eval.every_steps
-        if every is None or step % every or ending.is_set() or self._parts.engine.stats().version != version:
+        if not self.due(step) or ending.is_set() or self._parts.engine.stats().version != version:
             return None
         return await _unless(ending, self._or_event(f"after step {step}"))
 

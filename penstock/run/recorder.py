@@ -22,11 +22,11 @@ _REWARD, _EVAL_REWARD, _LAG = "train/reward_mean", "eval/reward_mean", "stalenes
 class Recorder:
     """Writes each step's and each evaluation's metrics, and keeps what the summary needs of them.
 
-    Lines that the file has already are those of a run that is resumed: the summary counts them too.
+    Lines that the file has when it is opened are those of a run that is resumed: the summary counts them too.
     """
 
     def __init__(self, metrics: Path, view: ProgressView, loggers: Loggers) -> None:
-        self._writer = JsonlWriter(metrics)
+        self.file = JsonlWriter(metrics, opened=False)
         self._view = view
         self._loggers = loggers
         self._rewards: list[float] = []
@@ -39,8 +39,18 @@ class Recorder:
         """What ended the run before its time."""
         self.early_stop: Mapping[str, str | float] = {}
         """What the summary says of an early stop."""
-        for line in Lines(metrics):
-            self._keep(int(line["step"]), {key: value for key, value in line.items() if value is not None})
+
+    def open(self) -> None:
+        """Open the file, which from now on belongs to this process, and recall what it holds."""
+        self.file.open()
+        self.recall()
+
+    def recall(self) -> None:
+        """Take what the file holds into account; what is no metrics of a step is left out."""
+        for line in Lines(self.file.path):
+            step = line.get("step")
+            if isinstance(step, int):
+                self._keep(step, {key: value for key, value in line.items() if value is not None})
 
     def step(self, metrics: dict[str, float], evaluation: EvalReport | None = None) -> None:
         """A step has ended, and with it, where one was due, an evaluation of its weights."""
@@ -50,9 +60,9 @@ class Recorder:
             self._write(step, evaluation.metrics())
         self._view.on_step(metrics | self._last_eval_reward())
 
-    def evaluation(self, report: EvalReport) -> None:
+    def evaluation(self, report: EvalReport, step: int | None = None) -> None:
         """An evaluation has ended that belongs to the last step, or, before the first, to the initial weights."""
-        self._write(self._steps, report.metrics())
+        self._write(self._steps if step is None else step, report.metrics())
 
     def evaluated(self, step: int) -> bool:
         """Whether the weights after this many steps have been evaluated."""
@@ -80,10 +90,10 @@ class Recorder:
 
     def close(self) -> None:
         """Close the file."""
-        self._writer.close()
+        self.file.close()
 
     def _write(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._writer.write({"step": step} | dict(metrics) | {"step": step})
+        self.file.write({"step": step} | dict(metrics) | {"step": step})
         self._loggers.log(step, metrics)
         self._keep(step, metrics)
 

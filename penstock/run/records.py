@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from typing import Any
 
 from penstock.config.loading import dump_config
 from penstock.config.models import RunConfig
 from penstock.config.yaml_dialect import parse_yaml
 from penstock.controller.failure import describe
-from penstock.errors import PenstockError, RecordError
+from penstock.errors import PenstockError, RecordError, RunDirectoryLost
 from penstock.observe.console import make_console
 from penstock.observe.events import EventLog
 from penstock.observe.jsonl import JsonlWriter
@@ -22,6 +21,7 @@ from penstock.observe.report.build import write_report
 from penstock.observe.samples import SampleLog
 from penstock.observe.timeline import Timeline
 from penstock.run.directory import RunDirectory
+from penstock.run.record_marks import RecordsSnapshot
 from penstock.run.recorder import Recorder
 
 _OUTCOMES = {"error": Outcome.FAILED, "interrupted": Outcome.INTERRUPTED}
@@ -33,41 +33,85 @@ class RunRecords:
     What is on this machine is closed first, and the report written, before anybody waits for loggers: one that hangs,
     or a second Ctrl-C, costs nothing that is already there. Each part is closed whatever became of the others; what
     could not be written is said, and raised by `close` where the run did not fail anyway.
+
+    Nothing is written before `open`: a run that cannot go on leaves its folder as it was. What happens until then is
+    kept in memory, and written by `open`.
     """
 
     def __init__(self, config: RunConfig, directory: RunDirectory, loggers: Sequence[Logger]) -> None:
         self._config = config
         self._directory = directory
         self._problems: list[str] = []
-        with ExitStack() as opened:
-            self.view = make_console(config.observe.console, config.training.max_steps)
-            opened.callback(self.view.close)
-            self.events = EventLog(directory.events)
-            opened.callback(self.events.close)
-            self.events.subscribe(self.view.on_event)
-            self.timeline = Timeline.to_file(directory.trace) if config.observe.trace else Timeline.off()
-            opened.callback(self.timeline.close)
-            self.events.subscribe(self.timeline.on_event)
-            self.lane = self.timeline.lane("controller", "run")
-            self.ledger = JsonlWriter(directory.ledger)
-            opened.callback(self.ledger.close)
-            self.samples = SampleLog(directory.samples, config.observe.samples_per_step)
-            self._loggers = Loggers([*make_loggers(config.observe, self.events), *loggers], self.events)
-            self.metrics = Recorder(directory.metrics, self.view, self._loggers)
-            opened.pop_all()
+        self._opened = False
+        self._lost = False
+        """The folder under the run's path is no longer its own."""
+        self.events = EventLog(directory.events, opened=False)
+        trace = config.observe.trace
+        self.timeline = Timeline.to_file(directory.trace, opened=False) if trace else Timeline.off()
+        self.lane = self.timeline.lane("controller", "run")
+        self.ledger = JsonlWriter(directory.ledger, opened=False)
+        self.samples = SampleLog(directory.samples, config.observe.samples_per_step)
+        self._loggers = Loggers([*make_loggers(config.observe, self.events), *loggers], self.events)
+        self.view = make_console(config.observe.console, config.training.max_steps)
+        self.events.subscribe(self.view.on_event)
+        self.events.subscribe(self.timeline.on_event)
+        self.metrics = Recorder(directory.metrics, self.view, self._loggers)
+
+    def open(self) -> None:
+        """Begin to write: the run has begun, or what it goes on from was accepted."""
+        self._opened = True
+        for part in (self.events, self.timeline, self.ledger, self.samples, self.metrics):
+            part.open()
 
     async def start(self) -> None:
-        """The run begins: start the loggers, and say where to find what they write."""
-        self.events.emit("run_started", run_dir=str(self._directory.path))
+        """The run begins: say so, and start the loggers of one whose files are open."""
+        self.events.emit("run_started", run_dir=str(self._directory.path), run_id=self._directory.run_id)
         self.view.note(f"setting up; files go to {self._directory.path}")
+        if self._opened:
+            await self.start_loggers()
+
+    async def start_loggers(self) -> None:
+        """Start them, and say where to find what they write."""
         settings = flat_settings(parse_yaml(dump_config(self._config)))
         path = self._directory.path
         places = await self._loggers.start(RunInfo(path.resolve().name, path, settings))
         for name, place in places.items():
             self.view.note(f"{name}: {place}")
 
+    def require_place(self) -> None:
+        """Raise where what is about to be written would be lost, or would be another run's.
+
+        `RunDirectoryLost` where it is the folder, `RecordError` where it is only a file in it.
+        """
+        self._directory.require()
+        for file in (self.metrics.file, self.ledger):
+            if not file.is_in_place():
+                raise RecordError(
+                    f"{str(file.path)!r} was deleted, replaced or changed while the run went, so what the run records "
+                    "would be lost. Put the file back, and go on from the last checkpoint with: penstock resume "
+                    f"{self._directory.path}; or begin anew, with --from-scratch"
+                )
+
+    def snapshot(self, begun: RecordsSnapshot | None = None) -> RecordsSnapshot:
+        """What the files hold now, for a checkpoint of this moment, or one `begun` before its step was recorded.
+
+        The ledger goes on meanwhile, as prompts can end at any moment: its mark is that of the beginning.
+        """
+        names = self._directory
+        marks = {names.metrics.name: self.metrics.file.mark(), names.ledger.name: self.ledger.mark()}
+        if (samples := self.samples.mark()) is not None:
+            marks[names.samples.name] = samples
+        if begun is not None:
+            marks[names.ledger.name] = begun.marks[names.ledger.name]
+        return RecordsSnapshot(names.run_id, marks, self._sync)
+
+    def _sync(self) -> None:
+        for part in (self.metrics.file, self.ledger, self.samples, self.events):
+            part.sync()
+
     def failed(self, error: BaseException) -> None:
         """The run ends because of this."""
+        self._lost = isinstance(error, RunDirectoryLost)
         self.metrics.error = describe(error)
         self._attempt(lambda: self.events.emit("run_failed", cause=self.metrics.error))
 
@@ -76,9 +120,17 @@ class RunRecords:
         self._loggers.hurry()
 
     async def close(self, stopped_by: str) -> dict[str, Any]:
-        """The run is over: the content of `summary.json`. `RecordError` where the end could not be recorded."""
-        summary = self.metrics.summary(stopped_by)
-        self._attempt(lambda: self._directory.write_summary(summary))
+        """The run is over: the content of `summary.json`. `RecordError` where the end could not be recorded.
+
+        A run that was refused before its files were opened leaves them all as they are.
+        """
+        if self._opened and self.metrics.error is None:
+            self._attempt(self.require_place)
+        elif not self._opened:
+            self._attempt(self.metrics.recall)
+        summary = self.metrics.summary(stopped_by) | {"run_id": self._directory.run_id}
+        if self._writes_by_name:
+            self._attempt(lambda: self._directory.write_summary(summary))
         self._attempt(lambda: self.events.emit("run_ended", stopped_by=stopped_by, steps=summary["steps"]))
         for part in (self.metrics, self.samples, self.ledger, self.timeline):
             self._attempt(part.close)
@@ -94,6 +146,10 @@ class RunRecords:
             raise RecordError(f"the run ended ({stopped_by}), but {self._problems[0]}")
         return summary
 
+    @property
+    def _writes_by_name(self) -> bool:
+        return self._opened and not self._lost
+
     async def _close_loggers(self, outcome: Outcome, summary: dict[str, Any]) -> None:
         """Wait for them in a thread, so that signals are heard; write the report again where one had a problem."""
         before = self.events.counts
@@ -108,7 +164,10 @@ class RunRecords:
 
     def _write_report(self, *, again: bool = False) -> None:
         """Write `report.html` where there is something to tell; a failure is only an event, as the run is over."""
+        if not self._writes_by_name:
+            return
         try:
+            self._directory.require()
             if self._directory.metrics.stat().st_size:
                 path = write_report(self._directory.path).path
                 if not again:
@@ -122,6 +181,7 @@ class RunRecords:
         try:
             act()
         except PenstockError as error:
+            self._lost = self._lost or isinstance(error, RunDirectoryLost)
             self._problems.append(str(error))
         except Exception as error:  # noqa: BLE001 - the other parts must be closed too
             self._problems.append(describe(error))

@@ -11,8 +11,9 @@ from penstock.config.loading import load_config
 from penstock.config.models import RunConfig
 from penstock.controller.snapshot import ControllerSnapshot
 from penstock.errors import ConfigError, SetupError
-from penstock.run.checkpoint import CONTROLLER_FOLDER, SETTINGS_FILE, checkpoints, step_of, superseded
+from penstock.run.checkpoint import CONTROLLER_FOLDER, SETTINGS_FILE
 from penstock.run.checkpoint_check import require_good
+from penstock.run.checkpoint_folders import checkpoints, step_of, superseded
 from penstock.run.chosen_checkpoint import chosen_checkpoint
 from penstock.run.directory import RunDirectory
 from penstock.run.resume_rules import Change, changes, shown
@@ -74,12 +75,11 @@ def _allowed_changes(before: RunConfig, now: RunConfig, checkpoint: str, directo
     return tuple(found)
 
 
-def resumed_config(run_dir: Path, overrides: Sequence[str]) -> RunConfig:
+def own_config(run_dir: Path, overrides: Sequence[str]) -> RunConfig:
     """The run's own configuration, as it stands in its folder, with overrides."""
     source = run_dir / "config.yaml"
     if not source.is_file():
         raise SetupError(f"{str(run_dir)!r} holds no run: there is no config.yaml in it")
-    config = load_config(source, [*overrides, f"run_dir={json.dumps(str(run_dir))}"])
     if any(override.partition("=")[0].strip() == "run_dir" for override in overrides):
         raise ConfigError(["run_dir: a run goes on in its own folder; copy the folder to go on elsewhere"])
-    return config
+    return load_config(source, [*overrides, f"run_dir={json.dumps(str(run_dir))}"])

@@ -7,12 +7,30 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from penstock.errors import SetupError
 from penstock.observe.jsonl import writing
-from penstock.run.checkpoint import remove_drafts, set_aside, superseded
+from penstock.observe.report.reading import Lines
+from penstock.run.aside import free_name
+from penstock.run.checkpoint_folders import draft_of, remove_drafts, set_aside, superseded
 from penstock.run.directory import RunDirectory
 
 Keep = Callable[[int, bytes], bool]
 """Whether the line with this place, counted from 0, is kept."""
+
+
+def refuse_lost_checkpoints(directory: RunDirectory) -> None:
+    """Raise `SetupError` where there is no checkpoint to go on from, but the run had one.
+
+    A process that was killed just before its first checkpoint got its name has left the draft: it had none.
+    """
+    first = directory.first_checkpoint
+    had = first is not None and not draft_of(directory.checkpoints / first).is_dir()
+    if had or any(line.get("event") == "checkpoint_saved" for line in Lines(directory.events)):
+        raise SetupError(
+            f"{str(directory.checkpoints)!r} has no complete checkpoint, but this run has saved some: they were moved "
+            "or deleted. Put them back and resume again; or begin anew, with what is left of this run moved aside: "
+            f"penstock resume {directory.path} --from-scratch"
+        )
 
 
 def rewind(directory: RunDirectory, step: int | None, ended_prompts: int) -> None:
@@ -22,6 +40,10 @@ def rewind(directory: RunDirectory, step: int | None, ended_prompts: int) -> Non
     is put aside, as it has a clock of its own. Checkpoints of later steps are set aside first, so that, whatever
     interrupts this, no checkpoint is ahead of the records.
     """
+    if step is None:
+        directory.begins_anew()
+    else:
+        directory.checkpoint_appears(f"step_{step}")
     for path in superseded(directory.checkpoints, step or 0):
         with writing(path):
             set_aside(path)
@@ -30,7 +52,7 @@ def rewind(directory: RunDirectory, step: int | None, ended_prompts: int) -> Non
     _keep_lines(directory.ledger, lambda place, line: place < ended_prompts)
     if directory.trace.exists():
         with writing(directory.trace):
-            directory.trace.rename(_aside(directory.trace))
+            directory.trace.rename(free_name(directory.trace))
     for path in (directory.summary, directory.report):
         with writing(path):
             path.unlink(missing_ok=True)
@@ -62,11 +84,3 @@ def _step(line: bytes) -> int | None:
     except (ValueError, KeyError, TypeError):
         return None
     return step if isinstance(step, int) else None
-
-
-def _aside(path: Path) -> Path:
-    """The first free name: `trace.1.json`, `trace.2.json`, …"""
-    number = 1
-    while (aside := path.with_name(f"{path.stem}.{number}{path.suffix}")).exists():
-        number += 1
-    return aside

@@ -48,7 +48,7 @@ def recorded(source: GroupSource, config: RunConfig, tokenizer: Any, data_plane:
     if not config.rollout.record:
         return source
     info = RecordingInfo(settings=shared_settings(config), tokenizer=tokenizer_digest(tokenizer))
-    return RecordingSource(source, data_plane, RecordingFolder(Path(config.run_dir) / FOLDER, info))
+    return RecordingSource(source, data_plane, RecordingFolder(Path(config.run_dir) / FOLDER, info, opened=False))
 
 
 def tokenizer_digest(tokenizer: Any) -> str:

@@ -10,22 +10,25 @@ from typing import Any
 
 from penstock.config.loading import dump_config
 from penstock.config.models import RunConfig
+from penstock.config.yaml_dialect import parse_yaml
 from penstock.controller.controller import SingleController
 from penstock.controller.parts import Parts
 from penstock.controller.traced_trainer import TracedTrainer
-from penstock.errors import TooManyDrops, TooManyFiltered
-from penstock.observe.loggers.base import Logger
+from penstock.errors import ConfigError, TooManyDrops, TooManyFiltered
+from penstock.observe.loggers.base import Logger, flat_settings
 from penstock.observe.report.reading import Lines
+from penstock.run.aside import refuse_settings_inside, set_aside
 from penstock.run.between_steps import BetweenSteps
 from penstock.run.build import Serving, Training, build_training, serving_off_the_loop
-from penstock.run.checkpoint import CheckpointStore, RunIdentity
+from penstock.run.checkpoint import CheckpointOwner, CheckpointStore
 from penstock.run.checkpoint_proof import prove_checkpoint
 from penstock.run.checks import check_config
 from penstock.run.directory import RunDirectory
 from penstock.run.periodic_eval import Evaluations
+from penstock.run.record_marks import refuse_other_events, refuse_other_records
 from penstock.run.records import RunRecords
-from penstock.run.resume import ResumePoint, resume_point, resumed_config
-from penstock.run.rewind import rewind
+from penstock.run.resume import ResumePoint, own_config, resume_point
+from penstock.run.rewind import refuse_lost_checkpoints, rewind
 from penstock.run.signals import StopSignals
 
 
@@ -39,16 +42,23 @@ class RunResult:
     """`max_steps`, `data_exhausted`, `max_minutes`, `early_stop` or `interrupted`."""
 
 
-def train(config: RunConfig, loggers: Sequence[Logger] = ()) -> RunResult:
+def train(config: RunConfig, loggers: Sequence[Logger] = (), *, from_scratch: bool = False) -> RunResult:
     """Run to the end. A run that fails leaves its directory, with a summary that says why, and raises.
 
-    `loggers` are your own, on top of those that `config.observe` asks for.
+    `loggers` are your own, on top of those that `config.observe` asks for. With `from_scratch` a run that is in the
+    folder already is moved aside first, as a whole.
     """
-    check_config(config)
+    # Absolute before any code of the user's runs, which may change the working directory.
+    config = config.model_copy(update={"run_dir": str(Path(config.run_dir).absolute())})
+    check_config(config, from_scratch=from_scratch)
+    aside = None
+    if from_scratch:
+        refuse_settings_inside(Path(config.run_dir), flat_settings(parse_yaml(dump_config(config))))
+        aside = set_aside(config.run_dir)
     directory = RunDirectory(config.run_dir)
     try:
         directory.write_config(dump_config(config))
-        return asyncio.run(_Run(config, directory, loggers, None).execute())
+        return asyncio.run(_Run(config, directory, loggers, None, aside).execute())
     finally:
         directory.close()
 
@@ -59,18 +69,30 @@ def resume(
     loggers: Sequence[Logger] = (),
     *,
     checkpoint: str | None = None,
+    from_scratch: bool = False,
 ) -> RunResult:
     """Go on with a run from its newest complete checkpoint, or the one named, however its last process ended.
 
-    Metrics, samples and ledger are set back to the checkpoint. A run without a checkpoint begins anew. `overrides` may
-    change settings that the checkpoint does not depend on, such as `training.max_steps`.
+    Metrics, samples and ledger are set back to the checkpoint, once everything was found to go with it: a resume that
+    is refused changes nothing. A run that never had a checkpoint begins anew. `overrides` may change settings that the
+    checkpoint does not depend on, such as `training.max_steps`. With `from_scratch` the run begins anew whatever it
+    had, and with whatever settings; the old one is moved aside as a whole.
     """
-    config = resumed_config(Path(run_dir), overrides)
-    directory = RunDirectory(run_dir, reopen=True)
+    folder = Path(run_dir).absolute()
+    config = own_config(folder, overrides)
+    if from_scratch:
+        if checkpoint is not None:
+            raise ConfigError(["--from-scratch begins anew and --checkpoint goes on; give one of the two"])
+        return train(config, loggers, from_scratch=True)
+    directory = RunDirectory(folder, reopen=True)
     try:
         point = resume_point(directory, config, checkpoint)
         check_config(config, resumed=True)
-        rewind(directory, None if point.checkpoint is None else point.step, point.ended_prompts)
+        refuse_other_events(directory)
+        if point.checkpoint is None:
+            refuse_lost_checkpoints(directory)
+        else:
+            refuse_other_records(directory, point.checkpoint)
         return asyncio.run(_Run(config, directory, loggers, point).execute())
     finally:
         directory.close()
@@ -80,11 +102,17 @@ class _Run:
     """The life of one run: set up, evaluate, train, checkpoint, evaluate, sum up; everything closed at the end."""
 
     def __init__(
-        self, config: RunConfig, directory: RunDirectory, loggers: Sequence[Logger], point: ResumePoint | None
+        self,
+        config: RunConfig,
+        directory: RunDirectory,
+        loggers: Sequence[Logger],
+        point: ResumePoint | None,
+        aside: Path | None = None,
     ) -> None:
         self._config = config
         self._directory = directory
         self._point = point
+        self._aside = aside
         self._records = RunRecords(config, directory, loggers)
         self._signals = StopSignals(self._records.view.note)
 
@@ -104,7 +132,12 @@ class _Run:
         return RunResult(summary, self._directory.path, stopped_by)
 
     async def _serve_and_train(self) -> str:
+        if self._point is None:
+            self._records.open()
         await self._records.start()
+        if self._aside is not None:
+            self._records.events.emit("old_run_moved", place=str(self._aside))
+            self._records.view.note(f"the run that was in this folder is now in {self._aside}")
         if self._point is not None:
             self._announce_resume(self._point)
         trains = self._config.training.backend != "none"
@@ -121,7 +154,9 @@ class _Run:
             await serving.close()
 
     def _announce_resume(self, point: ResumePoint) -> None:
-        self._records.events.emit("run_resumed", step=point.step, ended_prompts=point.ended_prompts)
+        self._records.events.emit(
+            "run_resumed", step=point.step, ended_prompts=point.ended_prompts, run_id=self._directory.run_id
+        )
         self._records.view.note(
             "no checkpoint was complete: the run begins anew"
             if point.checkpoint is None
@@ -151,27 +186,20 @@ class _Run:
         self._announce(training)
         records, config = self._records, self._config
         evaluations = Evaluations(serving, config, records.view, records.events, records.lane)
-        first = None
-        if config.eval.at_start and not (self._point is not None and self._point.step):
-            first = await evaluations.at_start()
-            if first is not None:
-                records.metrics.evaluation(first)
         trainer = TracedTrainer(training.trainer, records.timeline)
         store = self._store(serving)
         between = BetweenSteps(config, trainer, store, evaluations, records)
         controller = SingleController(config, self._parts(serving, training, trainer), between)
         between.controller = controller
-        controller.hook_progress = lambda: evaluations.responses
-        if first is not None:
-            between.judge(0, first.metrics())
+        controller.hook_progress = lambda: evaluations.responses + store.progress
         try:
-            await self._restore(controller, trainer, between)
-            # Only now: settings that the checkpoint does not go with must not become the run's own.
-            self._directory.write_config(dump_config(config))
+            await self._restore(controller, trainer)
+            await self._accept(between)
             if training.buffer.clock.step < training.steps:
                 await prove_checkpoint(
                     config.checkpoint, store, training.buffer.clock.step, controller, trainer, records
                 )
+            await between.before_first(training.buffer.clock.step)
             stopped_by = await self._run_controller(controller, between)
         except (TooManyDrops, TooManyFiltered) as error:
             try:
@@ -195,8 +223,10 @@ class _Run:
     def _store(self, serving: Serving) -> CheckpointStore:
         config, directory, point = self._config, self._directory, self._point
         resumed = point.step if point is not None and point.checkpoint is not None else None
-        identity = RunIdentity(directory.run_id, dump_config(config), resumed)
-        return CheckpointStore(directory.checkpoints, config.checkpoint, serving.hf_tokenizer, self._saved, identity)
+        owner = CheckpointOwner(directory.run_id, dump_config(config), resumed)
+        return CheckpointStore(
+            directory.checkpoints, config.checkpoint, serving.hf_tokenizer, self._saved, owner, directory
+        )
 
     def _parts(self, serving: Serving, training: Training, trainer: TracedTrainer) -> Parts:
         records = self._records
@@ -213,17 +243,26 @@ class _Run:
             record_end=records.ledger.write,
         )
 
-    async def _restore(self, controller: SingleController, trainer: TracedTrainer, between: BetweenSteps) -> None:
-        """Bring trainer, controller and what is remembered of metrics to where the checkpoint was."""
+    async def _restore(self, controller: SingleController, trainer: TracedTrainer) -> None:
+        """Bring trainer and controller to where the checkpoint was."""
         point = self._point
         if point is None or point.checkpoint is None or point.snapshot is None:
             return
         with self._records.lane.span("loading the checkpoint", step=point.step):
             await trainer.load_checkpoint(point.checkpoint)
             await controller.restore(point.snapshot)
-        for metrics in Lines(self._directory.metrics):
-            between.remember(metrics)
-        between.stop_as_remembered(point.step)
+
+    async def _accept(self, between: BetweenSteps) -> None:
+        """Nothing can refuse the run any more: set its files back to the checkpoint, and make the settings its own."""
+        point = self._point
+        if point is not None:
+            await self._records.start_loggers()
+            rewind(self._directory, None if point.checkpoint is None else point.step, point.ended_prompts)
+            self._records.open()
+            for metrics in Lines(self._directory.metrics):
+                between.remember(metrics)
+            between.stop_as_remembered(point.step)
+        self._directory.write_config(dump_config(self._config))
 
     async def _run_controller(self, controller: SingleController, between: BetweenSteps) -> str:
         try:

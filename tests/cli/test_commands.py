@@ -57,7 +57,7 @@ class TestTrain:
     def trained(self, monkeypatch: pytest.MonkeyPatch) -> list[RunConfig]:
         configs: list[RunConfig] = []
 
-        def train(config: RunConfig) -> SimpleNamespace:
+        def train(config: RunConfig, *, from_scratch: bool) -> SimpleNamespace:
             configs.append(config)
             summary = {"steps": 3, "end_reward": 0.5, "eval_reward": None, "best": float("nan"), "curve": [1, 2]}
             return SimpleNamespace(summary=summary, run_dir=Path("runs/x"), stopped_by="max_steps")
@@ -73,6 +73,21 @@ class TestTrain:
         assert ["end_reward", "0.5"] in lines
         assert ["eval_reward", "-"] in lines
         assert not any("curve" in line for line in lines)
+
+    @pytest.mark.parametrize("flags", [[], ["--from-scratch"]])
+    @pytest.mark.parametrize("command", ["train", "resume"])
+    def test_from_scratch_is_passed_on(
+        self, config: str, monkeypatch: pytest.MonkeyPatch, command: str, flags: list[str]
+    ) -> None:
+        given: list[bool] = []
+
+        def run(*_: object, from_scratch: bool, checkpoint: str | None = None) -> SimpleNamespace:
+            given.append(from_scratch)
+            return SimpleNamespace(summary={}, run_dir=Path("runs/x"), stopped_by="max_steps")
+
+        stand_in(monkeypatch, "penstock.run.train", **{command: run})
+        assert invoke(command, config, *flags).exit_code == 0
+        assert given == [bool(flags)]
 
     def test_json_is_the_only_thing_on_stdout_and_valid(self, config: str, trained: list[RunConfig]) -> None:
         content = json.loads(invoke("train", config, "--json", "observe.console=table").stdout)

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.observe.jsonl import JsonlWriter, plain
+from penstock.errors import RecordError
+from penstock.observe.jsonl import JsonlWriter, mark_of, plain
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -95,6 +96,61 @@ def test_threads_do_not_mix_lines(tmp_path: Path) -> None:
     written = lines(writer.path)
     for number in range(4):
         assert [line["index"] for line in written if line["thread"] == number] == list(range(200))
+
+
+def test_a_writer_that_is_not_open_touches_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    path.write_text('{"step": 1}\n{"ste')
+    writer = JsonlWriter(path, opened=False)
+    with pytest.raises(ValueError, match="is closed"):
+        writer.write({"step": 2})
+    assert path.read_text() == '{"step": 1}\n{"ste'
+    writer.open()
+    writer.write({"step": 2})
+    writer.close()
+    assert lines(path) == [{"step": 1}, {"step": 2}]
+
+
+def test_a_mark_is_that_of_the_file_whoever_wrote_it(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    marks = []
+    for process in range(3):
+        with JsonlWriter(path) as writer:
+            for _ in range(1_000):
+                writer.write({"process": process, "text": "é" * 50})
+            marks.append(writer.mark())
+        with path.open("ab") as torn:
+            torn.write(b'{"torn')
+    assert [mark_of(path, mark.size) for mark in marks] == marks
+    assert len({mark.digest for mark in marks}) == 3
+    assert mark_of(path, 2 * marks[2].size).size == path.stat().st_size
+    assert mark_of(tmp_path / "none", 5).size == 0
+
+
+def test_a_line_that_the_disk_refused_is_not_in_the_mark(tmp_path: Path) -> None:
+    with JsonlWriter("/dev/full") as writer:
+        before = writer.mark()
+        with pytest.raises(RecordError, match="No space left"):
+            writer.write({"a": 1})
+        assert writer.mark() == before
+
+
+def test_a_file_that_was_deleted_or_replaced_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    with JsonlWriter(path) as writer:
+        assert writer.is_in_place()
+        path.unlink()
+        assert not writer.is_in_place()
+        path.write_text("")
+        assert not writer.is_in_place()
+
+
+def test_a_file_that_was_emptied_is_noticed(tmp_path: Path) -> None:
+    with JsonlWriter(tmp_path / "m.jsonl") as writer:
+        writer.write({"a": 1})
+        assert writer.is_in_place()
+        writer.path.write_text("")
+        assert not writer.is_in_place()
 
 
 @settings(max_examples=100, deadline=None)

@@ -168,3 +168,28 @@ class TestFoldersThatAreNoRecording:
         shutil.rmtree(place)
         opened(tmp_path).write(group("other"), rows())
         assert len(Recording.read(tmp_path).groups) == 1
+
+
+@pytest.mark.parametrize("written_before", [True, False])
+def test_nothing_is_written_to_a_folder_that_another_run_took_the_place_of(
+    tmp_path: Path, written_before: bool
+) -> None:
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    folder = RecordingFolder(run_dir / FOLDER, INFO, opened=False)
+    assert list(run_dir.iterdir()) == []
+    if written_before:
+        folder.write(group(), rows())
+    run_dir.rename(tmp_path / "moved")
+    (run_dir / FOLDER).mkdir(parents=True)
+    with pytest.raises(RecordError, match="was replaced while the run went"):
+        folder.write(group("other"), rows())
+    assert list((run_dir / FOLDER).iterdir()) == []
+
+
+def test_other_settings_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+    opened(tmp_path)
+    (tmp_path / FOLDER / ".draft-0-other").mkdir()
+    with pytest.raises(SetupError, match="recorded with other settings"):
+        RecordingFolder(tmp_path / FOLDER, INFO.model_copy(update={"tokenizer": "words"}), opened=False)
+    assert (tmp_path / FOLDER / ".draft-0-other").exists()

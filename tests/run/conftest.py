@@ -55,6 +55,11 @@ def run_config(run_dir: Path, model_folder: Path, /, **changes: Any) -> RunConfi
 @pytest.fixture
 def make_config(model_folder: Path, tmp_path: Path) -> ConfigMaker:
     """A config with dotted changes: `make_config(**{"training.max_steps": 3})`."""
+    return config_maker(model_folder, tmp_path)
+
+
+def config_maker(model_folder: Path, tmp_path: Path) -> ConfigMaker:
+    """As `make_config`, for a run in `tmp_path / "run"`."""
 
     def make(**changes: Any) -> RunConfig:
         return run_config(tmp_path / "run", model_folder, **changes)

@@ -19,11 +19,11 @@ import penstock
 from penstock.cli.main import app
 from penstock.config.loading import load_config
 from penstock.errors import SetupError
-from penstock.run.checkpoint import checkpoints
 from penstock.run.checkpoint_check import damage, require_good
-from penstock.run.directory import run_id_of
+from penstock.run.checkpoint_folders import checkpoints
 from penstock.run.evaluate import evaluate
 from penstock.run.file_digests import file_digests
+from penstock.run.identity import RunIdentity
 from penstock.run.seal import SEAL, Seal
 from tests.run.conftest import run_config
 from tests.run.test_resume import LETTERS, ends, lines
@@ -165,11 +165,11 @@ def test_any_flipped_bit_of_any_file_is_refused_with_the_files_name(finished: Pa
     flip(step / name, position, bit)
     try:
         with pytest.raises(SetupError) as caught:
-            require_good(step, run_id_of(finished), "resume")
+            require_good(step, RunIdentity.read(finished).run_id, "resume")
     finally:
         flip(step / name, position, bit)
     assert f"\n  {name}: " in str(caught.value)
-    assert not damage(step, run_id_of(finished), 3)
+    assert not damage(step, RunIdentity.read(finished).run_id, 3)
 
 
 def test_the_newest_good_one_is_looked_for_among_damaged_ones(run_dir: Path) -> None:
@@ -200,7 +200,7 @@ def test_the_command_that_is_named_goes_on_and_sets_the_damaged_one_aside(run_di
     kept = ["aside_step_2", "aside_step_3", "step_1", "step_2", "step_3"]
     assert sorted(path.name for path in folder.iterdir()) == kept
     assert (folder / "aside_step_3/model.safetensors").read_bytes() == damaged
-    assert not damage(folder / "step_3", run_id_of(run_dir), 3)
+    assert not damage(folder / "step_3", RunIdentity.read(run_dir).run_id, 3)
     assert [line["step"] for line in lines(run_dir / "metrics.jsonl")] == [1, 2, 3]
     assert set(ends(run_dir).values()) == {1}
     [event] = [line for line in lines(run_dir / "events.jsonl") if line["event"] == "checkpoints_set_aside"]
@@ -208,7 +208,7 @@ def test_the_command_that_is_named_goes_on_and_sets_the_damaged_one_aside(run_di
 
     penstock.resume(run_dir, checkpoint="step_2")
     assert (folder / "aside_step_3.1/penstock.json").is_file()
-    assert not damage(folder / "step_3", run_id_of(run_dir), 3)
+    assert not damage(folder / "step_3", RunIdentity.read(run_dir).run_id, 3)
 
 
 def test_a_half_deleted_folder_is_set_aside_and_blocks_nothing(run_dir: Path) -> None:
@@ -224,7 +224,7 @@ def test_a_half_deleted_folder_is_set_aside_and_blocks_nothing(run_dir: Path) ->
         "step_2",
         "step_3",
     ]
-    assert not damage(folder / "step_3", run_id_of(run_dir), 3)
+    assert not damage(folder / "step_3", RunIdentity.read(run_dir).run_id, 3)
 
 
 def test_a_checkpoint_that_is_not_there_is_named(run_dir: Path) -> None:
@@ -237,12 +237,12 @@ def test_a_value_that_came_later_leaves_the_seal_whole(run_dir: Path) -> None:
     penstock.resume(run_dir, ["eval.at_end=true", "training.max_steps=4"])
     step = run_dir / "checkpoints/step_4"
     assert Seal.read(step).value is not None
-    assert not damage(step, run_id_of(run_dir), 4)
+    assert not damage(step, RunIdentity.read(run_dir).run_id, 4)
 
 
 def test_a_seal_that_a_kill_left_half_written_is_no_damage(run_dir: Path) -> None:
     (run_dir / "checkpoints/step_3" / f".{SEAL}").write_text("{")
-    assert not damage(run_dir / "checkpoints/step_3", run_id_of(run_dir), 3)
+    assert not damage(run_dir / "checkpoints/step_3", RunIdentity.read(run_dir).run_id, 3)
 
 
 def test_a_moved_run_is_still_the_same_run(run_dir: Path, tmp_path: Path) -> None:

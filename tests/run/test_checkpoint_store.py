@@ -16,15 +16,9 @@ import pytest
 from penstock.config.models import CheckpointConfig
 from penstock.controller.snapshot import ControllerSnapshot, ControllerState
 from penstock.errors import CheckpointError, SetupError
-from penstock.run.checkpoint import (
-    CheckpointStore,
-    RunIdentity,
-    Snapshot,
-    checkpoints,
-    newest_checkpoint,
-    remove_drafts,
-)
+from penstock.run.checkpoint import CheckpointOwner, CheckpointStore, Snapshot
 from penstock.run.checkpoint_check import damage
+from penstock.run.checkpoint_folders import checkpoints, newest_checkpoint, remove_drafts
 from penstock.run.seal import SEAL, Seal
 
 STATE = ControllerState(
@@ -69,7 +63,7 @@ def make_store(
         CheckpointConfig(**settings),
         NoTokenizer(),
         lambda step, *_: found.append(step),
-        RunIdentity("this-run", "seed: 0\n", resumed_step),
+        CheckpointOwner("this-run", "seed: 0\n", resumed_step),
     )
 
 

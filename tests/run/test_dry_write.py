@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +92,7 @@ def test_a_model_that_transformers_cannot_save_is_found_at_the_start(make_config
 def test_a_disk_that_garbles_what_is_written_is_found_at_the_start(
     make_config: ConfigMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def garble(folder: Path) -> None:
+    def garble(folder: Path, on_progress: Callable[[], None]) -> None:
         path = folder / "controller/ledger.safetensors"
         path.write_bytes(bytes(path.stat().st_size))
 

@@ -149,7 +149,7 @@ class TestFolderUsedAgain:
         for name in ("config.yaml", "summary.json", "report.html", "events.jsonl", "samples.jsonl", "trace.json"):
             (tmp_path / name).write_text("{}")
         RunDirectory(tmp_path).close()
-        assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "config.yaml"]
+        assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "config.yaml", "run.json"]
 
     @pytest.mark.parametrize("name", ["samples.jsonl", "rollouts", "summary.json"])
     def test_what_no_run_has_left_is_not_touched(self, tmp_path: Path, name: str) -> None:

@@ -12,7 +12,7 @@ import pytest
 import penstock
 from penstock.errors import ConfigError, SetupError, TooManyDrops
 from penstock.run.between_steps import BetweenSteps
-from penstock.run.checkpoint import checkpoints
+from penstock.run.checkpoint_folders import checkpoints
 from tests.run.conftest import ConfigMaker
 
 TIMED = ("train_seconds", "tflops", "mfu", "total_flops")

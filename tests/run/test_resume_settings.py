@@ -16,7 +16,7 @@ from penstock.config.keys import Place, all_keys
 from penstock.config.loading import load_config
 from penstock.config.models import RunConfig
 from penstock.errors import ConfigError
-from penstock.run.checkpoint import checkpoints
+from penstock.run.checkpoint_folders import checkpoints
 from penstock.run.resume_rules import FIXED, FREE, Change, changes, shown
 from tests.run.conftest import ConfigMaker, run_config
 from tests.run.test_resume import ends, lines

@@ -19,6 +19,9 @@ class KeptTrace:
     def __init__(self) -> None:
         self.events: list[Event] = []
 
+    def open(self) -> None:
+        return
+
     def write(self, ph: str, name: str, ts: float, pid: int, tid: int, args: Any, **extra: Any) -> None:
         event = {"ph": ph, "name": name, "ts": round(ts, 3), "pid": pid, "tid": tid, "args": dict(args)}
         self.events.append(event | extra)

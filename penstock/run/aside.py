@@ -1,0 +1,74 @@
+"""An old run moved aside as a whole, so that a new one can have its folder."""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Mapping
+from pathlib import Path
+
+from penstock.errors import ConfigError, SetupError
+from penstock.run.identity import FILE_NAME as IDENTITY
+
+LOCK = ".lock"
+_SIGNS = ("config.yaml", IDENTITY)
+"""A folder with one of these is a run's."""
+
+
+def set_aside(path: str | Path) -> Path | None:
+    """Rename the folder of a run to `PATH.1`, `PATH.2`, …: where it is now, or None where there was no run.
+
+    One rename: whatever happens, the old run is whole, under the one name or the other. A run that still goes on is
+    refused, and a folder that holds none is left alone.
+    """
+    folder = Path(path).absolute()
+    if folder.name == "..":
+        folder = folder.resolve()
+    if not holds_a_run(folder):
+        return None
+    try:
+        with (folder / LOCK).open("a") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise SetupError(f"run_dir: {str(path)!r} is in use: the run is still going") from None
+            return folder.rename(free_name(folder))
+    except OSError as error:
+        raise SetupError(
+            f"run_dir: {str(path)!r} cannot be moved aside: {error.strerror or error}; choose another folder"
+        ) from error
+
+
+def refuse_settings_inside(folder: Path, settings: Mapping[str, object]) -> None:
+    """Raise `ConfigError` where a setting names a file in a run's folder that is about to be moved aside.
+
+    `settings` are flat: by their dotted keys.
+    """
+    inside = [
+        f"{key}: {value!r} lies in the run that --from-scratch moves aside; copy it, or choose another run_dir"
+        for key, value in settings.items()
+        if key != "run_dir" and isinstance(value, str) and _lies_in(value, folder)
+    ]
+    if inside and holds_a_run(folder):
+        raise ConfigError(inside)
+
+
+def _lies_in(value: str, folder: Path) -> bool:
+    try:
+        path = Path(value).absolute()
+        return path.is_relative_to(folder) and path.exists()
+    except (OSError, ValueError):
+        return False
+
+
+def holds_a_run(folder: Path) -> bool:
+    """Whether a run was begun in the folder, whatever became of it."""
+    return any((folder / name).is_file() for name in _SIGNS)
+
+
+def free_name(path: Path) -> Path:
+    """The first of `name.1`, `name.2`, … that is free; a file keeps its ending: `trace.1.json`."""
+    stem, suffix = (path.name, "") if path.is_dir() else (path.stem, path.suffix)
+    number = 1
+    while (aside := path.with_name(f"{stem}.{number}{suffix}")).exists() or aside.is_symlink():
+        number += 1
+    return aside

@@ -1,0 +1,87 @@
+"""The folders in a run's `checkpoints/`: which are checkpoints, in what order, and what is put out of the way."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from pathlib import Path
+
+from penstock.errors import SetupError
+from penstock.run.seal import SEAL, BrokenSeal, Seal
+
+_NAME = re.compile(r"step_([1-9]\d*|0)")
+_DRAFT = ".writing_{}"
+_ASIDE = "aside_{}"
+
+
+def ranked_checkpoints(found: list[Path], metric: str, *, highest: bool) -> list[Path]:
+    """Those that have a value of the metric, best first; of equal ones the newest first."""
+    sign = -1 if highest else 1
+    values = [
+        (sign * value, -place, path) for place, path in enumerate(found) if (value := _value(path, metric)) is not None
+    ]
+    return [path for _, _, path in sorted(values)]
+
+
+def _value(path: Path, metric: str) -> float | None:
+    try:
+        seal = Seal.read(path)
+    except BrokenSeal:
+        return None
+    return seal.finite_value if seal.metric == metric else None
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """Complete checkpoints, oldest first; whether they are still what was written is not looked at."""
+    return [path for path in _step_folders(folder) if (path / SEAL).is_file()]
+
+
+def _step_folders(folder: Path) -> list[Path]:
+    """Everything that has a checkpoint's name, oldest first."""
+    found = [(int(match[1]), path) for path in folder.glob("step_*") if (match := _NAME.fullmatch(path.name))]
+    return [path for _, path in sorted(found)]
+
+
+def superseded(folder: Path, step: int) -> list[Path]:
+    """What a run that goes on after `step` must not take for its own, newest first.
+
+    Those are checkpoints of later steps, which happen again, and folders without a seal, which are no checkpoints.
+    """
+    return [path for path in reversed(_step_folders(folder)) if step_of(path) > step or not (path / SEAL).is_file()]
+
+
+def set_aside(path: Path) -> Path:
+    """Rename what has a checkpoint's name to the first free of `aside_step_N`, `aside_step_N.1`, …; nothing is lost."""
+    name = _ASIDE.format(path.name)
+    number = 0
+    while os.path.lexists(aside := path.with_name(f"{name}.{number}" if number else name)):
+        number += 1
+    return path.rename(aside)
+
+
+def newest_checkpoint(folder: Path) -> Path:
+    """The newest complete checkpoint; an error names the folder that has none."""
+    found = checkpoints(folder)
+    if not found:
+        raise SetupError(f"there is no checkpoint in {str(folder)!r}")
+    return found[-1]
+
+
+def step_of(checkpoint: Path) -> int:
+    """The number of finished steps in a checkpoint."""
+    match = _NAME.fullmatch(checkpoint.name)
+    assert match is not None
+    return int(match[1])
+
+
+def draft_of(checkpoint: Path) -> Path:
+    """Where a checkpoint is written before it gets its name."""
+    return checkpoint.with_name(_DRAFT.format(checkpoint.name))
+
+
+def remove_drafts(folder: Path) -> None:
+    """Delete what a killed process was writing or removing."""
+    for pattern in (_DRAFT.format("*"), ".removing_*"):
+        for draft in folder.glob(pattern):
+            shutil.rmtree(draft, ignore_errors=True)

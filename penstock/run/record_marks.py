@@ -1,0 +1,113 @@
+"""`records.json` of a checkpoint: which run it is of, and what the run's files held when it was taken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
+
+from penstock.errors import SetupError
+from penstock.observe.jsonl import RecordMark, mark_of
+from penstock.observe.report.reading import Lines
+from penstock.run.directory import RunDirectory
+
+FILE_NAME = "records.json"
+
+
+class _Mark(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    size: NonNegativeInt
+    digest: str
+
+
+class _Content(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    format: Literal[1] = 1
+    run_id: str
+    files: dict[str, _Mark]
+
+
+@dataclass(frozen=True)
+class RecordsSnapshot:
+    """The run's files at the moment of a checkpoint."""
+
+    run_id: str
+    marks: Mapping[str, RecordMark]
+    """By the file's name in the run directory."""
+    sync: Callable[[], None]
+    """Brings the files to the disk itself; blocks."""
+
+    def write(self, folder: Path) -> None:
+        """Write the marks into a checkpoint's folder, once what they speak of is on disk; blocks, from any thread."""
+        self.sync()
+        files = {name: _Mark(**asdict(mark)) for name, mark in self.marks.items()}
+        text = _Content(run_id=self.run_id, files=files).model_dump_json(indent=1)
+        (folder / FILE_NAME).write_text(text + "\n", encoding="utf-8")
+
+
+def refuse_other_records(directory: RunDirectory, checkpoint: Path) -> None:
+    """Raise `SetupError` where the checkpoint, or a file beside it, is not of this run, or was shortened or changed.
+
+    `samples.jsonl`, which nothing depends on, may have been deleted; it may not be another's.
+    """
+    content = _read(checkpoint)
+    if content.run_id != directory.run_id:
+        raise SetupError(
+            f"checkpoint {str(checkpoint)!r} is of another run ({content.run_id}) than the folder it lies in "
+            f"({directory.run_id}). Move it back to its own run, and {_WAY_OUT.format(directory.path)}"
+        )
+    for name, mark in content.files.items():
+        path = directory.path / name
+        if path == directory.samples and not path.exists():
+            continue
+        problem = _problem(path, mark)
+        if problem is not None:
+            raise SetupError(
+                f"{str(path)!r} {problem}, so it is not the file that checkpoint {checkpoint.name} goes with. Put the "
+                f"run's own file back, and {_WAY_OUT.format(directory.path)}"
+            )
+
+
+def refuse_other_events(directory: RunDirectory) -> None:
+    """Raise `SetupError` where `events.jsonl` begins with another run's id."""
+    ids = (
+        line["run_id"] for line in Lines(directory.events) if line.get("event") == "run_started" and "run_id" in line
+    )
+    found = next(ids, directory.run_id)
+    if found != directory.run_id:
+        raise SetupError(
+            f"{str(directory.events)!r} is the history of another run ({found}, not {directory.run_id}). Put the run's "
+            f"own file back or delete this one, and {_WAY_OUT.format(directory.path)}"
+        )
+
+
+_WAY_OUT = "resume again; or begin anew, with this run moved aside: penstock resume {} --from-scratch"
+
+
+def _problem(path: Path, mark: _Mark) -> str | None:
+    try:
+        found = mark_of(path, mark.size)
+    except OSError as error:
+        return f"cannot be read: {error.strerror or error}"
+    if not path.exists() and mark.size:
+        return f"is gone; it had {mark.size:,} bytes"
+    if found.size < mark.size:
+        return f"is shorter than it was: {found.size:,} bytes instead of {mark.size:,}"
+    return None if found.digest == mark.digest else f"has other lines in its first {mark.size:,} bytes than it had"
+
+
+def _read(checkpoint: Path) -> _Content:
+    path = checkpoint / FILE_NAME
+    try:
+        return _Content.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is damaged"
+        raise SetupError(
+            f"{str(path)!r}, which ties the checkpoint to its run, cannot be read: {reason}. Put it back, and "
+            + _WAY_OUT.format(checkpoint.parent.parent)
+        ) from error

@@ -1,0 +1,392 @@
+"""A run directory is one run's: another run, another run's files, or another folder in its place are noticed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import penstock
+from penstock.config.loading import dump_config
+from penstock.errors import ConfigError, RecordError, RunDirectoryLost, SetupError
+from penstock.run.checkpoint_folders import draft_of
+from penstock.run.directory import RunDirectory, check_run_dir
+from penstock.run.recorder import Recorder
+from tests.run.conftest import ConfigMaker, config_maker
+from tests.run.test_train import lines
+from tests.support.folders import contents
+from tests.support.loggers import Call, Remembering
+
+QUICK = {"eval.at_start": False, "eval.at_end": False}
+
+
+def run_id(folder: Path) -> str:
+    return str(json.loads((folder / "run.json").read_text())["run_id"])
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Path:
+    """A finished run of three steps with the checkpoints of steps 2 and 3; to be copied, not changed."""
+    return _train(model_folder, tmp_path_factory.mktemp("finished"))
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Path:
+    """A run with the same settings, and other responses."""
+    return _train(model_folder, tmp_path_factory.mktemp("other"), seed=3)
+
+
+def _train(model_folder: Path, folder: Path, seed: int = 0) -> Path:
+    config = config_maker(model_folder, folder)(**QUICK, **{"checkpoint.every_steps": 2, "seed": seed})
+    return penstock.train(config).run_dir
+
+
+@pytest.fixture
+def run_dir(finished: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(finished, tmp_path / "run"))
+
+
+class TestANewRun:
+    @pytest.mark.parametrize("name", ["metrics.jsonl", "ledger.jsonl", "checkpoints", "run.json"])
+    def test_is_refused_where_anything_of_a_run_is_left(self, run_dir: Path, name: str) -> None:
+        """Whatever is moved away of the old run, the rest of it is not written over."""
+        for path in run_dir.iterdir():
+            if path.name not in (name, "config.yaml", "run.json"):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        before = contents(run_dir)
+        for use in (check_run_dir, RunDirectory):
+            with pytest.raises(SetupError, match=rf"already holds a run \({name}.*penstock resume .*--from-scratch"):
+                use(run_dir)
+        assert {**contents(run_dir), ".lock": b""} == {**before, ".lock": b""}
+
+    def test_is_refused_over_recorded_rollouts(self, tmp_path: Path) -> None:
+        RunDirectory(tmp_path).close()
+        (tmp_path / "rollouts").mkdir()
+        with pytest.raises(SetupError, match=r"already holds a run \(rollouts\)"):
+            RunDirectory(tmp_path)
+
+
+class TestFromScratch:
+    def test_train_moves_the_old_run_aside_as_a_whole(self, make_config: ConfigMaker, run_dir: Path) -> None:
+        before, old = contents(run_dir), run_id(run_dir)
+        result = penstock.train(make_config(**QUICK, **{"training.max_steps": 1}), from_scratch=True)
+        aside = run_dir.with_name("run.1")
+        assert contents(aside) == before
+        assert (result.run_dir, result.summary["steps"]) == (run_dir, 1)
+        assert run_id(run_dir) not in (old, "")
+        moved = [line for line in lines(run_dir / "events.jsonl") if line["event"] == "old_run_moved"]
+        assert [line["place"] for line in moved] == [str(aside)]
+
+    def test_resume_begins_anew_with_the_runs_own_settings(self, run_dir: Path) -> None:
+        shutil.rmtree(run_dir / "checkpoints")
+        run_dir.with_name("run.1").mkdir()
+        result = penstock.resume(run_dir, ["training.max_steps=1", "seed=9"], from_scratch=True)
+        assert result.summary["steps"] == 1
+        assert len(lines(run_dir / "metrics.jsonl")) == 1
+        assert len(lines(run_dir.with_name("run.2") / "metrics.jsonl")) == 3
+
+    def test_the_run_that_was_moved_aside_can_go_on_there(self, make_config: ConfigMaker, run_dir: Path) -> None:
+        penstock.train(make_config(**QUICK, **{"training.max_steps": 1}), from_scratch=True)
+        assert penstock.resume(run_dir.with_name("run.1"), ["training.max_steps=4"]).summary["steps"] == 4
+
+    def test_a_run_that_still_goes_on_is_not_moved(self, make_config: ConfigMaker, run_dir: Path) -> None:
+        going = RunDirectory(run_dir, reopen=True)
+        try:
+            with pytest.raises(SetupError, match="is in use: the run is still going"):
+                penstock.train(make_config(**QUICK), from_scratch=True)
+        finally:
+            going.close()
+        assert not run_dir.with_name("run.1").exists()
+
+    def test_a_model_of_the_old_run_is_not_moved_away_under_the_new_one(
+        self, make_config: ConfigMaker, run_dir: Path
+    ) -> None:
+        config = make_config(**QUICK, **{"model.path": str(run_dir / "checkpoints/step_3")})
+        with pytest.raises(ConfigError, match=r"model\.path: .* lies in the run that --from-scratch moves aside"):
+            penstock.train(config, from_scratch=True)
+        assert not run_dir.with_name("run.1").exists()
+
+    def test_without_a_run_it_is_a_run_like_any_other(self, make_config: ConfigMaker, tmp_path: Path) -> None:
+        (tmp_path / "run").mkdir()
+        (tmp_path / "run" / "notes.txt").write_text("mine")
+        penstock.train(make_config(**QUICK, **{"training.max_steps": 1}), from_scratch=True)
+        assert (tmp_path / "run" / "notes.txt").read_text() == "mine"
+        assert not (tmp_path / "run.1").exists()
+
+    @pytest.mark.long
+    def test_on_the_command_line(self, run_dir: Path) -> None:
+        done = subprocess.run(
+            [sys.executable, "-m", "penstock", "resume", str(run_dir), "--from-scratch", "observe.console=plain"],
+            capture_output=True,
+            text=True,
+            timeout=100,
+        )
+        assert done.returncode == 0, done.stderr
+        assert f"the run that was in this folder is now in {run_dir}.1" in done.stdout
+
+
+class TestCheckpointsMovedAway:
+    def test_a_resume_does_not_begin_anew(self, run_dir: Path) -> None:
+        (run_dir / "checkpoints").rename(run_dir.with_name("kept"))
+        before = contents(run_dir)
+        with pytest.raises(SetupError, match=r"no complete checkpoint, but this run has saved some.*--from-scratch"):
+            penstock.resume(run_dir)
+        assert contents(run_dir) == before
+        run_dir.with_name("kept").rename(run_dir / "checkpoints")
+        assert penstock.resume(run_dir, ["training.max_steps=4"]).summary["steps"] == 4
+
+    @pytest.mark.parametrize("name", ["events.jsonl", "run.json"])
+    def test_either_record_of_them_suffices(self, run_dir: Path, name: str) -> None:
+        shutil.rmtree(run_dir / "checkpoints")
+        if name == "events.jsonl":
+            (run_dir / name).unlink()
+        else:
+            (run_dir / name).write_text(json.dumps({"run_id": run_id(run_dir)}))
+        with pytest.raises(SetupError, match="but this run has saved some"):
+            penstock.resume(run_dir)
+
+    def test_a_kill_just_before_the_first_one_appears_leaves_a_run_that_begins_anew(
+        self, make_config: ConfigMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """What is on disk when the process dies between the word of the checkpoint and its rename."""
+        killed = tmp_path / "killed"
+        rename = Path.rename
+
+        def at_rename(path: Path, target: Path) -> Path:
+            if path.name == ".writing_step_2" and not killed.exists():
+                shutil.copytree(tmp_path / "run", killed)
+            return rename(path, target)
+
+        monkeypatch.setattr(Path, "rename", at_rename)
+        penstock.train(make_config(**QUICK, **{"checkpoint.every_steps": 2}))
+        assert json.loads((killed / "run.json").read_text())["first_checkpoint"] == "step_2"
+        draft = draft_of(killed / "checkpoints" / "step_2")
+        assert draft.is_dir()
+        assert penstock.resume(killed, ["checkpoint.at_end=false", "checkpoint.every_steps=null"]).summary["steps"] == 3
+        assert not draft.exists()
+        assert penstock.resume(killed).summary["steps"] == 3, "it still never had a checkpoint"
+
+    def test_a_first_one_that_the_disk_refuses_is_no_word_of_a_checkpoint(
+        self, make_config: ConfigMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        rename = Path.rename
+
+        def refused(path: Path, target: Path) -> Path:
+            if path.name.startswith(".writing_step_"):
+                raise OSError(28, "No space left on device")
+            return rename(path, target)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Path, "rename", refused)
+            with pytest.raises(penstock.errors.CheckpointError, match="No space left"):
+                penstock.train(make_config(**QUICK))
+        assert penstock.resume(tmp_path / "run").summary["steps"] == 3
+
+
+class TestFilesOfAnotherRun:
+    @pytest.mark.parametrize("name", ["metrics.jsonl", "ledger.jsonl", "samples.jsonl"])
+    def test_are_refused_by_name(self, run_dir: Path, other: Path, name: str) -> None:
+        shutil.copy(other / name, run_dir / name)
+        before = contents(run_dir)
+        with pytest.raises(SetupError, match=rf"{name}' .*not the file that checkpoint step_3 goes with"):
+            penstock.resume(run_dir, ["training.max_steps=4"])
+        assert contents(run_dir) == before
+
+    @pytest.mark.parametrize("name", ["metrics.jsonl", "ledger.jsonl"])
+    @pytest.mark.parametrize("damage", ["emptied", "shortened", "zeroed", "gone"])
+    def test_damage_is_refused_by_name(self, run_dir: Path, name: str, damage: str) -> None:
+        path, content = run_dir / name, (run_dir / name).read_bytes()
+        whole = content[: content.rindex(b"\n", 0, -1) + 1]
+        path.write_bytes({"emptied": b"", "shortened": whole, "zeroed": b"\0" * len(content), "gone": b""}[damage])
+        if damage == "gone":
+            path.unlink()
+        with pytest.raises(SetupError, match=rf"{name}' (is shorter|has other lines|is gone).*--from-scratch"):
+            penstock.resume(run_dir, ["training.max_steps=4"])
+        path.write_bytes(content)
+        check_goes_on(run_dir)
+
+    def test_samples_may_have_been_deleted(self, run_dir: Path) -> None:
+        (run_dir / "samples.jsonl").unlink()
+        check_goes_on(run_dir)
+        check_goes_on(run_dir, 5)
+
+    def test_a_checkpoint_of_another_run_is_refused(self, run_dir: Path, other: Path) -> None:
+        shutil.rmtree(run_dir / "checkpoints/step_3")
+        shutil.copytree(other / "checkpoints/step_3", run_dir / "checkpoints/step_3")
+        with pytest.raises(SetupError, match=rf"penstock\.json: is of another run \({run_id(other)}; "):
+            penstock.resume(run_dir)
+
+    def test_the_events_of_another_run_are_refused(self, run_dir: Path, other: Path) -> None:
+        shutil.copy(other / "events.jsonl", run_dir / "events.jsonl")
+        with pytest.raises(SetupError, match=r"events\.jsonl' is the history of another run"):
+            penstock.resume(run_dir)
+
+    def test_the_id_is_in_summary_and_events(self, run_dir: Path) -> None:
+        check_goes_on(run_dir)
+        assert json.loads((run_dir / "summary.json").read_text())["run_id"] == run_id(run_dir)
+        started = [line for line in lines(run_dir / "events.jsonl") if line["event"] in ("run_started", "run_resumed")]
+        assert [line["run_id"] for line in started] == [run_id(run_dir)] * 3
+
+
+def check_goes_on(run_dir: Path, steps: int = 4) -> None:
+    assert penstock.resume(run_dir, [f"training.max_steps={steps}"]).summary["steps"] == steps
+
+
+def delete(run_dir: Path) -> None:
+    shutil.rmtree(run_dir)
+
+
+def move(run_dir: Path) -> None:
+    run_dir.rename(run_dir.with_name("moved"))
+
+
+def replace(run_dir: Path) -> None:
+    """Another run takes the place, with a checkpoint of the same name under way."""
+    run_dir.rename(run_dir.with_name("moved"))
+    RunDirectory(run_dir).close()
+    (run_dir / "checkpoints/.writing_step_1").mkdir(parents=True)
+    for name in ("metrics.jsonl", "summary.json", "report.html", "trace.json", "checkpoints/.writing_step_1/model"):
+        (run_dir / name).write_text("another run's")
+
+
+def empty(run_dir: Path, other: Path) -> None:
+    """`rm -rf run/*`, which leaves the lock."""
+    for path in run_dir.iterdir():
+        if path.name != ".lock":
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def swap_metrics(run_dir: Path, other: Path) -> None:
+    shutil.copy(other / "metrics.jsonl", run_dir / "copy")
+    (run_dir / "copy").replace(run_dir / "metrics.jsonl")
+
+
+def zero_metrics(run_dir: Path, other: Path) -> None:
+    (run_dir / "metrics.jsonl").write_bytes(b"")
+
+
+def at_step(patched: pytest.MonkeyPatch, step: int, happens: Callable[[], object]) -> list[float]:
+    """Have something happen as soon as the metrics of a step are written; all steps that are recorded."""
+    record, steps = Recorder.step, []
+
+    def recorded(recorder: Recorder, metrics: dict[str, float], evaluation: None = None) -> None:
+        record(recorder, metrics, evaluation)
+        steps.append(metrics["step"])
+        if metrics["step"] == step:
+            happens()
+
+    patched.setattr(Recorder, "step", recorded)
+    return steps
+
+
+class TestWhileTheRunGoes:
+    @pytest.mark.parametrize("happens", [delete, move, replace])
+    @pytest.mark.parametrize("step", [1, 3])
+    def test_a_folder_that_is_lost_ends_the_run_and_nothing_is_written_there(
+        self,
+        make_config: ConfigMaker,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        happens: Callable[[Path], None],
+        step: int,
+    ) -> None:
+        """After the first of three steps, or after the last one; a checkpoint is about to be written each time."""
+        run_dir, left = tmp_path / "run", []
+
+        def lost() -> None:
+            happens(run_dir)
+            left.append(contents(run_dir))
+
+        steps = at_step(monkeypatch, step, lost)
+        with pytest.raises(RunDirectoryLost, match="it was deleted, moved or replaced while the run went"):
+            penstock.train(make_config(**QUICK, **{"checkpoint.every_steps": 1}))
+        assert steps[-1] == step
+        assert [contents(run_dir)] == left
+        assert run_dir.exists() == (happens is replace)
+        if happens is not delete:
+            events = [line["event"] for line in lines(tmp_path / "moved" / "events.jsonl")]
+            assert events[-2:] == ["run_failed", "run_ended"]
+
+    @pytest.mark.parametrize("happens", [empty, swap_metrics, zero_metrics])
+    @pytest.mark.parametrize("step", [1, 3])
+    def test_metrics_that_are_lost_end_the_run(
+        self,
+        make_config: ConfigMaker,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        other: Path,
+        happens: Callable[[Path, Path], None],
+        step: int,
+    ) -> None:
+        run_dir = tmp_path / "run"
+        steps = at_step(monkeypatch, step, lambda: happens(run_dir, other))
+        with pytest.raises(RecordError, match=r"metrics\.jsonl' was deleted, replaced or changed while the run"):
+            penstock.train(make_config(**QUICK))
+        assert steps[-1] == step
+        left = run_dir / "metrics.jsonl"
+        assert (left.read_bytes() if left.exists() else b"") in (b"", (other / "metrics.jsonl").read_bytes())
+
+    def test_a_folder_that_is_lost_after_the_last_checkpoint_is_told(
+        self, make_config: ConfigMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        at_step(monkeypatch, 3, lambda: replace(tmp_path / "run"))
+        with pytest.raises(
+            RecordError, match=r"the run ended \(max_steps\), but the run's folder .* has another \.lock"
+        ):
+            penstock.train(make_config(**QUICK, **{"checkpoint.at_end": False}))
+        assert (tmp_path / "run" / "summary.json").read_text() == "another run's"
+
+    def test_code_that_changes_the_working_directory_does_no_harm(
+        self, make_config: ConfigMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "elsewhere").mkdir()
+        monkeypatch.chdir(tmp_path)
+
+        def wander(call: Call) -> None:
+            if call[0] == "start":
+                os.chdir(tmp_path / "elsewhere")
+
+        config = make_config(**QUICK, **{"run_dir": "relative", "checkpoint.every_steps": 1, "rollout.record": True})
+        result = penstock.train(config, [Remembering(before=wander)])
+        assert list((tmp_path / "elsewhere").iterdir()) == []
+        assert result.run_dir == tmp_path / "relative"
+        for name in ("summary.json", "report.html", "checkpoints/step_3", "rollouts/recording.json"):
+            assert (tmp_path / "relative" / name).exists()
+
+    @pytest.mark.long
+    def test_two_real_runs_one_after_the_other_in_one_place(self, make_config: ConfigMaker, tmp_path: Path) -> None:
+        """The folder is moved away under a process, and a second one begins in its place."""
+        changes = {"training.max_steps": 100_000, "data.train_size": 4000, "checkpoint.every_steps": 1}
+        for name, more in (("long.yaml", changes), ("short.yaml", {})):
+            config = make_config(**QUICK, **more, **{"observe.console": "plain"})
+            (tmp_path / name).write_text(dump_config(config), encoding="utf-8")
+        command = [sys.executable, "-m", "penstock", "train"]
+        environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+        first = subprocess.Popen(
+            [*command, str(tmp_path / "long.yaml")], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            env=environment,
+        )  # fmt: skip
+        try:
+            assert first.stdout is not None
+            for line in first.stdout:
+                if line.startswith("step 3/"):
+                    break
+            first.send_signal(signal.SIGSTOP)
+            (tmp_path / "run").rename(tmp_path / "moved")
+            second = subprocess.run([*command, str(tmp_path / "short.yaml")], capture_output=True, timeout=100)
+            assert second.returncode == 0
+            before = contents(tmp_path / "run")
+            first.send_signal(signal.SIGCONT)
+            rest = first.communicate(timeout=60)[0]
+        finally:
+            first.kill()
+        assert first.returncode == 1, rest
+        assert "it was deleted, moved or replaced while the run went" in rest
+        assert contents(tmp_path / "run") == before
