@@ -26,7 +26,7 @@ def resume(run_dir: RunDir, overrides: Overrides = None, as_json: Json = False) 
       penstock resume runs/default
       penstock resume runs/default training.max_steps=200
     """
-    with reported(as_json):
+    with reported(as_json, is_run=True):
         find_local_modules()
         from penstock.run.train import resume as resume_training
 

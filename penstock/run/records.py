@@ -12,7 +12,7 @@ from penstock.config.models import RunConfig
 from penstock.config.yaml_dialect import parse_yaml
 from penstock.controller.failure import describe
 from penstock.errors import PenstockError, RecordError
-from penstock.observe.console import make_console
+from penstock.observe.display import Display
 from penstock.observe.events import EventLog
 from penstock.observe.jsonl import JsonlWriter
 from penstock.observe.loggers.base import Logger, Outcome, RunInfo, flat_settings
@@ -40,10 +40,10 @@ class RunRecords:
         self._directory = directory
         self._problems: list[str] = []
         with ExitStack() as opened:
-            self.view = make_console(config.observe.console, config.training.max_steps)
-            opened.callback(self.view.close)
             self.events = EventLog(directory.events)
             opened.callback(self.events.close)
+            self.view = Display(config.observe.console, config.training.max_steps, self.events.emit)
+            opened.callback(self.view.close)
             self.events.subscribe(self.view.on_event)
             self.timeline = Timeline.to_file(directory.trace) if config.observe.trace else Timeline.off()
             opened.callback(self.timeline.close)
@@ -86,6 +86,7 @@ class RunRecords:
         try:
             await self._close_loggers(_OUTCOMES.get(stopped_by, Outcome.FINISHED), summary)
         finally:
+            self.view.settle()
             self._attempt(self.events.close)
             for problem in self._problems:
                 self.view.note(f"  ! {problem}")

@@ -16,6 +16,7 @@ from penstock.controller.traced_trainer import TracedTrainer
 from penstock.errors import TooManyDrops, TooManyFiltered
 from penstock.observe.loggers.base import Logger
 from penstock.observe.report.reading import Lines
+from penstock.observe.streams import hold_standard_descriptors
 from penstock.run.between_steps import BetweenSteps
 from penstock.run.build import Serving, Training, build_training, serving_off_the_loop
 from penstock.run.checkpoint import CheckpointStore
@@ -26,6 +27,7 @@ from penstock.run.records import RunRecords
 from penstock.run.resume import ResumePoint, resume_point, resumed_config
 from penstock.run.rewind import rewind
 from penstock.run.signals import StopSignals
+from penstock.runtime.loop import run_loop
 
 
 @dataclass(frozen=True)
@@ -43,11 +45,12 @@ def train(config: RunConfig, loggers: Sequence[Logger] = ()) -> RunResult:
 
     `loggers` are your own, on top of those that `config.observe` asks for.
     """
+    hold_standard_descriptors()
     check_config(config)
     directory = RunDirectory(config.run_dir)
     try:
         directory.write_config(dump_config(config))
-        return asyncio.run(_Run(config, directory, loggers, None).execute())
+        return run_loop(_Run(config, directory, loggers, None).execute())
     finally:
         directory.close()
 
@@ -58,13 +61,14 @@ def resume(run_dir: str | Path, overrides: Sequence[str] = (), loggers: Sequence
     Metrics, samples and ledger are set back to the checkpoint. A run without a checkpoint begins anew. `overrides` may
     change settings that the checkpoint does not depend on, such as `training.max_steps`.
     """
+    hold_standard_descriptors()
     config = resumed_config(Path(run_dir), overrides)
     check_config(config, resumed=True)
     directory = RunDirectory(run_dir, reopen=True)
     try:
         point = resume_point(directory.checkpoints)
         rewind(directory, None if point.checkpoint is None else point.step, point.ended_prompts)
-        return asyncio.run(_Run(config, directory, loggers, point).execute())
+        return run_loop(_Run(config, directory, loggers, point).execute())
     finally:
         directory.close()
 
@@ -79,7 +83,7 @@ class _Run:
         self._directory = directory
         self._point = point
         self._records = RunRecords(config, directory, loggers)
-        self._signals = StopSignals(self._records.view.note)
+        self._signals = StopSignals(self._records.view.note, self._records.view.terminal_closed)
 
     async def execute(self) -> RunResult:
         stopped_by = "error"

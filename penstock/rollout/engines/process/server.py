@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, ClassVar, NoReturn
 
 from penstock.config.model import ModelConfig
+from penstock.observe.streams import guarded
 from penstock.rollout.engines.base import EngineHealth
 from penstock.rollout.engines.embedded import EmbeddedEngine
 from penstock.rollout.engines.process.wire import (
@@ -30,6 +31,7 @@ from penstock.weights.shared_memory import SharedMemory, TensorPlace, read_weigh
 
 _STATE_SECONDS = 0.02
 """How often the state is told where nothing else is."""
+_LAST_WORDS_SECONDS = 1.0
 
 Answer = tuple[Any, bytes]
 """A reply's JSON and array."""
@@ -162,10 +164,13 @@ async def _main(connection: int, memory: int) -> None:
 
 def main() -> NoReturn:
     """Serve the connection and the memory whose descriptors are the process's two arguments."""
+    # What a library says must not fail or hang with the display of the run.
+    sys.stdout, sys.stderr = guarded(sys.stdout, "stdout")[0], guarded(sys.stderr, "stderr")[0]
     try:
         with asyncio.Runner() as runner:
             runner.run(_main(int(sys.argv[1]), int(sys.argv[2])))
             os._exit(0)  # a thread may still be inside a step, or loading a model, that nobody wants
     except BaseException:  # noqa: BLE001 - it is the process's last word, whatever it is
         traceback.print_exc()
+        guarded(sys.stderr, "stderr")[1].drain(_LAST_WORDS_SECONDS)
         os._exit(1)
