@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ import typer
 from penstock.cli.output import ResultNotWritten, print_json
 from penstock.cli.streams import Streams
 from penstock.errors import ConfigError, PenstockError, SetupError
+from penstock.observe.streams import point_away
 
 RUN_FAILED = 1
 WRONG_USAGE = 2
@@ -41,6 +43,9 @@ def reported(as_json: bool = False, *, is_run: bool = False) -> Iterator[None]:
     except Exception as raised:
         if isinstance(raised, typer.Exit | typer.Abort | BrokenPipeError):
             raise
+        if isinstance(raised, OSError) and raised.filename is None and (refusal := _refusal_of_stdout()):
+            typer.echo(f"error: stdout could not be written: {refusal}", err=True)
+            raise typer.Exit(RUN_FAILED) from None
         error = expected_error(raised)
         if as_json:
             try:
@@ -55,6 +60,17 @@ def reported(as_json: bool = False, *, is_run: bool = False) -> Iterator[None]:
             "\nThis is a bug in Penstock: please report it with the lines above and your configuration.", err=True
         )
         raise typer.Exit(RUN_FAILED) from None
+
+
+def _refusal_of_stdout() -> str | None:
+    """Why stdout cannot be written; None where it can."""
+    try:
+        sys.stdout.write("\n")
+        sys.stdout.flush()
+    except OSError as error:
+        point_away(1)
+        return error.strerror or str(error)
+    return None
 
 
 def expected_error(raised: BaseException) -> PenstockError | None:

@@ -45,16 +45,21 @@ class Display:
     """
 
     def __init__(self, mode: ConsoleMode, max_steps: int | None, report: Report) -> None:
+        self._mode: ConsoleMode = mode
+        self._max_steps = max_steps
         self._report = report
         self._lock = threading.Lock()
         self._is_lost = self._is_hung_up = False
         self._told = threading.Event()
         self._view: ProgressView = SilentView()
-        self._stream: TextIO | None = None
+        self._own_stream: TextIO | None = None
         self._writer: QueuedWriter | None = None
         self._terminals = [number for number, stream in ((1, sys.stdout), (2, sys.stderr)) if _is_terminal(stream)]
-        if mode != "off":
-            self._guard(lambda: self._open(mode, max_steps))
+
+    def open(self) -> None:
+        """The run begins: show it from now on."""
+        if self._mode != "off":
+            self._guard(self._open)
 
     def expect(self, steps: int | None) -> None:
         """The run will have this many steps; None when there is no telling."""
@@ -103,15 +108,16 @@ class Display:
         if self._writer is not None:
             self._writer.forget(self._lose)
             self._writer = None
-        if self._stream is not None and self._stream is not sys.stdout:
-            self._guard(self._stream.close)
-        self._stream = None
+        if self._own_stream is not None:
+            self._guard(self._own_stream.close)
+            self._own_stream = None
 
-    def _open(self, mode: ConsoleMode, max_steps: int | None) -> None:
-        self._stream, self._writer = guarded(sys.stdout, "stdout")
+    def _open(self) -> None:
+        stream, self._writer = guarded(sys.stdout, "stdout")
+        self._own_stream = stream if stream is not sys.stdout else None
         self._writer.when_lost(self._lose)
-        console = Console(file=self._stream, highlight=False)
-        self._view = make_console(mode, max_steps, console, failed=self._failed)
+        console = Console(file=stream, highlight=False)
+        self._view = make_console(self._mode, self._max_steps, console, failed=self._failed)
         if self._is_lost:
             view, self._view = self._view, SilentView()
             view.close()

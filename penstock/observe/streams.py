@@ -164,10 +164,10 @@ class QueuedWriter(io.RawIOBase):
             self.cause = cause
             self._queue.clear()
             self._waiting = self._left_out = 0
+            if self._sink is not None:
+                self._sink.give_up()
             self._changed.notify_all()
             listeners = tuple(self._listeners)
-        if self._sink is not None:
-            self._sink.give_up()
         for listener in listeners:
             _tell(listener, cause)
 

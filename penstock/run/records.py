@@ -59,6 +59,7 @@ class RunRecords:
     async def start(self) -> None:
         """The run begins: start the loggers, and say where to find what they write."""
         self.events.emit("run_started", run_dir=str(self._directory.path))
+        self.view.open()
         self.view.note(f"setting up; files go to {self._directory.path}")
         settings = flat_settings(parse_yaml(dump_config(self._config)))
         path = self._directory.path
