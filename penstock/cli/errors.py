@@ -13,7 +13,7 @@ import typer
 from penstock.cli.output import ResultNotWritten, print_json
 from penstock.cli.streams import Streams
 from penstock.errors import ConfigError, PenstockError, SetupError
-from penstock.observe.streams import point_away
+from penstock.observe.sinks import point_away
 
 RUN_FAILED = 1
 WRONG_USAGE = 2

@@ -11,7 +11,7 @@ import time
 from typing import NoReturn
 
 from penstock.cli.streams import Streams
-from penstock.observe.streams import point_away
+from penstock.observe.sinks import point_away
 
 ORDERLY_SECONDS = 10.0
 """How long threads, pools and exit handlers that are left over may take."""

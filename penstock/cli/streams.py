@@ -9,7 +9,8 @@ import sys
 import time
 from contextvars import ContextVar
 
-from penstock.observe.streams import QueuedWriter, guarded, hold_standard_descriptors
+from penstock.observe.sinks import hold_standard_descriptors, point_away
+from penstock.observe.streams import QueuedWriter, guarded
 
 PATIENCE_SECONDS = 3.0
 """How long the end of the process waits for a reader that takes nothing."""
@@ -23,7 +24,7 @@ class Streams:
     """What the commands of this process write to; made once, before anything is printed.
 
     stderr never raises and never waits from the beginning. stdout is left as it is for commands whose whole point is to
-    print; `guard_stdout` protects a run from it, and `claim_stdout` keeps it for one JSON document.
+    print; `guard_run` protects a run from it, and `claim_stdout` keeps it for one JSON document.
     """
 
     @classmethod
@@ -37,6 +38,8 @@ class Streams:
         self._writers: list[QueuedWriter] = [errors]
         self._document: int | None = None
         self._is_run = False
+        self.has_claimed = False
+        """Whether stdout is kept for a document."""
         _of_this_process.set(self)
 
     def guard_run(self, *, as_json: bool) -> None:
@@ -47,6 +50,9 @@ class Streams:
         if not as_json:
             sys.stdout, writer = guarded(sys.stdout, "stdout")
             self._writers.append(writer)
+        signal.signal(
+            signal.SIGTTOU, signal.SIG_IGN
+        )  # or `stty tostop` would stop a run in the background as it prints
         if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL and has_terminal():
             # Until the run listens itself, and after it; not SIG_IGN, which would mean that nobody is to listen.
             signal.signal(signal.SIGHUP, lambda number, frame: None)
@@ -58,6 +64,8 @@ class Streams:
             self._document = os.dup(1)
         os.dup2(2, 1)
         sys.stdout = sys.stderr
+        self.has_claimed = True
+        self._writers[0].when_lost(lambda cause: point_away(1))
 
     def write_document(self, text: str) -> None:
         """Write to the stdout that was claimed; raises `OSError` where that cannot be.
@@ -76,11 +84,6 @@ class Streams:
                 rest = rest[os.write(self._document, rest[:_PIECE_BYTES]) :]
             except BlockingIOError:  # another process took the room
                 time.sleep(0.01)
-
-    @property
-    def has_claimed(self) -> bool:
-        """Whether stdout is kept for a document."""
-        return sys.stdout is sys.stderr
 
     def drain(self) -> None:
         """Wait until all is written, or until nobody takes any of it; raises `OSError` where stdout is not guarded."""

@@ -13,7 +13,8 @@ from rich.console import Console
 
 from penstock.observe.console import ConsoleMode, ProgressView, SilentView, make_console
 from penstock.observe.progress import Metrics
-from penstock.observe.streams import QueuedWriter, guarded, point_away
+from penstock.observe.sinks import point_away
+from penstock.observe.streams import QueuedWriter, guarded
 
 PATIENCE_SECONDS = 2.0
 """How long the end of a run waits for a reader that takes nothing."""

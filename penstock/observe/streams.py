@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import select
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol, TextIO
+from typing import TYPE_CHECKING, TextIO
+
+from penstock.observe.sinks import DescriptorSink, Sink, TextSink
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -21,70 +22,8 @@ STUCK_SECONDS = 10.0
 """A full queue of which nothing was taken for so long belongs to a reader that is gone."""
 _PIECE_BYTES = 4096
 """So much is written at a time, so that progress shows: a pipe takes it whole or not yet."""
-_STANDARD = (1, 2)
 
 Listener = Callable[[str], None]
-
-
-class Sink(Protocol):
-    """Where the bytes of a stream go in the end; may raise and may block."""
-
-    def write(self, content: bytes) -> None:
-        """Write all of it."""
-
-    def give_up(self) -> None:
-        """Nothing more is written; whoever else writes to the same place must not meet what was met here."""
-
-    def close(self) -> None:
-        """Let go."""
-
-
-class DescriptorSink:
-    """A copy of a file descriptor, so that nobody waits for a lock of the stream that has the descriptor itself."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-        self._own = os.dup(descriptor)
-
-    def write(self, content: bytes) -> None:
-        """Write all of it, also where the descriptor is a non-blocking one."""
-        rest = memoryview(content)
-        while rest:
-            try:
-                rest = rest[os.write(self._own, rest) :]
-            except BlockingIOError:
-                writable = select.poll()
-                writable.register(self._own, select.POLLOUT)
-                writable.poll()
-
-    def give_up(self) -> None:
-        """Point stdout or stderr at nothing: what else is printed, also by other processes' code, must not fail."""
-        if self._descriptor in _STANDARD:
-            with contextlib.suppress(OSError):  # no descriptor is free: then it stays as it is
-                point_away(self._descriptor)
-
-    def close(self) -> None:
-        """Close the copy."""
-        os.close(self._own)
-
-
-class TextSink:
-    """A stream of text that has no descriptor, such as that of a notebook."""
-
-    def __init__(self, stream: TextIO, encoding: str) -> None:
-        self._stream = stream
-        self._encoding = encoding
-
-    def write(self, content: bytes) -> None:
-        """Write it as text, and flush."""
-        self._stream.write(content.decode(self._encoding, "replace"))
-        self._stream.flush()
-
-    def give_up(self) -> None:
-        """Nothing: the stream belongs to somebody else."""
-
-    def close(self) -> None:
-        """Nothing, as above."""
 
 
 class QueuedWriter(io.RawIOBase):
@@ -285,25 +224,6 @@ def guarded(stream: TextIO | None, name: str) -> tuple[TextIO, QueuedWriter]:
         sink = TextSink(stream, encoding)
     writer = QueuedWriter(sink, name, is_terminal=is_terminal, descriptor=descriptor)
     return _Guarded(writer, encoding), writer
-
-
-def hold_standard_descriptors() -> None:
-    """Give those of 0, 1 and 2 that are closed to nothing, or the next file opened would be somebody's stdout."""
-    for descriptor in (0, *_STANDARD):
-        try:
-            os.fstat(descriptor)
-        except OSError:
-            point_away(descriptor)
-
-
-def point_away(descriptor: int) -> None:
-    """Let a descriptor lead nowhere: what is written to it is gone, without an error."""
-    nowhere = os.open(os.devnull, os.O_RDWR)
-    if nowhere != descriptor:
-        os.dup2(nowhere, descriptor)
-        os.close(nowhere)
-    else:
-        os.set_inheritable(descriptor, True)
 
 
 def _tell(listener: Listener, cause: str) -> None:

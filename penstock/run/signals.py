@@ -57,7 +57,8 @@ class StopSignals:
             self._task = None
             for number in _SIGNALS:
                 asyncio.get_running_loop().remove_signal_handler(number)
-            if asyncio.get_running_loop().remove_signal_handler(signal.SIGHUP):
+            heard = asyncio.get_running_loop().remove_signal_handler(signal.SIGHUP)
+            if heard and self._hangup_before is not None:
                 signal.signal(signal.SIGHUP, self._hangup_before)
 
     @contextmanager

@@ -16,7 +16,7 @@ from penstock.controller.traced_trainer import TracedTrainer
 from penstock.errors import TooManyDrops, TooManyFiltered
 from penstock.observe.loggers.base import Logger
 from penstock.observe.report.reading import Lines
-from penstock.observe.streams import hold_standard_descriptors
+from penstock.observe.sinks import hold_standard_descriptors
 from penstock.run.between_steps import BetweenSteps
 from penstock.run.build import Serving, Training, build_training, serving_off_the_loop
 from penstock.run.checkpoint import CheckpointStore

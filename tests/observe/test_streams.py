@@ -207,7 +207,7 @@ def test_a_closed_descriptor_is_not_given_to_a_file(closed: tuple[int, ...]) -> 
     read_end, write_end = os.pipe()
     code = (
         "import os\n"
-        "from penstock.observe.streams import hold_standard_descriptors\n"
+        "from penstock.observe.sinks import hold_standard_descriptors\n"
         "hold_standard_descriptors()\n"
         f"os.write({write_end}, str(os.open('/dev/null', os.O_RDONLY) > 2).encode())\n"
     )

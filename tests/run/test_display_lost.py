@@ -162,6 +162,16 @@ class TestTerminal:
         assert "nobody read it" in cause
 
     @pytest.mark.long
+    def test_one_that_stops_whoever_prints_in_the_background(self, make_config: ConfigMaker, tmp_path: Path) -> None:
+        config = make_config(**{"observe.console": "plain"})
+        shell = 'stty tostop; set -m; "$@" & wait -f $!'
+        terminal = Terminal(["bash", "-c", shell, "bash", *train_command(config, tmp_path)])
+        assert terminal.process.wait(LIMIT_SECONDS) == 0
+        terminal.close()
+        check_ended(config)
+        assert causes(config) == []
+
+    @pytest.mark.long
     def test_one_that_closes_while_the_run_is_set_up(self, make_config: ConfigMaker, tmp_path: Path) -> None:
         config = make_config(**{"observe.console": "plain"})
         terminal = Terminal(train_command(config, tmp_path))

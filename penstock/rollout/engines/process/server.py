@@ -165,12 +165,18 @@ async def _main(connection: int, memory: int) -> None:
 def main() -> NoReturn:
     """Serve the connection and the memory whose descriptors are the process's two arguments."""
     # What a library says must not fail or hang with the display of the run.
-    sys.stdout, sys.stderr = guarded(sys.stdout, "stdout")[0], guarded(sys.stderr, "stderr")[0]
+    sys.stdout, output = guarded(sys.stdout, "stdout")
+    sys.stderr, errors = guarded(sys.stderr, "stderr")
+
+    def leave(status: int) -> NoReturn:
+        for writer in (output, errors):
+            writer.drain(_LAST_WORDS_SECONDS)
+        os._exit(status)
+
     try:
         with asyncio.Runner() as runner:
             runner.run(_main(int(sys.argv[1]), int(sys.argv[2])))
-            os._exit(0)  # a thread may still be inside a step, or loading a model, that nobody wants
+            leave(0)  # a thread may still be inside a step, or loading a model, that nobody wants
     except BaseException:  # noqa: BLE001 - it is the process's last word, whatever it is
         traceback.print_exc()
-        guarded(sys.stderr, "stderr")[1].drain(_LAST_WORDS_SECONDS)
-        os._exit(1)
+        leave(1)
