@@ -50,9 +50,7 @@ class Streams:
         if not as_json:
             sys.stdout, writer = guarded(sys.stdout, "stdout")
             self._writers.append(writer)
-        signal.signal(
-            signal.SIGTTOU, signal.SIG_IGN
-        )  # or `stty tostop` would stop a run in the background as it prints
+        signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # or `stty tostop` would stop a run in the background
         if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL and has_terminal():
             # Until the run listens itself, and after it; not SIG_IGN, which would mean that nobody is to listen.
             signal.signal(signal.SIGHUP, lambda number, frame: None)
