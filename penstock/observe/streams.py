@@ -217,11 +217,11 @@ def guarded(stream: TextIO | None, name: str) -> tuple[TextIO, QueuedWriter]:
     with contextlib.suppress(OSError, ValueError):
         stream.flush()
     descriptor: int | None = None
-    try:
-        descriptor = stream.fileno()
-        sink: Sink = DescriptorSink(descriptor)
-    except (OSError, ValueError, AttributeError):
-        sink = TextSink(stream, encoding)
+    sink: Sink = TextSink(stream, encoding)
+    if isinstance(stream, io.TextIOWrapper):  # another one, such as a tee, may do more than its descriptor
+        with contextlib.suppress(OSError, ValueError):
+            descriptor = stream.fileno()
+            sink = DescriptorSink(descriptor)
     writer = QueuedWriter(sink, name, is_terminal=is_terminal, descriptor=descriptor)
     return _Guarded(writer, encoding), writer
 

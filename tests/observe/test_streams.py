@@ -143,6 +143,17 @@ class TestGuarded:
         assert writer.drain(30)
         assert beneath.getvalue() == "grün\n"
 
+    def test_one_that_does_more_than_its_descriptor_is_not_passed_by(self) -> None:
+        class Tee(io.StringIO):
+            def fileno(self) -> int:
+                return 1
+
+        tee = Tee()
+        stream, writer = guarded(tee, "stdout")
+        stream.write("seen\n")
+        assert writer.drain(30)
+        assert tee.getvalue() == "seen\n"
+
     def test_a_closed_one_is_lost_from_the_beginning(self) -> None:
         stream, writer = guarded(None, "stderr")
         stream.write("nobody\n")
