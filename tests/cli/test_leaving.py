@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -146,6 +145,14 @@ class TestOneDocument:
         assert "imported" in done.stderr
         assert "ok" in json.loads(done.stdout)
 
+    def test_a_reader_that_takes_nothing_is_not_waited_for_after_a_run(self, config: str) -> None:
+        body = f"import penstock.cli.streams\npenstock.cli.streams.DOCUMENT_SECONDS = 0.2\n{ENDED}"
+        with full_pipe() as stdout:
+            command = with_train(body, "train", config, "--json")
+            done = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=60)
+        assert done.returncode == 1
+        assert done.stderr == "error: the result could not be written to stdout: nobody read it for 0.2 s\n"
+
 
 class TestStderr:
     @pytest.mark.parametrize("to", [">&-", ">/dev/full"])
@@ -171,23 +178,3 @@ def test_a_result_for_people_that_cannot_be_written_is_a_failure_where_it_is_all
     assert done.returncode == 1
     assert "No space left on device" in done.stderr
     assert "bug in Penstock" not in done.stderr
-
-
-def test_a_worker_of_rewards_does_not_die_of_a_closed_terminal() -> None:
-    worker = subprocess.Popen(
-        [sys.executable, "-m", "penstock.rollout.environments.reward_worker"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert worker.stdin is not None
-    assert worker.stdout is not None
-    with worker:
-        for _ in range(2):
-            call = {"function": "builtins:abs", "args": [-3], "kwargs": {}, "seconds": 30}
-            worker.stdin.write(json.dumps(call) + "\n")
-            worker.stdin.flush()
-            assert json.loads(worker.stdout.readline()) == {"value": 3}
-            worker.send_signal(signal.SIGHUP)
-        worker.stdin.close()
-    assert worker.returncode == 0

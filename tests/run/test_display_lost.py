@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import os
@@ -15,8 +16,12 @@ from typing import Any
 import pytest
 
 import penstock
+from penstock.config.models import RunConfig
+from penstock.rollout.environments.process_pool import ProcessRewardPool
+from penstock.run.records import RunRecords
 from tests.run.conftest import ConfigMaker
 from tests.run.displays import CTRL_S, LIMIT_SECONDS, Terminal, causes, check_ended, events, full_pipe, train_command
+from tests.support.process_rewards import own_pid
 
 
 def run(command: list[str], **options: Any) -> subprocess.CompletedProcess[bytes]:
@@ -79,29 +84,45 @@ class TestStdout:
         assert "nobody read it" in cause
 
     @pytest.mark.long
-    def test_everything_at_once_where_nobody_reads(self, make_config: ConfigMaker, tmp_path: Path) -> None:
-        """A reward that prints more than any queue holds, a stdout and a stderr that are stuck."""
-        (tmp_path / "loud.py").write_text(
-            "import logging, sys\n"
-            "def reward(prompt, response, answer):\n"
-            "    print('x' * 500_000)\n"
-            "    sys.stderr.write('y' * 500_000)\n"
-            "    logging.warning('z' * 100_000)\n"
-            "    return float(len(response))\n"
-        )
-        (tmp_path / "data.jsonl").write_text("".join(f'{{"prompt": "{n}", "answer": "{n}"}}\n' for n in range(24)))
-        config = make_config(
-            **{
-                "observe.console": "table",
-                "rollout.environment": {"kind": "function", "function": "loud:reward"},
-                "data": {"train_path": str(tmp_path / "data.jsonl")},
-            }
-        )
+    def test_a_reward_that_prints_where_nobody_reads(self, make_config: ConfigMaker, tmp_path: Path) -> None:
+        """More than any queue holds, on a stdout and a stderr that are stuck."""
+        config = loud_config(make_config, tmp_path)
         with full_pipe() as stdout, full_pipe() as stderr:
             done = run(train_command(config, tmp_path), stdout=stdout, stderr=stderr, cwd=tmp_path)
         assert done.returncode == 0
         check_ended(config)
         assert len(causes(config)) == 1
+
+    @pytest.mark.long
+    def test_a_reward_that_prints_to_a_closed_pipe(self, make_config: ConfigMaker, tmp_path: Path) -> None:
+        config = loud_config(make_config, tmp_path)
+        read_end, write_end = os.pipe()
+        os.close(read_end)
+        done = run(train_command(config, tmp_path), stdout=write_end, stderr=write_end, cwd=tmp_path)
+        os.close(write_end)
+        assert done.returncode == 0
+        check_ended(config)
+        assert causes(config) == ["stdout: Broken pipe"]
+
+
+def loud_config(make_config: ConfigMaker, folder: Path) -> RunConfig:
+    """One whose reward prints half a megabyte a call."""
+    (folder / "loud.py").write_text(
+        "import logging, sys\n"
+        "def reward(prompt, response, answer):\n"
+        "    print('x' * 500_000)\n"
+        "    sys.stderr.write('y' * 500_000)\n"
+        "    logging.warning('z' * 100_000)\n"
+        "    return float(len(response))\n"
+    )
+    (folder / "data.jsonl").write_text("".join(f'{{"prompt": "{n}", "answer": "{n}"}}\n' for n in range(24)))
+    return make_config(
+        **{
+            "observe.console": "table",
+            "rollout.environment": {"kind": "function", "function": "loud:reward"},
+            "data": {"train_path": str(folder / "data.jsonl")},
+        }
+    )
 
 
 class TestJson:
@@ -286,10 +307,6 @@ class TestFromPython:
 def test_a_stuck_call_in_a_thread_does_not_keep_train_from_returning(
     make_config: ConfigMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import asyncio
-
-    from penstock.run.records import RunRecords
-
     released = threading.Event()
     start = RunRecords.start
 
@@ -305,3 +322,17 @@ def test_a_stuck_call_in_a_thread_does_not_keep_train_from_returning(
     released.set()
     assert [result.stopped_by for result in results] == ["max_steps"]
     assert json.loads((results[0].run_dir / "summary.json").read_text())["stopped_by"] == "max_steps"
+
+
+def test_a_closed_terminal_costs_no_reward_process() -> None:
+    async def score_twice() -> tuple[int, int]:
+        pool = ProcessRewardPool(1, timeout_seconds=LIMIT_SECONDS)
+        try:
+            first = await pool.score(own_pid)
+            os.kill(first, signal.SIGHUP)
+            return first, await pool.score(own_pid)
+        finally:
+            await pool.close()
+
+    first, second = asyncio.run(score_twice())
+    assert first == second
