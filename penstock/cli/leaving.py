@@ -47,9 +47,10 @@ class Ending:
 
     def _at_the_limit(self) -> None:
         time.sleep(ORDERLY_SECONDS)
-        _kill_pools()
-        assert self._code is not None
-        os._exit(self._code)
+        try:
+            _kill_pools()
+        finally:
+            os._exit(_FAILED if self._code is None else self._code)
 
     def _written(self, code: int) -> int:
         """The code, once all that was printed is written; a failure where stdout did not take it."""

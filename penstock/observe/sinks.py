@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import os
 import select
@@ -12,6 +13,9 @@ _STANDARD = (1, 2)
 
 class Sink(Protocol):
     """Where the bytes of a stream go in the end; may raise and may block."""
+
+    def begin(self) -> None:
+        """Called once, before anything is written."""
 
     def write(self, content: bytes) -> None:
         """Write all of it."""
@@ -26,9 +30,17 @@ class Sink(Protocol):
 class DescriptorSink:
     """A copy of a file descriptor, so that nobody waits for a lock of the stream that has the descriptor itself."""
 
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-        self._own = os.dup(descriptor)
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._descriptor = stream.fileno()
+        self._own = os.dup(self._descriptor)
+
+    def begin(self) -> None:
+        """Let what the stream itself still has go first, unless that would stick and hold its lock for ever."""
+        writable = select.poll()
+        writable.register(self._own, select.POLLOUT)
+        if writable.poll(0):
+            self._stream.flush()
 
     def write(self, content: bytes) -> None:
         """Write all of it, also where the descriptor is a non-blocking one."""
@@ -57,11 +69,14 @@ class TextSink:
 
     def __init__(self, stream: TextIO, encoding: str) -> None:
         self._stream = stream
-        self._encoding = encoding
+        self._decoder = codecs.getincrementaldecoder(encoding)("replace")  # a piece may end inside a letter
+
+    def begin(self) -> None:
+        """Nothing."""
 
     def write(self, content: bytes) -> None:
         """Write it as text, and flush."""
-        self._stream.write(content.decode(self._encoding, "replace"))
+        self._stream.write(self._decoder.decode(content))
         self._stream.flush()
 
     def give_up(self) -> None:

@@ -65,7 +65,7 @@ class QueuedWriter(io.RawIOBase):
         self._changed = threading.Condition(threading.RLock())  # a destructor may print in the middle of a print
         self._queue: deque[bytes] = deque()
         self._waiting = self._left_out = 0
-        self._writing = False
+        self._writing = sink is not None
         self._moved = clock()
         self._listeners: list[Listener] = []
         self._process = os.getpid()
@@ -153,6 +153,7 @@ class QueuedWriter(io.RawIOBase):
 
     def _run(self, sink: Sink) -> None:
         try:
+            sink.begin()
             while content := self._next():
                 for start in range(0, len(content), _PIECE_BYTES):
                     sink.write(content[start : start + _PIECE_BYTES])
@@ -214,21 +215,22 @@ def guarded(stream: TextIO | None, name: str) -> tuple[TextIO, QueuedWriter]:
     is_terminal = False
     with contextlib.suppress(OSError, ValueError, AttributeError):
         is_terminal = stream.isatty()
-    with contextlib.suppress(OSError, ValueError):
-        stream.flush()
     descriptor: int | None = None
     sink: Sink = TextSink(stream, encoding)
     if isinstance(stream, io.TextIOWrapper):  # another one, such as a tee, may do more than its descriptor
         with contextlib.suppress(OSError, ValueError):
             descriptor = stream.fileno()
-            sink = DescriptorSink(descriptor)
+            sink = DescriptorSink(stream)
     writer = QueuedWriter(sink, name, is_terminal=is_terminal, descriptor=descriptor)
     return _Guarded(writer, encoding), writer
 
 
 def _tell(listener: Listener, cause: str) -> None:
     """In a thread: the one that lost the stream may hold any lock."""
-    threading.Thread(target=listener, args=(cause,), name="display-lost", daemon=True).start()
+    try:
+        threading.Thread(target=listener, args=(cause,), name="display-lost", daemon=True).start()
+    except RuntimeError:  # the process has no thread left, or is about to end
+        listener(cause)
 
 
 def _words(error: Exception) -> str:

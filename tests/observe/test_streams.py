@@ -25,6 +25,9 @@ class FakeSink:
         self.error = error
         self.given_up = 0
 
+    def begin(self) -> None:
+        return
+
     def write(self, content: bytes) -> None:
         self.begun.set()
         self.gate.wait()
@@ -139,9 +142,9 @@ class TestGuarded:
     def test_a_stream_of_another_program_gets_text(self) -> None:
         beneath = io.StringIO()
         stream, writer = guarded(beneath, "stdout")
-        stream.write("grün\n")
+        stream.write("x" + "ü" * 5000)
         assert writer.drain(30)
-        assert beneath.getvalue() == "grün\n"
+        assert beneath.getvalue() == "x" + "ü" * 5000
 
     def test_one_that_does_more_than_its_descriptor_is_not_passed_by(self) -> None:
         class Tee(io.StringIO):
@@ -158,6 +161,16 @@ class TestGuarded:
         stream, writer = guarded(None, "stderr")
         stream.write("nobody\n")
         assert writer.cause == "stderr was closed when the process began"
+
+    def test_what_was_printed_before_comes_first(self) -> None:
+        read_end, write_end = os.pipe()
+        with os.fdopen(write_end, "w") as plain:
+            plain.write("before\n")
+            stream, writer = guarded(plain, "stdout")
+            stream.write("after\n")
+            assert writer.drain(30)
+        assert os.read(read_end, 100) == b"before\nafter\n"
+        os.close(read_end)
 
     def test_it_is_guarded_once(self) -> None:
         stream, writer = guarded(io.StringIO(), "stdout")
