@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,8 +10,10 @@ from typing import Any
 
 import typer
 
-from penstock.cli.output import print_json
+from penstock.cli.output import ResultNotWritten, print_json
+from penstock.cli.streams import Streams
 from penstock.errors import ConfigError, PenstockError, SetupError
+from penstock.observe.sinks import point_away
 
 RUN_FAILED = 1
 WRONG_USAGE = 2
@@ -19,19 +22,36 @@ _MAX_CAUSES = 5
 
 
 @contextmanager
-def reported(as_json: bool = False) -> Iterator[None]:
-    """Print what goes wrong inside on stderr and leave with its exit code; with `as_json`, tell programs on stdout."""
+def reported(as_json: bool = False, *, is_run: bool = False) -> Iterator[None]:
+    """Print what goes wrong inside on stderr and leave with its exit code; with `as_json`, tell programs on stdout.
+
+    With `as_json`, nothing else that is printed inside gets to stdout; with `is_run`, printing cannot end what is done.
+    """
+    streams = Streams.of_this_process()
+    if streams is not None and as_json:
+        streams.claim_stdout()
+    if streams is not None and is_run:
+        streams.guard_run(as_json=as_json)
     try:
         yield
     except KeyboardInterrupt:
         typer.echo("Interrupted.", err=True)
         raise typer.Exit(INTERRUPTED) from None
+    except ResultNotWritten as lost:
+        typer.echo(f"error: {lost}", err=True)
+        raise typer.Exit(RUN_FAILED) from None
     except Exception as raised:
         if isinstance(raised, typer.Exit | typer.Abort | BrokenPipeError):
             raise
+        if isinstance(raised, OSError) and raised.filename is None and (refusal := _refusal_of_stdout()):
+            typer.echo(f"error: stdout could not be written: {refusal}", err=True)
+            raise typer.Exit(RUN_FAILED) from None
         error = expected_error(raised)
         if as_json:
-            print_json(as_object(error or raised))
+            try:
+                print_json(as_object(error or raised))
+            except ResultNotWritten as lost:
+                typer.echo(f"error: {lost}", err=True)
         if error is not None:
             print_error(error)
             raise typer.Exit(exit_code(error)) from None
@@ -40,6 +60,17 @@ def reported(as_json: bool = False) -> Iterator[None]:
             "\nThis is a bug in Penstock: please report it with the lines above and your configuration.", err=True
         )
         raise typer.Exit(RUN_FAILED) from None
+
+
+def _refusal_of_stdout() -> str | None:
+    """Why stdout cannot be written; None where it can."""
+    try:
+        sys.stdout.write("\n")
+        sys.stdout.flush()
+    except OSError as error:
+        point_away(1)
+        return error.strerror or str(error)
+    return None
 
 
 def expected_error(raised: BaseException) -> PenstockError | None:

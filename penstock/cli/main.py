@@ -11,10 +11,12 @@ import typer
 import penstock
 from penstock.cli.config import config_app
 from penstock.cli.doctor import doctor
-from penstock.cli.errors import INTERRUPTED
+from penstock.cli.errors import INTERRUPTED, RUN_FAILED
 from penstock.cli.evaluate import evaluate
+from penstock.cli.leaving import Ending, exit_status
 from penstock.cli.report import report
 from penstock.cli.resume import resume
+from penstock.cli.streams import Streams
 from penstock.cli.train import train
 from penstock.cli.verify import verify
 from penstock.runtime.cpu import let_idle_threads_sleep
@@ -63,11 +65,19 @@ app.command("doctor")(doctor)
 
 
 def main() -> None:
-    """Run the command that the arguments name, and exit with its code."""
+    """Run the command that the arguments name, and end the process with its code, whatever is left over in it."""
     let_idle_threads_sleep()
+    ending = Ending(Streams())
+    code = RUN_FAILED
     try:
         app()
     except KeyboardInterrupt:
-        sys.exit(INTERRUPTED)
+        code = INTERRUPTED
+    except SystemExit as leaving:
+        code = exit_status(leaving.code)
+    except BaseException:  # noqa: BLE001 - shown as Python itself would, before the process ends
+        sys.excepthook(*sys.exc_info())
     finally:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is done: one more Ctrl-C must not change the exit code
+        for number in (signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)  # all is done: one more Ctrl-C must not change the exit code
+    ending.leave(code)

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from penstock.cli.streams import Streams
+from penstock.errors import PenstockError
 from penstock.observe.jsonl import plain
 
 if TYPE_CHECKING:
@@ -37,9 +39,21 @@ def print_rows(console: Console, title: str, rows: Sequence[Sequence[Cell]]) -> 
     console.print(table)
 
 
+class ResultNotWritten(PenstockError):
+    """What a program waits for could not be written to stdout."""
+
+
 def print_json(content: Mapping[str, Any]) -> None:
-    """Print an object for programs on stdout."""
-    typer.echo(json.dumps(plain(content), indent=2, allow_nan=False))
+    """Print an object for programs on stdout; `ResultNotWritten` where stdout was kept for it and refuses."""
+    text = json.dumps(plain(content), indent=2, allow_nan=False)
+    streams = Streams.of_this_process()
+    if streams is None or not streams.has_claimed:
+        typer.echo(text)
+        return
+    try:
+        streams.write_document(f"{text}\n")
+    except OSError as error:
+        raise ResultNotWritten(f"the result could not be written to stdout: {error.strerror or error}") from error
 
 
 def print_figures(title: str, figures: Mapping[str, Any]) -> None:

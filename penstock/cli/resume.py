@@ -46,7 +46,7 @@ def resume(
       penstock resume runs/default --checkpoint step_40
       penstock resume runs/default --from-scratch
     """
-    with reported(as_json):
+    with reported(as_json, is_run=True):
         find_local_modules()
         from penstock.run.train import resume as resume_training
 

@@ -29,7 +29,8 @@ def train(
 
     Everything the run writes goes to the folder `run_dir`. With --json, progress is not shown and the summary is
     printed at the end. Ctrl-C drops the open step (or ends it, if its optimizer has begun), saves a checkpoint and
-    ends; a second one ends at once. `penstock resume` goes on from the checkpoint.
+    ends; a second one ends at once. `penstock resume` goes on from the checkpoint. A terminal or pipe that is
+    closed ends the display, not the run.
 
     \b
     Example:
@@ -37,7 +38,7 @@ def train(
       penstock train run.yaml training.max_steps=20 'sampler={kind: windowed, max_staleness: 2}'
       penstock train run.yaml --rollouts-from runs/recorded run_dir=runs/replay
     """
-    with reported(as_json):
+    with reported(as_json, is_run=True):
         from penstock.config.loading import load_config
 
         quiet = ["observe.console=off"] if as_json else []

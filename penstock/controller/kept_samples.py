@@ -9,7 +9,6 @@ from penstock.controller.failure import describe
 from penstock.data_plane import fields
 from penstock.data_plane.client import DataPlaneClient
 from penstock.data_plane.meta import KVBatchMeta
-from penstock.errors import PenstockError
 from penstock.observe.events import EventLog
 from penstock.observe.samples import SampleLog, SampleRecord
 from penstock.rollout.prompts import PromptVisit
@@ -40,7 +39,7 @@ class SampleKeeper:
             batch = await self._data_plane.get_samples_async(meta, (fields.RESPONSE_TEXT,))
             for (chunk, row), text in zip(chosen, batch.objects(fields.RESPONSE_TEXT).items, strict=True):
                 self._log.write(_record(step, chunk, row, str(text), about))
-        except (PenstockError, OSError) as error:
+        except Exception as error:  # noqa: BLE001 - whatever it was, nothing but a page to read is lost
             self._events.emit("samples_not_kept", step=step, cause=describe(error))
 
 

@@ -55,15 +55,24 @@ class ProgressView(Protocol):
 
 
 def make_console(
-    mode: ConsoleMode, max_steps: int | None, console: Console | None = None, clock: Clock = time.monotonic
+    mode: ConsoleMode,
+    max_steps: int | None,
+    console: Console | None = None,
+    clock: Clock = time.monotonic,
+    failed: Callable[[Exception], None] | None = None,
 ) -> ProgressView:
-    """The view for `observe.console`; `auto` is a table on a terminal that can redraw, and plain lines elsewhere."""
+    """The view for `observe.console`; `auto` is a table on a terminal that can redraw, and plain lines elsewhere.
+
+    `failed` is told what goes wrong where a view draws by itself; what goes wrong in a call is raised there.
+    """
     if mode == "off":
         return SilentView()
     console = console or Console(highlight=False)
     if mode == "auto":
         mode = "table" if console.is_terminal and not console.is_dumb_terminal else "plain"
-    return TableView(console, max_steps, clock) if mode == "table" else PlainView(console, max_steps, clock)
+    if mode == "table":
+        return TableView(console, max_steps, clock, failed=failed)
+    return PlainView(console, max_steps, clock)
 
 
 class SilentView:
@@ -154,7 +163,9 @@ class TableView:
         clock: Clock = time.monotonic,
         rows: int = 8,
         events: int = 4,
+        failed: Callable[[Exception], None] | None = None,
     ) -> None:
+        self._failed = failed
         self._console = console
         self._max_steps = max_steps
         self._steps = _StepClock(max_steps, clock)
@@ -163,7 +174,7 @@ class TableView:
         self._events: deque[str] = deque(maxlen=events)
         self._seconds_left: float | None = None
         self._closed = False
-        self._live = Live(console=console, get_renderable=self.render, refresh_per_second=4, transient=False)
+        self._live = Live(console=console, get_renderable=self._redrawn, refresh_per_second=4, transient=False)
         self._live.start()
 
     def expect(self, steps: int | None) -> None:
@@ -208,6 +219,16 @@ class TableView:
             parts.append(_steps_table(rows, width))
         parts += [Text(f"! {line}", style="yellow", no_wrap=True, overflow="ellipsis") for line in events]
         return Group(*parts)
+
+    def _redrawn(self) -> RenderableType:
+        """For Rich's thread, which has nobody to raise to."""
+        try:
+            return self.render()
+        except Exception as error:
+            if self._failed is None:
+                raise
+            self._failed(error)
+            return ""
 
     def _headline(self, newest: Metrics, left: float | None, elapsed: float, width: int) -> RenderableType:
         text = f"step {progress.step_text(newest, self._max_steps)}  {progress.duration(elapsed)}"

@@ -44,6 +44,7 @@ EVENT_KINDS: dict[str, EventKind] = {
     "logger_failed": EventKind(Severity.FAILURE, "a logger raised, or did not end in time; it has no more records"),
     "logger_behind": EventKind(Severity.FAILURE, "a logger did not keep up and began to lose records"),
     "logger_gaps": EventKind(Severity.FAILURE, "records that a logger lost; metrics.jsonl has them"),
+    "display_lost": EventKind(Severity.NOTABLE, "progress could not be shown any more; the run went on without"),
     "partial_step_dropped": EventKind(Severity.NOTABLE, "the data ended in the middle of a step (data.partial_step)"),
     "settings_changed": EventKind(Severity.NOTABLE, "the run went on with other settings than its checkpoint's"),
     "checkpoints_set_aside": EventKind(

@@ -11,7 +11,14 @@ from penstock.observe.event_kinds import Severity, severity_of
 
 Metrics = Mapping[str, float]
 
-_SHOWN_ELSEWHERE = ("run_failed", "early_stop", "settings_changed", "checkpoints_set_aside", "old_run_moved")
+_SHOWN_ELSEWHERE = (
+    "run_failed",
+    "early_stop",
+    "settings_changed",
+    "checkpoints_set_aside",
+    "old_run_moved",
+    "display_lost",
+)
 _MOST_PAIRS = 12
 _LONGEST = 1e12
 """Seconds; what is beyond is no time that anybody measured."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 from penstock.buffer.samplers.factory import check_capacity, make_sampler
@@ -11,6 +10,7 @@ from penstock.observe.loggers.checks import check_loggers
 from penstock.rollout.environments.factory import make_environment
 from penstock.run.directory import check_run_dir
 from penstock.run.rollouts import check_recording
+from penstock.runtime.loop import run_loop
 from penstock.weights.hf import check_model_folder
 from penstock.weights.lora import check_adapter_folder, require_peft
 
@@ -39,4 +39,4 @@ def check_config(config: RunConfig, *, resumed: bool = False, from_scratch: bool
         check_recording(config)
         return
     environment = make_environment(config.rollout.environment, config.data, seed=config.seed, at_most=1)
-    asyncio.run(environment.close())
+    run_loop(environment.close())

@@ -21,6 +21,7 @@ from penstock.run.checkpoint_check import require_good
 from penstock.run.chosen_checkpoint import chosen_checkpoint
 from penstock.run.eval_report import EvalReport, ScoredResponse, make_report
 from penstock.run.identity import RunIdentity
+from penstock.runtime.loop import run_loop
 
 
 class EvalParts(Protocol):
@@ -142,7 +143,7 @@ def evaluate(config: RunConfig, run_dir: Path | None = None, checkpoint: str | N
         # A checkpoint's weights are whole, whether adapters were trained or not.
         model = config.model.model_copy(update={"path": str(folder), "lora": None})
         config = config.model_copy(update={"model": model})
-    return asyncio.run(_evaluate(config))
+    return run_loop(_evaluate(config))
 
 
 async def _evaluate(config: RunConfig) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from penstock.config.models import RunConfig
 from penstock.config.yaml_dialect import parse_yaml
 from penstock.controller.failure import describe
 from penstock.errors import PenstockError, RecordError, RunDirectoryLost
-from penstock.observe.console import make_console
+from penstock.observe.display import Display
 from penstock.observe.events import EventLog
 from penstock.observe.jsonl import JsonlWriter
 from penstock.observe.loggers.base import Logger, Outcome, RunInfo, flat_settings
@@ -52,7 +52,7 @@ class RunRecords:
         self.ledger = JsonlWriter(directory.ledger, opened=False)
         self.samples = SampleLog(directory.samples, config.observe.samples_per_step)
         self._loggers = Loggers([*make_loggers(config.observe, self.events), *loggers], self.events)
-        self.view = make_console(config.observe.console, config.training.max_steps)
+        self.view = Display(config.observe.console, config.training.max_steps, self.events.emit)
         self.events.subscribe(self.view.on_event)
         self.events.subscribe(self.timeline.on_event)
         self.metrics = Recorder(directory.metrics, self.view, self._loggers)
@@ -66,6 +66,7 @@ class RunRecords:
     async def start(self) -> None:
         """The run begins: say so, and start the loggers of one whose files are open."""
         self.events.emit("run_started", run_dir=str(self._directory.path), run_id=self._directory.run_id)
+        self.view.open()
         self.view.note(f"setting up; files go to {self._directory.path}")
         if self._opened:
             await self.start_loggers()
@@ -138,6 +139,7 @@ class RunRecords:
         try:
             await self._close_loggers(_OUTCOMES.get(stopped_by, Outcome.FINISHED), summary)
         finally:
+            self.view.settle()
             self._attempt(self.events.close)
             for problem in self._problems:
                 self.view.note(f"  ! {problem}")

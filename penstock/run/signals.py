@@ -1,8 +1,9 @@
-"""Ctrl-C and SIGTERM: the first asks the run to stop cleanly, the second stops it at once."""
+"""Ctrl-C and SIGTERM: the first asks the run to stop cleanly, the second stops it at once; and SIGHUP."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -12,14 +13,29 @@ from types import TracebackType
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
+def has_terminal() -> bool:
+    """Whether this process has a controlling terminal, whose end is told by SIGHUP."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
+
+
 class StopSignals:
     """Inside the `with` block a signal cancels the current task; inside `stopping(stop)` the first calls `stop`.
+
+    SIGHUP means that the terminal was closed where there is one: `hung_up` is called, and nothing stops. Without a
+    terminal it is one more signal that stops, as a batch system may send it. Where it is ignored, as nohup has it, it
+    stays so.
 
     Does nothing outside the main thread, where Python delivers no signals.
     """
 
-    def __init__(self, note: Callable[[str], None]) -> None:
+    def __init__(self, note: Callable[[str], None], hung_up: Callable[[], None]) -> None:
         self._note = note
+        self._hung_up = hung_up
+        self._hangup_before = signal.getsignal(signal.SIGHUP)
         self._stop: Callable[[str], None] | None = None
         self._stop_note = ""
         self._task: asyncio.Task[object] | None = None
@@ -29,6 +45,9 @@ class StopSignals:
             self._task = asyncio.current_task()
             for number in _SIGNALS:
                 asyncio.get_running_loop().add_signal_handler(number, self._received)
+            if self._hangup_before is not signal.SIG_IGN:
+                act = self._hung_up if has_terminal() else self._received
+                asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, act)
         return self
 
     def __exit__(
@@ -38,6 +57,9 @@ class StopSignals:
             self._task = None
             for number in _SIGNALS:
                 asyncio.get_running_loop().remove_signal_handler(number)
+            heard = asyncio.get_running_loop().remove_signal_handler(signal.SIGHUP)
+            if heard and self._hangup_before is not None:
+                signal.signal(signal.SIGHUP, self._hangup_before)
 
     @contextmanager
     def stopping(

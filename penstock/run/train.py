@@ -17,6 +17,7 @@ from penstock.controller.traced_trainer import TracedTrainer
 from penstock.errors import ConfigError, TooManyDrops, TooManyFiltered
 from penstock.observe.loggers.base import Logger, flat_settings
 from penstock.observe.report.reading import Lines
+from penstock.observe.sinks import hold_standard_descriptors
 from penstock.run.aside import refuse_settings_inside, set_aside
 from penstock.run.between_steps import BetweenSteps
 from penstock.run.build import Serving, Training, build_training, serving_off_the_loop
@@ -30,6 +31,7 @@ from penstock.run.records import RunRecords
 from penstock.run.resume import ResumePoint, own_config, resume_point
 from penstock.run.rewind import refuse_lost_checkpoints, rewind
 from penstock.run.signals import StopSignals
+from penstock.runtime.loop import run_loop
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,7 @@ def train(config: RunConfig, loggers: Sequence[Logger] = (), *, from_scratch: bo
     `loggers` are your own, on top of those that `config.observe` asks for. With `from_scratch` a run that is in the
     folder already is moved aside first, as a whole.
     """
+    hold_standard_descriptors()
     # Absolute before any code of the user's runs, which may change the working directory.
     config = config.model_copy(update={"run_dir": str(Path(config.run_dir).absolute())})
     check_config(config, from_scratch=from_scratch)
@@ -58,7 +61,7 @@ def train(config: RunConfig, loggers: Sequence[Logger] = (), *, from_scratch: bo
     directory = RunDirectory(config.run_dir)
     try:
         directory.write_config(dump_config(config))
-        return asyncio.run(_Run(config, directory, loggers, None, aside).execute())
+        return run_loop(_Run(config, directory, loggers, None, aside).execute())
     finally:
         directory.close()
 
@@ -78,6 +81,7 @@ def resume(
     checkpoint does not depend on, such as `training.max_steps`. With `from_scratch` the run begins anew whatever it
     had, and with whatever settings; the old one is moved aside as a whole.
     """
+    hold_standard_descriptors()
     folder = Path(run_dir).absolute()
     config = own_config(folder, overrides)
     if from_scratch:
@@ -93,7 +97,7 @@ def resume(
             refuse_lost_checkpoints(directory)
         else:
             refuse_other_records(directory, point.checkpoint)
-        return asyncio.run(_Run(config, directory, loggers, point).execute())
+        return run_loop(_Run(config, directory, loggers, point).execute())
     finally:
         directory.close()
 
@@ -114,7 +118,7 @@ class _Run:
         self._point = point
         self._aside = aside
         self._records = RunRecords(config, directory, loggers)
-        self._signals = StopSignals(self._records.view.note)
+        self._signals = StopSignals(self._records.view.note, self._records.view.terminal_closed)
 
     async def execute(self) -> RunResult:
         stopped_by = "error"

@@ -52,18 +52,22 @@ def test_it_is_refused_where_there_is_no_engine_or_no_trainer(idle: dict[str, An
 
 
 @pytest.mark.long
-def test_a_signal_to_all_processes_still_leaves_a_checkpoint(make_config: ConfigMaker, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_all_processes_still_leaves_a_checkpoint(
+    make_config: ConfigMaker, tmp_path: Path, number: signal.Signals
+) -> None:
     config = make_config(**{"runtime.engine_process": True, "training.max_steps": 1000, "data.train_size": 4000})
     path = tmp_path / "config.yaml"
     path.write_text(json.dumps(config.model_dump(mode="json", exclude_unset=True)), encoding="utf-8")
-    run = subprocess.Popen([sys.executable, "-m", "penstock", "train", path], stdout=subprocess.DEVNULL)
+    command = [sys.executable, "-m", "penstock", "train", path]
+    run = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
     metrics = Path(config.run_dir) / "metrics.jsonl"
     while not (metrics.exists() and metrics.read_text(encoding="utf-8").count("train/loss") >= 3):
         assert run.poll() is None
         time.sleep(0.02)
     children = subprocess.run(["pgrep", "-P", str(run.pid)], capture_output=True, text=True, check=True).stdout.split()
     for pid in (*map(int, children), run.pid):
-        os.kill(pid, signal.SIGTERM)
+        os.kill(pid, number)
     run.wait(60)
     assert json.loads((metrics.parent / "summary.json").read_text(encoding="utf-8"))["stopped_by"] == "interrupted"
     assert len(list((metrics.parent / "checkpoints").iterdir())) == 1

@@ -50,6 +50,7 @@ def serve(calls: TextIO, results: TextIO) -> None:
 def main() -> None:
     """Serve on this process's stdin and stdout; keep both away from the functions."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's Ctrl-C is the parent's to handle
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # and so is the terminal's end
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     results = os.fdopen(os.dup(1), "w", encoding="utf-8")
     calls = os.fdopen(os.dup(0), encoding="utf-8")

@@ -14,6 +14,7 @@ from penstock.config.models import RunConfig
 from penstock.run.verify import gradients, memory, mismatch, rollouts, round_trip, weight_sync
 from penstock.run.verify.findings import Check, Finding, NotChecked, Report, Row, Skipped, raised
 from penstock.run.verify.subject import Limits, Subject, built, sample, verifiable
+from penstock.runtime.loop import run_loop
 from penstock.weights.hf import pick_device, silence_progress_bars
 
 Notify = Callable[[str], None]
@@ -39,7 +40,7 @@ def verify(config: RunConfig, limits: Limits | None = None, notify: Notify | Non
     """
     config = verifiable(config)
     silence_progress_bars()
-    return asyncio.run(_Preflight(config, limits or Limits(), notify or (lambda text: None)).run())
+    return run_loop(_Preflight(config, limits or Limits(), notify or (lambda text: None)).run())
 
 
 class _Preflight:

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, ClassVar, NoReturn
 
 from penstock.config.model import ModelConfig
+from penstock.observe.streams import guarded
 from penstock.rollout.engines.base import EngineHealth
 from penstock.rollout.engines.embedded import EmbeddedEngine
 from penstock.rollout.engines.process.wire import (
@@ -30,6 +31,7 @@ from penstock.weights.shared_memory import SharedMemory, TensorPlace, read_weigh
 
 _STATE_SECONDS = 0.02
 """How often the state is told where nothing else is."""
+_LAST_WORDS_SECONDS = 1.0
 
 Answer = tuple[Any, bytes]
 """A reply's JSON and array."""
@@ -162,10 +164,19 @@ async def _main(connection: int, memory: int) -> None:
 
 def main() -> NoReturn:
     """Serve the connection and the memory whose descriptors are the process's two arguments."""
+    # What a library says must not fail or hang with the display of the run.
+    sys.stdout, output = guarded(sys.stdout, "stdout")
+    sys.stderr, errors = guarded(sys.stderr, "stderr")
+
+    def leave(status: int) -> NoReturn:
+        for writer in (output, errors):
+            writer.drain(_LAST_WORDS_SECONDS)
+        os._exit(status)
+
     try:
         with asyncio.Runner() as runner:
             runner.run(_main(int(sys.argv[1]), int(sys.argv[2])))
-            os._exit(0)  # a thread may still be inside a step, or loading a model, that nobody wants
+            leave(0)  # a thread may still be inside a step, or loading a model, that nobody wants
     except BaseException:  # noqa: BLE001 - it is the process's last word, whatever it is
         traceback.print_exc()
-        os._exit(1)
+        leave(1)

@@ -15,7 +15,8 @@ from penstock.runtime.cpu import let_idle_threads_sleep
 from penstock.weights.shared_memory import SharedMemory
 
 _LAUNCH = (
-    "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); signal.signal(signal.SIGINT, signal.SIG_IGN); "
+    "import signal; "
+    "[signal.signal(number, signal.SIG_IGN) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)]; "
     "from penstock.rollout.engines.process.server import main; main()"
 )
 """A batch system that ends a job signals all of its processes; this one ends when its controller has no more use for
@@ -30,8 +31,8 @@ START_CALL = 0
 class EngineProcess:
     """A process that loads a model and serves it; begun first, so that it loads while this process does too.
 
-    Ctrl-C and SIGTERM are this process's alone to handle; it does not listen to them. When its connection is closed it
-    ends, also where that is because this process was killed.
+    Ctrl-C, SIGTERM and SIGHUP are this process's alone to handle; it does not listen to them. When its connection is
+    closed it ends, also where that is because this process was killed.
     """
 
     def __init__(self, model: ModelConfig, device: str, **engine: Any) -> None:

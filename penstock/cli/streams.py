@@ -1,0 +1,92 @@
+"""The process's stdout and stderr: whatever becomes of them, a command ends as it would have."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import time
+from contextvars import ContextVar
+
+from penstock.observe.sinks import hold_standard_descriptors, point_away
+from penstock.observe.streams import QueuedWriter, guarded
+
+PATIENCE_SECONDS = 3.0
+"""How long the end of the process waits for a reader that takes nothing."""
+DOCUMENT_SECONDS = 60.0
+"""How long the JSON of a run that has ended waits for one."""
+_PIECE_BYTES = 4096
+_of_this_process: ContextVar[Streams | None] = ContextVar("streams", default=None)
+
+
+class Streams:
+    """What the commands of this process write to; made once, before anything is printed.
+
+    stderr never raises and never waits from the beginning. stdout is left as it is for commands whose whole point is to
+    print; `guard_run` protects a run from it, and `claim_stdout` keeps it for one JSON document.
+    """
+
+    @classmethod
+    def of_this_process(cls) -> Streams | None:
+        """Those of the process, where it is the command's own; None where another program calls a command."""
+        return _of_this_process.get()
+
+    def __init__(self) -> None:
+        hold_standard_descriptors()
+        sys.stderr, errors = guarded(sys.stderr, "stderr")
+        self._writers: list[QueuedWriter] = [errors]
+        self._document: int | None = None
+        self._is_run = False
+        self.has_claimed = False
+        """Whether stdout is kept for a document."""
+        _of_this_process.set(self)
+
+    def guard_run(self, *, as_json: bool) -> None:
+        """A run begins: nothing that is printed may end or hang it, nor the end of its terminal."""
+        from penstock.run.signals import has_terminal
+
+        self._is_run = True
+        if not as_json:
+            sys.stdout, writer = guarded(sys.stdout, "stdout")
+            self._writers.append(writer)
+        signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # or `stty tostop` would stop a run in the background
+        if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL and has_terminal():
+            # Until the run listens itself, and after it; not SIG_IGN, which would mean that nobody is to listen.
+            signal.signal(signal.SIGHUP, lambda number, frame: None)
+
+    def claim_stdout(self) -> None:
+        """Keep stdout for `write_document`; what anything prints, in whatever way, goes to stderr from now on."""
+        if self._document is None and sys.stdout is not None:
+            sys.stdout.flush()
+            self._document = os.dup(1)
+        os.dup2(2, 1)
+        sys.stdout = sys.stderr
+        self.has_claimed = True
+        self._writers[0].when_lost(lambda cause: point_away(1))
+
+    def write_document(self, text: str) -> None:
+        """Write to the stdout that was claimed; raises `OSError` where that cannot be.
+
+        A run that has ended does not wait for its reader for ever.
+        """
+        if self._document is None:
+            raise OSError("it is closed")
+        writable = select.poll()
+        writable.register(self._document, select.POLLOUT)
+        rest = memoryview(text.encode())
+        while rest:
+            if not writable.poll(DOCUMENT_SECONDS * 1e3 if self._is_run else None):
+                raise OSError(f"nobody read it for {DOCUMENT_SECONDS:g} s")
+            try:
+                rest = rest[os.write(self._document, rest[:_PIECE_BYTES]) :]
+            except BlockingIOError:  # another process took the room
+                time.sleep(0.01)
+
+    def drain(self) -> None:
+        """Wait until all is written, or until nobody takes any of it; raises `OSError` where stdout is not guarded."""
+        if sys.stdout is not None:
+            sys.stdout.flush()
+        for writer in self._writers:
+            if not writer.drain(PATIENCE_SECONDS):
+                writer.lose("nobody reads it")

@@ -1,0 +1,237 @@
+"""Text streams that never raise and never make the writer wait, over ones that may do both."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TextIO
+
+from penstock.observe.sinks import DescriptorSink, Sink, TextSink
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+CAPACITY_BYTES = 2**20
+"""What may wait for a reader: hours of a run's lines."""
+STUCK_SECONDS = 10.0
+"""A full queue of which nothing was taken for so long belongs to a reader that is gone."""
+_PIECE_BYTES = 4096
+"""So much is written at a time, so that progress shows: a pipe takes it whole or not yet."""
+
+Listener = Callable[[str], None]
+
+
+class QueuedWriter(io.RawIOBase):
+    """Takes bytes at once; a daemon thread writes them to a sink.
+
+    Invariants, all under one condition:
+    - at most `capacity` bytes wait; what does not fit is left out, and a line says how much;
+    - the first error of the sink, or a queue that is full and of which nothing was taken for `stuck_seconds`, loses
+      the stream: what waits is thrown away, and so is everything written later; `cause` says why;
+    - a stream is lost at most once, and each listener told once, in a thread of its own.
+
+    Example with `capacity = 8` and a reader that has stopped: `write(b"step 1\\n")` is taken out at once and sticks in
+    the sink, `write(b"step 2\\n")` waits, `write(b"step 3\\n")` is left out, and the first `write` that does not fit
+    after `stuck_seconds` loses the stream. None of them has waited.
+
+    A process forked from this one has no such thread: there, bytes go to the sink directly.
+    """
+
+    def __init__(
+        self,
+        sink: Sink | None,
+        name: str,
+        *,
+        is_terminal: bool = False,
+        descriptor: int | None = None,
+        capacity: int = CAPACITY_BYTES,
+        stuck_seconds: float = STUCK_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__()
+        self.name = f"<{name}>"
+        self.mode = "w"
+        self.is_terminal = is_terminal
+        self.cause: str | None = None if sink is not None else f"{name} was closed when the process began"
+        self._sink = sink
+        self._descriptor = descriptor
+        self._label = name
+        self._capacity, self._stuck_seconds, self._clock = capacity, stuck_seconds, clock
+        self._changed = threading.Condition(threading.RLock())  # a destructor may print in the middle of a print
+        self._queue: deque[bytes] = deque()
+        self._waiting = self._left_out = 0
+        self._writing = sink is not None
+        self._moved = clock()
+        self._listeners: list[Listener] = []
+        self._process = os.getpid()
+        if sink is not None:
+            threading.Thread(target=self._run, args=(sink,), name=f"{name}-writer", daemon=True).start()
+
+    def write(self, content: ReadableBuffer, /) -> int:
+        """Queue it; returns at once."""
+        piece = bytes(content)
+        if os.getpid() != self._process:
+            self._write_directly(piece)
+            return len(piece)
+        cause = None
+        with self._changed:
+            if self.cause is None and not self.closed and piece:
+                if not self._writing and not self._queue:
+                    self._moved = self._clock()
+                if self._waiting + len(piece) <= self._capacity:
+                    self._queue.append(piece)
+                    self._waiting += len(piece)
+                    self._changed.notify_all()
+                elif self._clock() - self._moved < self._stuck_seconds:
+                    self._left_out += len(piece)
+                else:
+                    cause = f"{self._label}: nobody read it for {self._stuck_seconds:g} s"
+        if cause is not None:
+            self.lose(cause)
+        return len(piece)
+
+    def lose(self, cause: str) -> None:
+        """Write no more, for this reason; a second call is a no-op."""
+        with self._changed:
+            if self.cause is not None:
+                return
+            self.cause = cause
+            self._queue.clear()
+            self._waiting = self._left_out = 0
+            if self._sink is not None:
+                self._sink.give_up()
+            self._changed.notify_all()
+            listeners = tuple(self._listeners)
+        for listener in listeners:
+            _tell(listener, cause)
+
+    def when_lost(self, listener: Listener) -> None:
+        """Call `listener(cause)` when the stream is lost, or at once where it is."""
+        with self._changed:
+            self._listeners.append(listener)
+            cause = self.cause
+        if cause is not None:
+            listener(cause)
+
+    def forget(self, listener: Listener) -> None:
+        """Tell this one no more."""
+        with self._changed:
+            self._listeners.remove(listener)
+
+    def drain(self, patience_seconds: float) -> bool:
+        """Wait until all is written, as long as something is taken every `patience_seconds`; whether it was."""
+        with self._changed:
+            while self.cause is None and (self._queue or self._writing):
+                left = self._moved + patience_seconds - self._clock()
+                if left <= 0:
+                    return False
+                self._changed.wait(left)
+            return self.cause is None
+
+    def close(self) -> None:
+        """Take no more; what waits is still written. A second call is a no-op."""
+        super().close()
+        with self._changed:
+            self._changed.notify_all()
+
+    def writable(self) -> bool:
+        """Always."""
+        return True
+
+    def isatty(self) -> bool:
+        """Whether the stream ends at a terminal."""
+        return self.is_terminal
+
+    def fileno(self) -> int:
+        """The descriptor of the stream beneath, for programs that are started with it."""
+        return super().fileno() if self._descriptor is None else self._descriptor
+
+    def _run(self, sink: Sink) -> None:
+        try:
+            sink.begin()
+            while content := self._next():
+                for start in range(0, len(content), _PIECE_BYTES):
+                    sink.write(content[start : start + _PIECE_BYTES])
+                    with self._changed:
+                        self._moved = self._clock()
+                        if self.cause is not None:
+                            return
+        except Exception as error:  # noqa: BLE001 - whatever a display raises, the run goes on without it
+            self.lose(f"{self._label}: {_words(error)}")
+        finally:
+            with self._changed:
+                self._writing = False
+                self._changed.notify_all()
+            with contextlib.suppress(OSError):
+                sink.close()
+
+    def _next(self) -> bytes:
+        """What to write next; nothing at the end."""
+        with self._changed:
+            self._writing = False
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._queue or self.closed or self.cause is not None)
+            if not self._queue:
+                return b""
+            content = b"".join(self._queue)
+            if self._left_out:
+                content += f"[{self._left_out} bytes are not shown: {self._label} did not keep up]\n".encode()
+            self._queue.clear()
+            self._waiting = self._left_out = 0
+            self._writing = True
+            return content
+
+    def _write_directly(self, piece: bytes) -> None:
+        if self._sink is not None and self.cause is None:
+            with contextlib.suppress(OSError, ValueError):
+                self._sink.write(piece)
+
+
+class _Guarded(io.TextIOWrapper):
+    """Text over a `QueuedWriter`."""
+
+    def __init__(self, writer: QueuedWriter, encoding: str) -> None:
+        super().__init__(writer, encoding=encoding, errors="backslashreplace", write_through=True)
+        self.writer = writer
+
+
+def guarded(stream: TextIO | None, name: str) -> tuple[TextIO, QueuedWriter]:
+    """A stream of text that ends where `stream` does and never raises or waits, and what is behind it.
+
+    None stands for a stream that was closed when the process began. Letters that the encoding lacks are escaped. One
+    that is guarded already is given back as it is.
+    """
+    if isinstance(stream, _Guarded):
+        return stream, stream.writer
+    if stream is None:
+        writer = QueuedWriter(None, name)
+        return _Guarded(writer, "utf-8"), writer
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    is_terminal = False
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        is_terminal = stream.isatty()
+    descriptor: int | None = None
+    sink: Sink = TextSink(stream, encoding)
+    if isinstance(stream, io.TextIOWrapper):  # another one, such as a tee, may do more than its descriptor
+        with contextlib.suppress(OSError, ValueError):
+            descriptor = stream.fileno()
+            sink = DescriptorSink(stream)
+    writer = QueuedWriter(sink, name, is_terminal=is_terminal, descriptor=descriptor)
+    return _Guarded(writer, encoding), writer
+
+
+def _tell(listener: Listener, cause: str) -> None:
+    """In a thread: the one that lost the stream may hold any lock."""
+    try:
+        threading.Thread(target=listener, args=(cause,), name="display-lost", daemon=True).start()
+    except RuntimeError:  # the process has no thread left, or is about to end
+        listener(cause)
+
+
+def _words(error: Exception) -> str:
+    return error.strerror or str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"

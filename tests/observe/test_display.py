@@ -1,0 +1,141 @@
+"""The display of a run: whatever it is told and whatever becomes of stdout, no call raises, and a loss is told once."""
+
+from __future__ import annotations
+
+import io
+import sys
+import threading
+from typing import Any
+
+import pytest
+
+from penstock.observe.display import Display
+from tests.observe.test_console import STEP
+
+HUNG_UP = "the terminal was closed (SIGHUP)"
+
+
+class Told:
+    """Remembers what is reported; raises where it is told to."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.causes: list[str] = []
+        self.heard = threading.Event()
+        self._error = error
+
+    def __call__(self, event: str, /, **fields: Any) -> None:
+        assert event == "display_lost"
+        self.causes.append(fields["cause"])
+        self.heard.set()
+        if self._error is not None:
+            raise self._error
+
+
+class Refusing(io.StringIO):
+    def write(self, text: str) -> int:
+        raise OSError(5, "Input/output error")
+
+
+class Typewriter(io.StringIO):
+    """A terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def taken_stdout(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
+    """What is shown from now on; in the test itself, as pytest sets the streams between a fixture and its test."""
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", stream)
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    return stream
+
+
+def opened(told: Told, mode: Any = "plain") -> Display:
+    display = Display(mode, 13, told)
+    display.open()
+    return display
+
+
+def test_it_shows_what_the_view_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    stdout = taken_stdout(monkeypatch)
+    told = Told()
+    display = opened(told)
+    display.expect(4)
+    display.on_step(STEP)
+    display.on_event("prompt_dropped", {"prompt_id": "7"})
+    display.note("a note")
+    display.close()
+    shown = stdout.getvalue().splitlines()
+    assert shown[0].startswith("step 3/4  reward 0.42")
+    assert shown[1:] == ["  ! prompt_dropped  prompt_id=7", "a note"]
+    assert told.causes == []
+
+
+def test_a_loss_is_told_once_and_also_a_report_that_raises_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", Refusing())
+    told = Told(ValueError("events.jsonl is closed"))
+    display = opened(told)
+    for _ in range(3):
+        display.note("a line")
+        assert told.heard.wait(30)
+        display.terminal_closed()
+        display.settle()
+    display.close()
+    display.close()
+    display.note("after the end")
+    assert told.causes == ["stdout: Input/output error"]
+
+
+@pytest.mark.parametrize("mode", ["plain", "table"])
+def test_a_closed_terminal_ends_it(monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
+    away: list[int] = []
+    monkeypatch.setattr("penstock.observe.display.point_away", away.append)
+    monkeypatch.setattr(sys, "stdout", Typewriter())
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    told = Told()
+    display = opened(told, mode)
+    display.terminal_closed()
+    display.terminal_closed()
+    display.note("nobody sees this")
+    display.close()
+    assert told.causes == [HUNG_UP]
+    assert set(away) == {1}, "stderr is no terminal here"
+
+
+def test_what_is_no_terminal_is_written_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    stdout = taken_stdout(monkeypatch)
+    told = Told()
+    display = opened(told)
+    display.terminal_closed()
+    display.terminal_closed()
+    display.note("step 2")
+    display.close()
+    assert told.causes == [HUNG_UP]
+    assert stdout.getvalue().splitlines() == [f"{HUNG_UP}; the run goes on", "step 2"]
+
+
+def test_without_a_display_a_closed_terminal_is_told_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    stdout = taken_stdout(monkeypatch)
+    told = Told()
+    display = opened(told, "off")
+    display.terminal_closed()
+    display.close()
+    assert (told.causes, stdout.getvalue()) == ([HUNG_UP], "")
+
+
+def test_it_leaves_no_thread_and_takes_the_streams_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    stdout = taken_stdout(monkeypatch)
+
+    def writers() -> list[str]:
+        return [thread.name for thread in threading.enumerate() if thread.name == "stdout-writer"]
+
+    before = writers()
+    display = opened(Told(), "table")
+    assert len(writers()) == len(before) + 1
+    display.close()
+    for thread in threading.enumerate():
+        if thread.name == "stdout-writer" and thread.is_alive() and len(writers()) > len(before):
+            thread.join(10)
+    assert len(writers()) == len(before)
+    assert sys.stdout is stdout

@@ -1,0 +1,98 @@
+"""The loop's end waits for nobody's thread and nobody's task."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import wait
+
+import pytest
+
+from penstock.runtime import loop
+from penstock.runtime.loop import DaemonExecutor, run_loop
+
+
+def test_it_gives_and_raises_what_main_does() -> None:
+    async def add(x: int) -> int:
+        return await asyncio.to_thread(lambda: x + 1)
+
+    async def fail() -> None:
+        raise KeyError("x")
+
+    assert run_loop(add(2)) == 3
+    with pytest.raises(KeyError):
+        run_loop(fail())
+
+
+def test_a_call_that_is_stuck_in_a_thread_keeps_neither_the_loop_nor_the_process() -> None:
+    code = (
+        "import asyncio, threading\n"
+        "from penstock.runtime.loop import run_loop\n"
+        "async def main():\n"
+        "    asyncio.get_running_loop().run_in_executor(None, threading.Event().wait)\n"
+        "    return await asyncio.to_thread(lambda: 'back')\n"
+        "print(run_loop(main()))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "back\n")
+
+
+def test_a_task_that_does_not_let_itself_be_cancelled_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "CANCEL_SECONDS", 0.05)
+    kept: list[asyncio.Task[None]] = []
+    ended: list[str] = []
+
+    async def stubborn() -> None:
+        while True:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                continue
+
+    async def obedient() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append("in order")
+
+    async def main() -> str:
+        kept.append(asyncio.create_task(stubborn()))
+        kept.append(asyncio.create_task(obedient()))
+        await asyncio.sleep(0)
+        return "back"
+
+    assert run_loop(main()) == "back"
+    assert ended == ["in order"]
+    kept[0]._log_destroy_pending = False  # type: ignore[attr-defined]  # its end is not what is looked at
+
+
+class TestDaemonExecutor:
+    def test_threads_are_used_again(self) -> None:
+        executor = DaemonExecutor()
+        names = {executor.submit(threading.get_ident).result() for _ in range(1)}
+        deadline = time.monotonic() + 30
+        while executor._busy and time.monotonic() < deadline:
+            time.sleep(0.001)
+        assert executor.submit(threading.get_ident).result() in names
+        executor.shutdown()
+
+    def test_calls_beyond_the_most_threads_wait_for_one(self) -> None:
+        executor = DaemonExecutor(most=2)
+        gate = threading.Event()
+        calls = [executor.submit(gate.wait, 30) for _ in range(5)]
+        assert sum(call.running() for call in calls) <= 2
+        gate.set()
+        assert not wait(calls, 30).not_done
+        executor.shutdown()
+        with pytest.raises(RuntimeError, match="after shutdown"):
+            executor.submit(gate.wait)
+
+    def test_an_error_is_the_callers_also_one_that_ends_programs(self) -> None:
+        executor = DaemonExecutor(most=1)
+        with pytest.raises(SystemExit):
+            executor.submit(sys.exit, 3).result()
+        assert executor.submit(lambda: 4).result() == 4
+        executor.shutdown()
