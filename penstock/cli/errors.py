@@ -11,6 +11,7 @@ import typer
 
 from penstock.cli.output import print_json
 from penstock.errors import ConfigError, PenstockError, SetupError
+from penstock.text import error_text, safe
 
 RUN_FAILED = 1
 WRONG_USAGE = 2
@@ -101,7 +102,7 @@ def _content(error: PenstockError) -> tuple[str, list[str]]:
         if count == 1 and not split_problem(error.problems[0])[0]:
             return f"error: {where}: {error.problems[0]}", []
         return f"error: {where}: {count} problem{'s' * (count != 1)}", error.problems
-    first, *rest = str(error).splitlines() or [type(error).__name__]
+    first, *rest = safe(str(error)).splitlines() or [type(error).__name__]
     start = "cannot start: " if isinstance(error, SetupError) else "the run failed: "
     return f"error: {start}{first}", [*(line.strip() for line in rest if line.strip()), *_causes(error)]
 
@@ -121,4 +122,4 @@ def _causes(error: BaseException) -> list[str]:
 
 
 def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())
+    return " ".join(error_text(error).split())

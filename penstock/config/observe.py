@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, NonNegativeInt, field_validator
 
 from penstock.config.base import Section
+from penstock.config.values import usable_path
 
 Name = Annotated[str, Field(min_length=1)]
 
@@ -17,6 +18,8 @@ class TensorboardConfig(Section):
 
     folder: Name | None = None
     """Where the event files go; by default `tensorboard/` in the run directory. Give each run a folder of its own."""
+
+    _usable_path = field_validator("folder")(usable_path)
 
 
 class WandbConfig(Section):

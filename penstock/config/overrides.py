@@ -12,6 +12,7 @@ from penstock.config.base import Section
 from penstock.config.keys import Place
 from penstock.config.messages import show
 from penstock.config.yaml_dialect import parse_yaml
+from penstock.config.yaml_limits import DialectError
 from penstock.errors import ConfigError
 
 
@@ -53,9 +54,10 @@ def _parse(override: str, root: type[Section]) -> tuple[list[str], Any]:
         raise _OverrideProblem(f"{key}: has no value; write {key}=null to unset it")
     try:
         value = parse_yaml(text)
-    except (yaml.YAMLError, RecursionError):
+    except yaml.YAMLError as error:
         if place is None or not place.takes_text:
-            raise _OverrideProblem(f"{key}: the value {show(text)} is not valid YAML") from None
+            reason = f": {error.problem}" if isinstance(error, DialectError) else ""
+            raise _OverrideProblem(f"{key}: the value {show(text)} is not valid YAML{reason}") from None
         value = text
     if place is not None and place.takes_text and value is not None and not isinstance(value, str):
         value = text

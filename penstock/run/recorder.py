@@ -11,6 +11,7 @@ from penstock.observe.console import ProgressView
 from penstock.observe.jsonl import JsonlWriter
 from penstock.observe.loggers.fanout import Loggers
 from penstock.observe.report.reading import Lines
+from penstock.observe.report.values import number
 from penstock.run.eval_report import EvalReport
 
 _ENDS = 3
@@ -40,7 +41,9 @@ class Recorder:
         self.early_stop: Mapping[str, str | float] = {}
         """What the summary says of an early stop."""
         for line in Lines(metrics):
-            self._keep(int(line["step"]), {key: value for key, value in line.items() if value is not None})
+            known = {key: found for key, value in line.items() if (found := number(value)) is not None}
+            if "step" in known:
+                self._keep(int(known["step"]), known)
 
     def step(self, metrics: dict[str, float], evaluation: EvalReport | None = None) -> None:
         """A step has ended, and with it, where one was due, an evaluation of its weights."""

@@ -192,7 +192,7 @@ def test_files_that_are_missing_or_no_files_of_their_kind(tmp_path: Path) -> Non
         ("none.jsonl", "does not exist"),
         ("none.parquet", "does not exist"),
         ("folder.parquet", "is a folder"),
-        ("d.jsonl", "cannot be read as UTF-8"),
+        ("d.jsonl", r"d\.jsonl:1: the file is UTF-16"),
         ("d.parquet", "cannot be read as Parquet"),
     ):
         with pytest.raises(SetupError, match=rf"data\.train_path: .*{match}"):
