@@ -1,7 +1,7 @@
 """Text that every file takes: what data, environments and errors say, made fit to be written.
 
-A Python text can hold halves of surrogate pairs; JSON may spell one, as `"\\ud800"`. No encoding has a form for them, so
-a single one would keep a whole checkpoint from being written. All other characters are text, control characters too.
+A Python text can hold halves of surrogate pairs; JSON may spell one, as `"\\ud800"`. No encoding has a form for them: a
+single one would keep a whole checkpoint from being written. All other characters are text, control characters too.
 """
 
 from __future__ import annotations

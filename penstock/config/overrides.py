@@ -14,6 +14,7 @@ from penstock.config.messages import show
 from penstock.config.yaml_dialect import parse_yaml
 from penstock.config.yaml_limits import DialectError
 from penstock.errors import ConfigError
+from penstock.text import cut
 
 
 def apply_overrides(data: Mapping[str, Any], overrides: Sequence[str], root: type[Section]) -> dict[str, Any]:
@@ -42,11 +43,11 @@ class _OverrideProblem(Exception):
 def _parse(override: str, root: type[Section]) -> tuple[list[str], Any]:
     key, equals, text = override.partition("=")
     if not equals:
-        raise _OverrideProblem(f"{override}: is not key=value; write for example training.max_steps=100")
+        raise _OverrideProblem(f"{cut(override, 100)}: is not key=value; write for example training.max_steps=100")
     names = key.strip().split(".")
     if not all(names):
         raise _OverrideProblem(
-            f"{override}: has an empty name before the '='; write for example training.max_steps=100"
+            f"{cut(override, 100)}: has an empty name before the '='; write for example training.max_steps=100"
         )
     key = ".".join(names)
     place = _place(names, root)
