@@ -95,10 +95,7 @@ def _decoded(line: bytes, where: str, *, first: bool) -> str:
     try:
         return line.decode("utf-8-sig" if first else "utf-8")
     except UnicodeDecodeError as error:
-        byte = line[error.start]
-        raise SetupError(
-            f"{where}: not UTF-8 text: byte 0x{byte:02x} at {error.start + 1}; save it as UTF-8"
-        ) from error
+        raise SetupError(f"{where}: not UTF-8 text: byte 0x{line[error.start]:02x}; save the file as UTF-8") from error
 
 
 def _parse(line: str, where: str) -> Any:

@@ -11,6 +11,8 @@ from penstock.rollout.prompts import Prompt
 
 
 def __getattr__(name: str) -> Any:
+    if name.startswith("__"):
+        raise AttributeError(name)
     raise RuntimeError(f"no {name} here")
 
 
