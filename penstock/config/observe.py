@@ -49,6 +49,8 @@ class MlflowConfig(Section):
     @classmethod
     def _has_no_secret(cls, uri: str | None) -> str | None:
         """The settings are written to files that people share. A database's user name is none, a server's may be."""
+        if "\0" in (uri or ""):
+            raise ValueError("has a NUL character in it, which no address can have")
         address = urlsplit(uri or "")
         if address.password or (address.username and address.scheme in ("http", "https")):
             raise ValueError(

@@ -71,9 +71,8 @@ def _records(
         return
     file = Path(path)
     if not os.path.isfile(file):
-        raise SetupError(
-            f"{path!r} is a folder, not a file" if os.path.isdir(file) else f"file {path!r} does not exist"
-        )
+        other = "is a folder, not a file" if os.path.isdir(file) else "is a device, not a file"
+        raise SetupError(f"{path!r} {other}" if os.path.exists(file) else f"file {path!r} does not exist")
     yield from _from_jsonl(file) if form == "jsonl" else _from_parquet(file, limit)
 
 

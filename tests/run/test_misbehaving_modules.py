@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from penstock.config.loading import dump_config
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, SetupError
 from penstock.rollout.environments import reasoning_gym_trial
 from penstock.run.checks import check_config
 from tests.cli.programs import penstock
@@ -119,3 +119,16 @@ def test_large_values_that_a_task_can_use_are_fine(make_config: ConfigMaker) -> 
 def test_a_value_that_a_task_stumbles_over_later_is_the_settings_fault(make_config: ConfigMaker) -> None:
     line = problem(make_config(**{"rollout.environment.args": {"min_terms": 1.5, "max_terms": 3}}))
     assert line.startswith("rollout.environment.args: chain_sum cannot make a prompt with these values: ")
+
+
+def test_a_function_that_does_not_say_what_it_takes(make_config: ConfigMaker, tmp_path: Path) -> None:
+    (tmp_path / "d.jsonl").write_text('{"prompt": "a"}', encoding="utf-8")
+    environment = {"kind": "function", "function": "builtins:max"}
+    config = make_config(**{"data": {"train_path": str(tmp_path / "d.jsonl")}, "rollout.environment": environment})
+    assert problem(config).startswith("rollout.environment.function: builtins:max cannot be called as ")
+
+
+@pytest.mark.parametrize("host", [".", "x" * 300, "é" * 90], ids=["dot", "long", "idna"])
+def test_an_address_that_no_host_can_have(make_config: ConfigMaker, host: str) -> None:
+    with pytest.raises(SetupError, match=r"observe\.prometheus\.host: cannot listen on"):
+        check_config(make_config(**{"observe.prometheus": {"host": host, "port": 0}}))

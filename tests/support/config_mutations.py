@@ -20,6 +20,7 @@ _NAMES = [
     *(f"{_MISBEHAVING}.names:{name}" for name in ("Environment", "ExitsWhenMade", "ExitsInPrompts", "SaysNothing")),
     *(f"{_MISBEHAVING}.names:{name}" for name in ("NumbersForText", "ExitingSampler", "UnsureSampler", "nothing")),
     *("tests.support.rewards:length", ":", "a:", "..:b", "a.:b", "json:loads", "json:JSONDecoder", "a b:c", "\0:\0"),
+    "builtins:max",
 ]
 _TEXTS = [
     *(
@@ -146,7 +147,7 @@ def _variants(folder: Path) -> list[Settings]:
                 "failure": {"max_dropped_prompts": 1, "on_drop": "shrink", "min_groups_per_step": 1},
             },
             "sampler": {"kind": "in_order", "lookahead": 1},
-            "observe": {"tensorboard": {"folder": str(folder / "tb")}, "console": "plain", "samples_per_step": 2},
+            "observe": {"tensorboard": {"folder": str(folder / "tb")}, "prometheus": {"port": 0}},
         },
         {
             "rollout": {
@@ -211,7 +212,7 @@ def misleading_values(folder: Path) -> dict[str, list[Any]]:
         "sampler.lookahead": [0, 1, 3, 64, 10**30],
         "buffer.max_buffered_groups": [1, 2, 5, 10**30],
         "observe.tensorboard.folder": [*files, "/proc/none", "/dev/null/x"],
-        "observe.prometheus": [{"host": host, "port": 0} for host in ("nowhere.invalid", "", "::1", "a\0b", "é" * 90)],
+        "observe.prometheus": [{"host": host, "port": 0} for host in ("", ".", "::1", "x" * 300, "é" * 90)],
     }
 
 
