@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from penstock.config.yaml_limits import DialectError, Measure, check_depth
+from penstock.config.yaml_limits import DialectError, Measure, check_count, check_depth
 
 _NULL = re.compile(r"^(?:~|null|Null|NULL|)$")
 _BOOL = re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$")
@@ -31,11 +31,14 @@ _MOST_DIGITS = 300
 class _Loader(yaml.SafeLoader):
     def __init__(self, stream: str) -> None:
         super().__init__(stream)
-        self._depth = 0
+        self._depth = self._nodes = 0
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+        self._nodes += 1
+        check_count(self._nodes, mark)
         self._depth += 1
-        check_depth(self._depth, self.peek_event().start_mark)  # type: ignore[no-untyped-call]
+        check_depth(self._depth, mark)
         try:
             return super().compose_node(parent, index)
         finally:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import yaml
 
-_MOST_NODES = 100_000
+_MOST_NODES = 20_000
 """Values, names included, once every alias is written out."""
 _DEEPEST = 50
 """Sections and lists inside each other."""
@@ -53,11 +53,16 @@ class Measure:
         self._around.remove(id(node))
         nodes, levels = 1 + sum(n for n, _ in below), 1 + max((d for _, d in below), default=0)
         check_depth(levels, _at(node))
-        if nodes > _MOST_NODES:
-            reason = f"stands for more than {_MOST_NODES:,} values, once its aliases are written out"
-            raise DialectError(problem=reason, problem_mark=_at(node))
+        check_count(nodes, _at(node))
         self._known[id(node)] = nodes, levels
         return nodes, levels
+
+
+def check_count(nodes: int, mark: yaml.Mark | None) -> None:
+    """Raise `DialectError` where so many values are too many."""
+    if nodes > _MOST_NODES:
+        reason = f"stands for more than {_MOST_NODES:,} values, once its aliases are written out"
+        raise DialectError(problem=reason, problem_mark=mark)
 
 
 def check_depth(levels: int, mark: yaml.Mark | None) -> None:

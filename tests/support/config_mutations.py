@@ -147,6 +147,7 @@ def _variants(folder: Path) -> list[Settings]:
                 "failure": {"max_dropped_prompts": 1, "on_drop": "shrink", "min_groups_per_step": 1},
             },
             "sampler": {"kind": "in_order", "lookahead": 1},
+            "buffer": {"max_buffered_groups": 64},
             "observe": {"tensorboard": {"folder": str(folder / "tb")}, "prometheus": {"port": 0}},
         },
         {
