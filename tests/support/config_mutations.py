@@ -12,101 +12,9 @@ from typing import Any
 from penstock.config.keys import all_keys
 from penstock.config.models import RunConfig
 from penstock.config.yaml_dialect import write_yaml
+from tests.support.odd_values import MISBEHAVING, NAMES, NUMBERS, SNIPPETS, TEXTS
 
 Settings = dict[str, Any]
-_MISBEHAVING = "tests.support.misbehaving"
-_NAMES = [
-    *(f"{_MISBEHAVING}.{name}" for name in ("exits:x", "interrupts:x", "raises_strangely:x", "missing:x")),
-    *(f"{_MISBEHAVING}.names:{name}" for name in ("Environment", "ExitsWhenMade", "ExitsInPrompts", "SaysNothing")),
-    *(f"{_MISBEHAVING}.names:{name}" for name in ("NumbersForText", "ExitingSampler", "UnsureSampler", "nothing")),
-    *("tests.support.rewards:length", ":", "a:", "..:b", "a.:b", "json:loads", "json:JSONDecoder", "a b:c", "\0:\0"),
-    "builtins:max",
-]
-_TEXTS = [
-    *(
-        "",
-        " ",
-        "abc",
-        "\0",
-        "a\0b",
-        "\x1b[31m",
-        "\ud800",
-        "é" * 3,
-        "\u202e",
-        "日本",
-        "🌊",
-        "%s%n",
-        "{expression}",
-        "{}",
-    ),
-    *("x" * 300, "x/" * 3000, "a/" * 60 + "b" * 300, "x" * 100_000, "null", "1e5", "~", "~/x", ".", "..", "/", "//"),
-    *("/dev/null", "/proc/self/mem", "/proc/self/fd/99", "nobody/nothing", "file:///x", "http://[", "s3://x", "C:\\x"),
-    *("reasoning_gym:chain_sum", "reasoning_gym:", "reasoning_gym:nope", "math", "calculator", "custom", "function"),
-    *(
-        "windowed",
-        "in_order",
-        "custom",
-        "all-linear",
-        "\n",
-        "a\nb",
-        "a: b",
-        "- a",
-        "#",
-        "'",
-        '"',
-        "!!int 3",
-        "&a",
-        "*a",
-    ),
-]
-_NUMBERS: list[Any] = [
-    *(-1, 0, 1, 2, 3, 7, 64, 2**31, 2**63, 2**64, 10**30, -(10**30), 10**299, 0.5, -0.5, 1.0, 1.5, 3.0, 1e-320, 1e308),
-    *(-1e308, float("inf"), float("-inf"), float("nan"), True, False),
-]
-_SNIPPETS = [
-    *(
-        "!!int abc",
-        "!!float abc",
-        "!!bool maybe",
-        "!!null x",
-        "!!timestamp x",
-        "!!binary '%'",
-        "!!binary aGk=",
-        "!!set {a}",
-    ),
-    *(
-        "!!omap [a: 1]",
-        "!!pairs [a: 1]",
-        "!!python/object:os.system {}",
-        "!!python/name:os.system ''",
-        "!mine x",
-        "! x",
-    ),
-    *("!!str [a]", "!!int [1]", "!!int {a: 1}", "!!map x", "!!seq x", "9" * 5000, "-" + "9" * 5000, "0x" + "f" * 5000),
-    *("1e999", "-1e999", "9" * 400 + ".5", "&a [*a]", "&a {x: *a}", "*nowhere", "[" * 400, "{a: " * 400, "- " * 400),
-    *('"\\ud800"', '"\\ud800": 1', "? [a]\n: b", "{[a]: 1}", "{{a: 1}: 2}", "<<", "{<<: 3}", "{<<: [1]}", "{<<: *b}"),
-    *(
-        "2024-01-01",
-        "1:30",
-        "|\n",
-        ">\n x",
-        "'",
-        '"',
-        "@",
-        "`",
-        "%",
-        "\t",
-        "\x07",
-        "\u2028",
-        "\ufeff",
-        "---",
-        "...",
-        "# x",
-    ),
-    "[&a [x, x, x, x, x, x, x, x, x], &b [*a, *a, *a, *a, *a, *a, *a], &c [*b, *b, *b, *b, *b, *b, *b],"
-    " &d [*c, *c, *c, *c, *c, *c], [*d, *d, *d, *d, *d, *d]]",
-    "{a: &a {x: 1}, b: &b {<<: [*a,*a,*a]}, c: &c {<<: [*b,*b,*b]}, d: {<<: [*c,*c,*c]}}",
-]
 
 
 def valid_settings(folder: Path) -> list[Settings]:
@@ -152,7 +60,7 @@ def _variants(folder: Path) -> list[Settings]:
         },
         {
             "rollout": {
-                "environment": {"kind": "custom", "path": f"{_MISBEHAVING}.names:Environment", "args": {"size": 2}},
+                "environment": {"kind": "custom", "path": f"{MISBEHAVING}.names:Environment", "args": {"size": 2}},
                 "sampling": {"max_new_tokens": 4},
             },
             "sampler": {
@@ -204,11 +112,11 @@ def misleading_values(folder: Path) -> dict[str, list[Any]]:
         "data.answer_key": ["nothing", "prompt", "\u202e"],
         "rollout.replay_from": [*files, str(folder), str(folder / "none")],
         "rollout.group_size": [1, 2, 10**30],
-        "rollout.environment.function": _NAMES,
-        "rollout.environment.path": _NAMES,
+        "rollout.environment.function": NAMES,
+        "rollout.environment.path": NAMES,
         "rollout.environment.kind": [f"reasoning_gym:{task}" for task in _TASKS],
         "rollout.environment.args": [{name: value} for name in _ARGS for value in _ARG_VALUES],
-        "sampler.class_path": _NAMES,
+        "sampler.class_path": NAMES,
         "sampler.args": [{}, {"max_staleness": None}, {"max_staleness": -1}, {"x": 1}, {"max_staleness": [[]]}],
         "sampler.lookahead": [0, 1, 3, 64, 10**30],
         "buffer.max_buffered_groups": [1, 2, 5, 10**30],
@@ -284,7 +192,7 @@ def mutated(settings: Settings, rng: random.Random) -> bytes:
 def override(rng: random.Random) -> str:
     """Something in the place of `key=value`."""
     key = rng.choice(_KEYS)
-    value = rng.choice([*_TEXTS, *map(str, _NUMBERS), *_SNIPPETS]).replace("\0", "")
+    value = rng.choice([*TEXTS, *map(str, NUMBERS), *SNIPPETS]).replace("\0", "")
     other = (key, value.lstrip("-"), f"={value}", f"{key}.x.y={value}")
     return f"{key}={value}" if rng.random() < 0.9 else rng.choice(other)
 
@@ -307,13 +215,13 @@ def _odd_value(rng: random.Random) -> Any:
     return rng.choice(
         (
             lambda: None,
-            lambda: rng.choice(_NUMBERS),
-            lambda: rng.choice(_TEXTS),
-            lambda: rng.choice(_NAMES),
+            lambda: rng.choice(NUMBERS),
+            lambda: rng.choice(TEXTS),
+            lambda: rng.choice(NAMES),
             lambda: [],
             lambda: {},
-            lambda: [rng.choice(_NUMBERS), rng.choice(_TEXTS)],
-            lambda: {rng.choice(_TEXTS): rng.choice(_TEXTS)},
+            lambda: [rng.choice(NUMBERS), rng.choice(TEXTS)],
+            lambda: {rng.choice(TEXTS): rng.choice(TEXTS)},
             lambda: _nested(rng.choice((3, 20, 45, 60, 200))),
         )
     )()
@@ -336,9 +244,9 @@ def _change_leaf(settings: Settings, rng: random.Random) -> None:
     leaves = [(c, k) for c, k in _places(settings) if not isinstance(c[k], dict | list)]
     container, key = rng.choice(leaves)
     if isinstance(container[key], str):
-        container[key] = rng.choice(_NAMES if ":" in container[key] else _TEXTS)
+        container[key] = rng.choice(NAMES if ":" in container[key] else TEXTS)
     else:
-        container[key] = rng.choice(_NUMBERS)
+        container[key] = rng.choice(NUMBERS)
 
 
 def _drop_key(settings: Settings, rng: random.Random) -> None:
@@ -380,7 +288,7 @@ def _put_snippet(raw: bytes, rng: random.Random) -> bytes:
     """In the place of a value."""
     lines = raw.decode("utf-8", "replace").splitlines()
     at = rng.choice([place for place, line in enumerate(lines) if ":" in line] or [0])
-    lines[at] = f"{lines[at].partition(':')[0]}: {rng.choice(_SNIPPETS)}"
+    lines[at] = f"{lines[at].partition(':')[0]}: {rng.choice(SNIPPETS)}"
     return "\n".join(lines).encode("utf-8", "replace")
 
 
