@@ -28,6 +28,7 @@ LAYERS = (
     "observe",
     "config",
     "errors",
+    "text",
 )
 """From top to bottom."""
 LOGGERS = ("tensorboard", "wandb", "mlflow", "prometheus_client")

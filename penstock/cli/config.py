@@ -7,6 +7,7 @@ import typer
 from penstock.cli.arguments import ConfigFile, Json, Overrides, find_local_modules
 from penstock.cli.errors import reported
 from penstock.cli.output import print_json
+from penstock.text import safe
 
 _HELP = """Show and check settings.
 
@@ -65,7 +66,7 @@ def check(config: ConfigFile, overrides: Overrides = None, as_json: Json = False
         if as_json:
             print_json({"ok": True})
         else:
-            typer.echo(f"{config}: OK")
+            typer.echo(f"{safe(config)}: OK")
 
 
 @config_app.command("schema")

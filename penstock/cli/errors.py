@@ -14,6 +14,7 @@ from penstock.cli.output import ResultNotWritten, print_json
 from penstock.cli.streams import Streams
 from penstock.errors import ConfigError, PenstockError, SetupError
 from penstock.observe.sinks import point_away
+from penstock.text import error_text, safe
 
 RUN_FAILED = 1
 WRONG_USAGE = 2
@@ -132,7 +133,7 @@ def _content(error: PenstockError) -> tuple[str, list[str]]:
         if count == 1 and not split_problem(error.problems[0])[0]:
             return f"error: {where}: {error.problems[0]}", []
         return f"error: {where}: {count} problem{'s' * (count != 1)}", error.problems
-    first, *rest = str(error).splitlines() or [type(error).__name__]
+    first, *rest = safe(str(error)).splitlines() or [type(error).__name__]
     start = "cannot start: " if isinstance(error, SetupError) else "the run failed: "
     return f"error: {start}{first}", [*(line.strip() for line in rest if line.strip()), *_causes(error)]
 
@@ -152,4 +153,4 @@ def _causes(error: BaseException) -> list[str]:
 
 
 def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())
+    return " ".join(error_text(error).split())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -39,7 +40,7 @@ def evaluate(target: Target, overrides: Overrides = None, checkpoint: Checkpoint
     with reported(as_json):
         from penstock.config.loading import load_config
 
-        run_dir = Path(target) if Path(target).is_dir() else None
+        run_dir = Path(target) if os.path.isdir(target) else None
         if run_dir is not None and not (run_dir / "config.yaml").is_file():
             raise ConfigError(["is not the folder of a run: it has no config.yaml"], source=target)
         if checkpoint is not None and run_dir is None:

@@ -29,8 +29,7 @@ def train(
 
     Everything the run writes goes to the folder `run_dir`. With --json, progress is not shown and the summary is
     printed at the end. Ctrl-C drops the open step (or ends it, if its optimizer has begun), saves a checkpoint and
-    ends; a second one ends at once. `penstock resume` goes on from the checkpoint. A terminal or pipe that is
-    closed ends the display, not the run.
+    ends, a second one ends at once; closing the terminal does not. `penstock resume` goes on from the checkpoint.
 
     \b
     Example:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import PositiveInt
+from pydantic import PositiveInt, field_validator
 
 from penstock.config.base import Section
+from penstock.config.values import usable_path
 
 PROCEDURAL_TRAIN_SIZE = 1024
 """How many training prompts are made where `train_size` says nothing."""
@@ -52,6 +53,8 @@ class DataConfig(Section):
     message then."""
     partial_step: Literal["train", "drop"] = "train"
     """What happens to a step that is not full when the data ends."""
+
+    _usable_paths = field_validator("train_path", "eval_path")(usable_path)
 
     def format_of(self, path: str) -> DataFormat:
         """How `path` is read."""

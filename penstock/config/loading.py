@@ -15,8 +15,13 @@ from penstock.config.messages import problems_of, show
 from penstock.config.models import RunConfig
 from penstock.config.overrides import apply_overrides
 from penstock.config.rules import idle_settings
-from penstock.config.yaml_dialect import DuplicateKeyError, parse_yaml, write_yaml
+from penstock.config.values import unusable
+from penstock.config.yaml_dialect import parse_yaml, write_yaml
+from penstock.config.yaml_limits import DialectError
 from penstock.errors import ConfigError
+
+_LARGEST_FILE = 2**20
+"""In bytes: reading a configuration stays a matter of seconds, also where a path names something else."""
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
@@ -27,6 +32,9 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
 
 def parse_config(data: Mapping[str, Any], source: str | None = None) -> RunConfig:
     """Check settings that are already a mapping; `source` is named in the error."""
+    problems = unusable(data)
+    if problems:
+        raise ConfigError(problems, source)
     try:
         return RunConfig.model_validate(dict(data))
     except ValidationError as error:
@@ -67,7 +75,8 @@ def _read_mapping(path: Path) -> dict[str, Any]:
 
 def _read_text(path: Path) -> str:
     try:
-        raw = path.read_bytes()
+        with path.open("rb") as file:
+            raw = file.read(_LARGEST_FILE + 1)
     except FileNotFoundError:
         raise ConfigError([f"no such file{_near_files(path)}"], str(path)) from None
     except IsADirectoryError:
@@ -77,6 +86,8 @@ def _read_text(path: Path) -> str:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise ConfigError([f"cannot be read: {reason}"], str(path)) from None
+    if len(raw) > _LARGEST_FILE:
+        raise ConfigError([f"is larger than {_LARGEST_FILE:,} bytes, so not a configuration"], str(path))
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -88,7 +99,7 @@ def _read_text(path: Path) -> str:
 def _parse(text: str, source: str) -> Any:
     try:
         return parse_yaml(text)
-    except DuplicateKeyError as error:
+    except DialectError as error:
         raise ConfigError([f"{_position(error.problem_mark)}: {error.problem}"], source) from None
     except yaml.MarkedYAMLError as error:
         reason = error.problem or error.context or "cannot be understood"
@@ -98,10 +109,11 @@ def _parse(text: str, source: str) -> Any:
             reason += "; indent with spaces"
         mark = error.problem_mark or error.context_mark
         raise ConfigError([f"{_position(mark)}: not valid YAML: {reason}"], source) from None
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise ConfigError([f"line {line}: not valid YAML: {str(error).splitlines()[0]}"], source) from None
     except yaml.YAMLError as error:
         raise ConfigError([f"not valid YAML: {str(error).splitlines()[0]}"], source) from None
-    except RecursionError:
-        raise ConfigError(["not a configuration: it is nested too deeply"], source) from None
 
 
 def _position(mark: yaml.Mark | None) -> str:

@@ -11,6 +11,7 @@ from pydantic_core import ErrorDetails
 
 from penstock.config.base import Section
 from penstock.config.keys import KIND, Location, all_keys, join, locate, required_keys
+from penstock.text import cut
 
 _EXPECTED = {
     "int_type": "a whole number",
@@ -31,6 +32,8 @@ _BOUNDS = {
     "less_than": ("lt", "less than"),
     "less_than_equal": ("le", "at most"),
 }
+_LONGEST_LINE, _LONGEST_NAME = 1_000, 100
+"""Characters of a line, and of a name that no setting has: what a file holds by mistake may be of any length."""
 ALIASES = {
     "batch_size": "training.prompt_groups_per_step",
     "learning_rate": "training.optimizer.lr",
@@ -51,7 +54,8 @@ def problems_of(error: ValidationError, root: type[Section]) -> list[str]:
     """One `key: reason` line per wrong setting, in the order of the file."""
     lines: list[str] = []
     for details in error.errors(include_url=False):
-        lines += [line for line in _lines(details, root) if line not in lines]
+        found = [cut(line, _LONGEST_LINE) for line in _lines(details, root)]
+        lines += [line for line in found if line not in lines]
     return lines
 
 
@@ -63,7 +67,7 @@ def nearest(name: str, names: Iterable[str], cutoff: float = 0.6) -> str | None:
 
 def unknown_setting(name: str, prefix: str, holder: type[Section], root: type[Section]) -> str:
     """The line for a key no model knows, with the setting that was probably meant."""
-    key = join(prefix, name)
+    key = join(prefix, cut(name, _LONGEST_NAME))
     meant = _meant(name, prefix, holder, root)
     if meant:
         return f"{key}: unknown setting; did you mean {meant}?"

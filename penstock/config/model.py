@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import PositiveFloat, PositiveInt, field_validator
 
 from penstock.config.base import Section
+from penstock.config.values import usable_path
 
 
 class LoraConfig(Section):
@@ -20,6 +21,8 @@ class LoraConfig(Section):
     """Names (or ends of names) of the layers that get an adapter; `all-linear`: every linear layer but the head."""
     path: str | None = None
     """Folder of an adapter to start from, as peft saves them; it brings its own rank, alpha and layers."""
+
+    _usable_path = field_validator("path")(usable_path)
 
     @field_validator("target_modules", mode="before")
     @classmethod
@@ -45,3 +48,5 @@ class ModelConfig(Section):
     """Run Python code that comes with the model. Off unless you trust its author."""
     lora: LoraConfig | None = None
     """Train low-rank adapters instead of all weights; needs `pip install 'peft>=0.21'`."""
+
+    _usable_path = field_validator("path")(usable_path)

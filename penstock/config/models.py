@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_validator
 
 from penstock.config.algorithm import AlgorithmConfig
 from penstock.config.base import Section
@@ -15,6 +15,7 @@ from penstock.config.rollout import RolloutConfig
 from penstock.config.rules import contradictions
 from penstock.config.sampler import OnPolicySampler, SamplerConfig
 from penstock.config.training import TrainingConfig
+from penstock.config.values import usable_path
 
 
 class BufferConfig(Section):
@@ -131,6 +132,8 @@ class RunConfig(Section):
     """Evaluation on the held-out prompts."""
     observe: ObserveConfig = ObserveConfig()
     """What a person sees."""
+
+    _usable_path = field_validator("run_dir")(usable_path)
 
     @model_validator(mode="after")
     def _no_contradictions(self) -> RunConfig:

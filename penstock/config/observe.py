@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, NonNegativeInt, field_validator
 
 from penstock.config.base import Section
+from penstock.config.values import usable_path
 
 Name = Annotated[str, Field(min_length=1)]
 
@@ -17,6 +18,8 @@ class TensorboardConfig(Section):
 
     folder: Name | None = None
     """Where the event files go; by default `tensorboard/` in the run directory. Give each run a folder of its own."""
+
+    _usable_path = field_validator("folder")(usable_path)
 
 
 class WandbConfig(Section):
@@ -46,6 +49,8 @@ class MlflowConfig(Section):
     @classmethod
     def _has_no_secret(cls, uri: str | None) -> str | None:
         """The settings are written to files that people share. A database's user name is none, a server's may be."""
+        if "\0" in (uri or ""):
+            raise ValueError("has a NUL character in it, which no address can have")
         address = urlsplit(uri or "")
         if address.password or (address.username and address.scheme in ("http", "https")):
             raise ValueError(

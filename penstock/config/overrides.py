@@ -12,7 +12,9 @@ from penstock.config.base import Section
 from penstock.config.keys import Place
 from penstock.config.messages import show
 from penstock.config.yaml_dialect import parse_yaml
+from penstock.config.yaml_limits import DialectError
 from penstock.errors import ConfigError
+from penstock.text import cut
 
 
 def apply_overrides(data: Mapping[str, Any], overrides: Sequence[str], root: type[Section]) -> dict[str, Any]:
@@ -41,11 +43,11 @@ class _OverrideProblem(Exception):
 def _parse(override: str, root: type[Section]) -> tuple[list[str], Any]:
     key, equals, text = override.partition("=")
     if not equals:
-        raise _OverrideProblem(f"{override}: is not key=value; write for example training.max_steps=100")
+        raise _OverrideProblem(f"{cut(override, 100)}: is not key=value; write for example training.max_steps=100")
     names = key.strip().split(".")
     if not all(names):
         raise _OverrideProblem(
-            f"{override}: has an empty name before the '='; write for example training.max_steps=100"
+            f"{cut(override, 100)}: has an empty name before the '='; write for example training.max_steps=100"
         )
     key = ".".join(names)
     place = _place(names, root)
@@ -53,9 +55,10 @@ def _parse(override: str, root: type[Section]) -> tuple[list[str], Any]:
         raise _OverrideProblem(f"{key}: has no value; write {key}=null to unset it")
     try:
         value = parse_yaml(text)
-    except (yaml.YAMLError, RecursionError):
+    except yaml.YAMLError as error:
         if place is None or not place.takes_text:
-            raise _OverrideProblem(f"{key}: the value {show(text)} is not valid YAML") from None
+            reason = f": {error.problem}" if isinstance(error, DialectError) else ""
+            raise _OverrideProblem(f"{key}: the value {show(text)} is not valid YAML{reason}") from None
         value = text
     if place is not None and place.takes_text and value is not None and not isinstance(value, str):
         value = text

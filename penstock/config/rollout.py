@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
 
 from penstock.config.base import Section
+from penstock.config.values import usable_path
 
 _KINDS = ("math", "calculator", "function", "custom")
 _NAMED_KINDS = {"reasoning_gym": "task", "verifiers": "environment"}
@@ -115,3 +116,5 @@ class RolloutConfig(Section):
     replay_from: str | None = None
     """Run directory with recorded rollouts: groups come from there, in order of dispatch, and there is no engine; the
     prompts of `data`, `rollout.environment` and `rollout.engine` have no part in it."""
+
+    _usable_path = field_validator("replay_from")(usable_path)

@@ -1,4 +1,4 @@
-"""YAML as Penstock reads and writes it: the scalars of YAML 1.2, and no key twice.
+"""YAML as Penstock reads and writes it: the scalars of YAML 1.2, no key twice, and nothing that grows without bound.
 
 PyYAML reads YAML 1.1, where `1e-5` is text, `off` is false, `1:30` is ninety and `2024-01-01` is a date. Here a plain
 scalar is null, true, false, a number, or text, and numbers are written as in every other language.
@@ -6,11 +6,14 @@ scalar is null, true, false, a number, or text, and numbers are written as in ev
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Hashable
 from typing import Any
 
 import yaml
+
+from penstock.config.yaml_limits import DialectError, Measure, check_count, check_depth
 
 _NULL = re.compile(r"^(?:~|null|Null|NULL|)$")
 _BOOL = re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$")
@@ -21,11 +24,30 @@ _FLOAT = re.compile(
 _DIGITS = "0123456789"
 
 
-class DuplicateKeyError(yaml.MarkedYAMLError):
-    """A key that a mapping holds twice."""
+_MOST_DIGITS = 300
+"""Of a whole number: more than any setting has, and fewer than Python or a floating-point number gives up at."""
 
 
 class _Loader(yaml.SafeLoader):
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self._depth = self._nodes = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+        self._nodes += 1
+        check_count(self._nodes, mark)
+        self._depth += 1
+        check_depth(self._depth, mark)
+        try:
+            return super().compose_node(parent, index)
+        finally:
+            self._depth -= 1
+
+    def construct_document(self, node: yaml.Node) -> Any:
+        Measure().check(node)  # before anything is made of it
+        return super().construct_document(node)
+
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: dict[Hashable, yaml.Mark] = {}
         for key_node, _ in node.value:
@@ -34,7 +56,7 @@ class _Loader(yaml.SafeLoader):
             key = self.construct_object(key_node)
             if key in seen:
                 first = seen[key].line + 1
-                raise DuplicateKeyError(
+                raise DialectError(
                     problem=f"the key {key!r} is here a second time; the first is in line {first}",
                     problem_mark=key_node.start_mark,
                 )
@@ -50,16 +72,42 @@ class _Dumper(yaml.SafeDumper):
         super().increase_indent(flow, False)
 
 
+def _construct_null(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> None:
+    _matched(node, _NULL, "null")
+
+
+def _construct_bool(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> bool:
+    return _matched(node, _BOOL, "true or false").lower() == "true"
+
+
 def _construct_int(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
-    text = node.value.replace("_", "")
+    text = _matched(node, _INT, "a whole number").replace("_", "")
+    if len(text) > _MOST_DIGITS:
+        raise _refused(node, f"is a whole number of {len(text):,} digits; at most {_MOST_DIGITS} are read")
     if "0x" in text:
         return int(text, 16)
     return int(text, 8) if "0o" in text else int(text)
 
 
 def _construct_float(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> float:
-    text = node.value.replace("_", "").lower()
-    return float(text.replace(".inf", "inf").replace(".nan", "nan"))
+    text = _matched(node, _FLOAT, "a number").replace("_", "").lower()
+    number = float(text.replace(".inf", "inf").replace(".nan", "nan"))
+    if math.isinf(number) and "inf" not in text:
+        raise _refused(node, "is larger than a number can be; write .inf if infinity is meant")
+    return number
+
+
+def _matched(node: yaml.ScalarNode, pattern: re.Pattern[str], what: str) -> str:
+    """The text of a scalar, which a tag in the file may call something that it is not."""
+    text = str(node.value)
+    if not pattern.fullmatch(text):
+        raise _refused(node, f"is not {what}, as its tag says")
+    return text
+
+
+def _refused(node: yaml.ScalarNode, reason: str) -> DialectError:
+    text = repr(node.value if len(node.value) <= 40 else f"{node.value[:37]}...")
+    return DialectError(problem=f"{text} {reason}", problem_mark=node.start_mark)
 
 
 def _resolvers() -> dict[str | None, list[tuple[str, re.Pattern[str]]]]:
@@ -83,6 +131,8 @@ def _represent_list(dumper: yaml.SafeDumper, values: list[Any]) -> yaml.Node:
 
 _Dumper.add_representer(list, _represent_list)
 _Loader.yaml_implicit_resolvers = _resolvers()
+_Loader.add_constructor("tag:yaml.org,2002:null", _construct_null)
+_Loader.add_constructor("tag:yaml.org,2002:bool", _construct_bool)
 _Loader.add_constructor("tag:yaml.org,2002:int", _construct_int)
 _Loader.add_constructor("tag:yaml.org,2002:float", _construct_float)
 # The writer keeps PyYAML's own rules besides ours, so that text which either dialect would misread is put in quotes.
@@ -93,7 +143,7 @@ _Dumper.yaml_implicit_resolvers = {
 
 
 def parse_yaml(text: str) -> Any:
-    """The value of a YAML document; raises `yaml.YAMLError`."""
+    """The value of a YAML document; raises `yaml.YAMLError`, whatever the text is, within a bounded time."""
     return yaml.load(text, Loader=_Loader)
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from penstock.config.rollout import FailureConfig
 from penstock.errors import FailureKind
+from penstock.text import cut, named_error
 
 _INFRA_BUILTINS = (TimeoutError, ConnectionError, EOFError, MemoryError, BrokenExecutor, socket.gaierror)
 """Waiting in vain, peers and workers that are gone, names that cannot be looked up, no memory."""
@@ -19,6 +20,10 @@ _INFRA_ERRNOS = {
     *(errno.ENETDOWN, errno.ENETUNREACH, errno.ENETRESET, errno.EHOSTDOWN, errno.EHOSTUNREACH),  # the network
 }
 """Other `OSError`s, a missing file for example, are the data's fault like any error."""
+_LONGEST = 8_000
+"""Characters that are kept of a chain of causes."""
+_DEEPEST = 200
+"""Causes of causes that are asked whose fault an error is."""
 
 
 def _leads(error: BaseException) -> Iterator[BaseException]:
@@ -53,7 +58,8 @@ def classify(error: BaseException) -> FailureKind:
 
 def _known_kind(error: BaseException, above: frozenset[int]) -> FailureKind | None:
     above |= {id(error)}
-    below = {_known_kind(lead, above) for lead in _leads(error) if id(lead) not in above}
+    leads = _leads(error) if len(above) <= _DEEPEST else ()
+    below = {_known_kind(lead, above) for lead in leads if id(lead) not in above}
     for kind in (FailureKind.INFRA, FailureKind.DATA):
         if kind in below:
             return kind
@@ -65,8 +71,8 @@ def _known_kind(error: BaseException, above: frozenset[int]) -> FailureKind | No
 
 
 def describe(error: BaseException) -> str:
-    """The chain of causes on one line."""
-    return " <- ".join(f"{type(link).__name__}: {link}" for link in causes(error))
+    """The chain of causes as text that every file takes; of a very long one the beginning, and how much is missing."""
+    return cut(" <- ".join(map(named_error, causes(error))), _LONGEST)
 
 
 @dataclass(frozen=True)

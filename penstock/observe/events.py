@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from penstock.observe.jsonl import JsonlWriter
+from penstock.text import safe_value
 
 Listener = Callable[[str, Mapping[str, Any]], None]
 
@@ -44,10 +45,11 @@ class EventLog:
         self._listeners: list[Listener] = []
 
     def emit(self, event: str, /, **fields: Any) -> None:
-        """Record one event."""
+        """Record one event; its texts are made safe to write, as they come from anybody's code."""
         clashing = [name for name in _RESERVED if name in fields]
         if clashing:
             raise ValueError(f"{', '.join(clashing)}: a field of the event {event!r} may not have this name")
+        fields = safe_value(fields)
         with self._lock:
             self._counts[event] += 1
             for value in (fields.get(name) for name in _TOLD_APART):

@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from penstock.errors import RecordError
+from penstock.text import safe
 
 _BLOCK_BYTES = 2**16
 _DIGEST_BYTES = 16
@@ -174,19 +175,24 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def plain(value: Any) -> Any:
-    """The value with everything that JSON does not know replaced: NaN by null, scalars of torch by numbers."""
+    """The value with everything that JSON does not know replaced: NaN by null, scalars of torch by numbers.
+
+    Text is made safe to write, see `penstock.text`.
+    """
     if isinstance(value, Enum):
         return plain(value.value)
-    if value is None or isinstance(value, bool | int | str):
+    if isinstance(value, str):
+        return safe(value)
+    if value is None or isinstance(value, bool | int):
         return value
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {safe(str(key)): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         return [plain(item) for item in value]
     if callable(getattr(value, "item", None)) and getattr(value, "ndim", None) == 0:
         return plain(value.item())
     if callable(getattr(value, "tolist", None)):
         return plain(value.tolist())
-    return str(value)
+    return safe(str(value))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import itertools
 import json
+import os
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -19,11 +20,15 @@ from typing import Any, Literal
 from penstock.config.data import DataConfig
 from penstock.errors import SetupError
 from penstock.rollout.prompts import Message, Prompt
+from penstock.text import cut, error_text, safe
 
 _INSTALL = "is not installed: pip install"
 _DEFAULT_SPLITS = {"train": "train", "eval": "test"}
 _PARQUET_BATCH = 4096
 _MESSAGE_KEYS = frozenset({"role", "content"})
+_UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+_DEEPEST = 100
+"""Lists and objects inside each other in a record; Python's own tools give up at a few hundred."""
 
 
 @dataclass(frozen=True)
@@ -65,26 +70,38 @@ def _records(
         yield from _from_datasets(data, path, split, part)
         return
     file = Path(path)
-    if not file.is_file():
-        raise SetupError(f"{path!r} is a folder, not a file" if file.is_dir() else f"file {path!r} does not exist")
+    if not os.path.isfile(file):
+        other = "is a folder, not a file" if os.path.isdir(file) else "is a device, not a file"
+        raise SetupError(f"{path!r} {other}" if os.path.exists(file) else f"file {path!r} does not exist")
     yield from _from_jsonl(file) if form == "jsonl" else _from_parquet(file, limit)
 
 
 def _from_jsonl(file: Path) -> Iterator[Record]:
     try:
-        with file.open(encoding="utf-8") as lines:
+        with file.open("rb") as lines:
             for number, line in enumerate(lines, start=1):
-                if line.strip():
-                    yield Record(number, f"{file}:{number}", _parse(line, f"{file}:{number}"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise SetupError(f"{str(file)!r} cannot be read as UTF-8 text: {error}") from error
+                where = f"{file}:{number}"
+                if (text := _decoded(line, where, first=number == 1)).strip():
+                    yield Record(number, where, _parse(text, where))
+    except OSError as error:
+        raise SetupError(f"{str(file)!r} cannot be read: {error.strerror or error}") from error
+
+
+def _decoded(line: bytes, where: str, *, first: bool) -> str:
+    """A line as text; the mark that some editors put before UTF-8 is no part of it."""
+    if first and line.startswith(_UTF16_MARKS):
+        raise SetupError(f"{where}: the file is UTF-16 text; save it as UTF-8")
+    try:
+        return line.decode("utf-8-sig" if first else "utf-8")
+    except UnicodeDecodeError as error:
+        raise SetupError(f"{where}: not UTF-8 text: byte 0x{line[error.start]:02x}; save the file as UTF-8") from error
 
 
 def _parse(line: str, where: str) -> Any:
     try:
         return json.loads(line)
     except (ValueError, RecursionError) as error:  # also a whole number of more digits than Python reads
-        raise SetupError(f"{where}: not JSON: {error}") from error
+        raise SetupError(f"{where}: not JSON: {error_text(error)}") from error
 
 
 def _from_parquet(file: Path, limit: int | None) -> Iterator[Record]:
@@ -96,25 +113,42 @@ def _from_parquet(file: Path, limit: int | None) -> Iterator[Record]:
         with parquet.ParquetFile(file) as table:
             # No more rows at once than are asked for: some hold images, or whole books.
             batches = table.iter_batches(batch_size=min(limit or _PARQUET_BATCH, _PARQUET_BATCH))
-            rows = itertools.chain.from_iterable(batch.to_pylist() for batch in batches)
-            yield from _numbered(rows, str(file))
+            yield from _numbered(itertools.chain.from_iterable(map(_rows, batches)), str(file))
     except (OSError, ArrowException) as error:
         raise SetupError(f"{str(file)!r} cannot be read as Parquet: {_first_line(error)}") from error
 
 
+def _rows(batch: Any) -> Iterator[Any]:
+    """The rows of a batch of Parquet, one at a time where one of them is not what the file says it is."""
+    try:
+        yield from batch.to_pylist()
+    except ValueError:
+        for place in range(batch.num_rows):
+            yield from batch.slice(place, 1).to_pylist()
+
+
 def _from_datasets(data: DataConfig, path: str, split: str | None, part: Literal["train", "eval"]) -> Iterator[Record]:
-    if Path(path).is_file():
+    if os.path.isfile(path):
         raise SetupError(_no_dataset(data, path))
     try:
         import datasets
     except ImportError as error:
         raise SetupError(f"{path!r} is read with the datasets package, which {_INSTALL} 'datasets>=3'") from error
     with _quiet(datasets, offline=not data.download):
-        if (Path(path) / "dataset_dict.json").is_file() or (Path(path) / "state.json").is_file():
+        if any(os.path.isfile(os.path.join(path, name)) for name in ("dataset_dict.json", "state.json")):
             rows = _load_saved(datasets, data, path, split, part)
         else:
             rows = _load_named(datasets, data, path, split or _DEFAULT_SPLITS[part], part)
-    yield from _numbered(rows, path)
+    yield from _numbered(_read_one_by_one(rows, path), path)
+
+
+def _read_one_by_one(rows: Iterable[Any], path: str) -> Iterator[Any]:
+    try:
+        yield from rows
+    except UnicodeDecodeError:
+        raise
+    except Exception as error:  # the package reads files, and decodes what is in them, only as rows are asked for
+        raise SetupError(f"{path!r} cannot be read: {_first_line(error)}") from error
 
 
 def _no_dataset(data: DataConfig, path: str) -> str:
@@ -148,7 +182,7 @@ def _load_named(datasets: Any, data: DataConfig, path: str, split: str, part: st
         return datasets.load_dataset(path, data.subset, split=split)  # type: ignore[no-any-return]
     except Exception as error:  # the package and the network below it raise what they like
         reason = _first_line(error)
-        if Path(path).is_dir():
+        if os.path.isdir(path):
             hint = f"it is a folder, but not one that datasets can load: {reason}"
         elif data.download:
             hint = reason
@@ -178,11 +212,17 @@ def _quiet(datasets: Any, *, offline: bool) -> Iterator[None]:
 
 
 def _numbered(rows: Iterable[Any], source: str) -> Iterator[Record]:
-    return (Record(number, f"{source}, row {number}", values) for number, values in enumerate(rows, start=1))
+    number = 0
+    try:
+        for number, values in enumerate(rows, start=1):
+            yield Record(number, f"{source}, row {number}", values)
+    except UnicodeDecodeError as error:  # text is decoded only as rows are asked for
+        raise SetupError(f"{source}, row {number + 1}: cannot be read: {_first_line(error)}") from error
 
 
 def _prompt(record: Record, data: DataConfig) -> Prompt:
     values = record.values
+    _check_depth(record)
     if not isinstance(values, Mapping):
         raise SetupError(
             f"{record.where}: is {_kind(values)}, not an object with the prompt under a key (data.prompt_key)"
@@ -201,6 +241,15 @@ def _prompt(record: Record, data: DataConfig) -> Prompt:
     name = values.get("id")
     prompt_id = str(record.number if name is None else name)
     return Prompt(prompt_id, text, values.get(data.answer_key), facts, messages)
+
+
+def _check_depth(record: Record) -> None:
+    level, depth = [record.values], 0
+    while level := [item for item in level if isinstance(item, list | dict)]:
+        depth += 1
+        if depth > _DEEPEST:
+            raise SetupError(f"{record.where}: is nested more than {_DEEPEST} levels deep")
+        level = [inner for item in level for inner in (item.values() if isinstance(item, dict) else item)]
 
 
 def _messages(value: Any, where: str, data: DataConfig) -> tuple[Message, ...] | None:
@@ -243,7 +292,7 @@ def _check_answers(used: list[Record], others: Iterable[Record], data: DataConfi
 
 def _one_of(name: str, names: list[str]) -> str:
     close = difflib.get_close_matches(name, names, n=1)
-    listed = ", ".join(map(str, names)) or "nothing: there are no columns"
+    listed = cut(safe(", ".join(map(str, names))), 500) or "nothing: there are no columns"
     return f"{close[0]} (there are {listed})" if close else f"one of {listed}"
 
 
@@ -253,5 +302,5 @@ def _kind(value: Any) -> str:
 
 
 def _first_line(error: BaseException) -> str:
-    lines = [line for line in str(error).splitlines() if line.strip()]
+    lines = [line for line in error_text(error).splitlines() if line.strip()]
     return lines[0].strip() if lines else type(error).__name__

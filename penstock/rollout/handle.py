@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from penstock.errors import ConfigError, EnvironmentFailure, GenerationTimeout
 from penstock.rollout.engines.base import GenerationEngine, GenerationRequest, GenerationResult, SamplingParams
 from penstock.rollout.prompts import Message, derive_seed
+from penstock.text import error_text, safe, safe_value
 
 _ROLES = ("bos", "eos", "pad", "unk", "cls", "sep", "mask")
 """Special tokens with a part in the making of sequences; tokenizers may have others, which are a model's words."""
@@ -44,7 +45,10 @@ class Tokenizer(Protocol):
 
 
 class HFTokenizer:
-    """A Hugging Face tokenizer, with or without its chat template."""
+    """A Hugging Face tokenizer, with or without its chat template.
+
+    What environments say passes through here: characters that no tokenizer takes are replaced (`penstock.text`).
+    """
 
     def __init__(self, tokenizer: Any, *, chat_template: bool) -> None:
         self._tokenizer = tokenizer
@@ -60,6 +64,7 @@ class HFTokenizer:
         return self._chat_template
 
     def encode_prompt(self, content: str | Sequence[Message]) -> tuple[int, ...]:
+        content = safe_value(content)
         try:
             key = json.dumps(content)
         except (TypeError, ValueError):  # a chat with values of its own: encoded every time
@@ -87,7 +92,7 @@ class HFTokenizer:
         return (bos,) if self._tokenizer(text)["input_ids"][:1] == [bos] else ()
 
     def encode(self, text: str) -> tuple[int, ...]:
-        return tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+        return tuple(self._tokenizer(safe(text), add_special_tokens=False)["input_ids"])
 
     def decode(self, token_ids: Sequence[int], ends: AbstractSet[int] | None = None) -> str:
         dropped = self._special if ends is None else self._wordless | (ends & self._special)
@@ -102,15 +107,15 @@ class HFTokenizer:
         try:
             return str(
                 self._tokenizer.apply_chat_template(
-                    [dict(message) for message in messages],
-                    tools=[dict(tool) for tool in tools] or None,
+                    [dict(safe_value(message)) for message in messages],
+                    tools=[dict(safe_value(tool)) for tool in tools] or None,
                     add_generation_prompt=True,
                     tokenize=False,
                 )
             )
         except Exception as error:  # templates are programs: they refuse roles with errors of their own
             raise EnvironmentFailure(
-                f"the tokenizer's chat template cannot render this chat: {type(error).__name__}: {error}"
+                f"the tokenizer's chat template cannot render this chat: {type(error).__name__}: {error_text(error)}"
             ) from error
 
 

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from penstock.errors import SetupError
+from penstock.text import is_safe, safe_value
 
 Message = Mapping[str, Any]
 """One message of a chat: `role`, `content`, and what else a chat template knows."""
@@ -18,7 +19,7 @@ Message = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Prompt:
-    """One entry of the dataset."""
+    """One entry of the dataset. Whoever makes one, its texts can be written: see `penstock.text`."""
 
     prompt_id: str
     """Unique in its dataset; with the epoch it is the key of the prompt's fate."""
@@ -30,6 +31,15 @@ class Prompt:
     """Everything else the dataset says about it."""
     messages: tuple[Message, ...] | None = None
     """The prompt as a chat, where the dataset has chats."""
+    repaired: bool = field(default=False, init=False, compare=False, repr=False)
+    """Whether a text of it had characters that cannot be written, which were replaced."""
+
+    def __post_init__(self) -> None:
+        for name in ("prompt_id", "text", "answer", "facts", "messages"):
+            value = getattr(self, name)
+            if not is_safe(value):
+                object.__setattr__(self, name, safe_value(value))
+                object.__setattr__(self, "repaired", True)
 
     @property
     def content(self) -> str | tuple[Message, ...]:

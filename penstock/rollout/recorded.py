@@ -27,6 +27,7 @@ from penstock.data_plane.archive import save_rows
 from penstock.data_plane.client import SampleBatch
 from penstock.errors import RecordError, SetupError
 from penstock.observe.jsonl import writing
+from penstock.text import safe_value
 
 FOLDER = "rollouts"
 """In the run directory."""
@@ -166,9 +167,9 @@ class Recording:
 def read_info(run_dir: str | Path) -> RecordingInfo:
     """What a recording's groups have in common; an error says what the folder is instead."""
     path = Path(run_dir) / FOLDER / _INFO
-    if not Path(run_dir).is_dir():
+    if not os.path.isdir(run_dir):
         raise SetupError(f"rollout.replay_from: there is no folder {str(run_dir)!r}")
-    if not path.exists():
+    if not os.path.exists(path):
         raise SetupError(
             f"rollout.replay_from: {str(run_dir)!r} holds no recorded rollouts; record some with "
             "`penstock train CONFIG --rollouts-only`, or with rollout.record = true"
@@ -194,7 +195,7 @@ def _groups(folder: Path) -> Iterator[tuple[RecordedGroup, Path]]:
 
 def _read_group(folder: Path) -> RecordedGroup:
     try:
-        return RecordedGroup.model_validate(json.loads((folder / _GROUP).read_text(encoding="utf-8")))
+        return RecordedGroup.model_validate(safe_value(json.loads((folder / _GROUP).read_text(encoding="utf-8"))))
     except (OSError, ValueError) as error:
         raise SetupError(
             f"rollout.replay_from: the recorded group in {str(folder)!r} cannot be read: {_reason(error)}. Remove the "

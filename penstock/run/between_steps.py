@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from penstock.config.models import RunConfig
 from penstock.controller.controller import SingleController
+from penstock.observe.report.values import number
 from penstock.run.checkpoint import CheckpointStore, Snapshot
 from penstock.run.early_stop import EarlyStop, Verdict
 from penstock.run.named_metrics import refuse_unknown_metrics
@@ -41,11 +42,11 @@ class BetweenSteps:
         self.controller: SingleController | None = None
         """Set once it is there; it is made with this as its hook."""
 
-    def remember(self, metrics: Mapping[str, float | None]) -> None:
-        """Metrics of a step or an evaluation of an earlier process of this run."""
+    def remember(self, metrics: Mapping[str, object]) -> None:
+        """Metrics of a step or an evaluation of an earlier process of this run, as its file has them."""
         settings = self._config.training.early_stop
         if self._early_stop is not None and settings is not None and settings.metric in metrics:
-            self._verdict = self._early_stop.observe(metrics)
+            self._verdict = self._early_stop.observe({settings.metric: number(metrics[settings.metric])})
 
     def stop_as_remembered(self, steps: int) -> None:
         """Stop at once where the last metrics of the earlier process said so."""

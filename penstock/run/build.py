@@ -200,8 +200,17 @@ def build_training(config: RunConfig, serving: Serving) -> Training:
         trainer=_trainer(config, serving, data_plane),
         buffer=ReplayBuffer(sampler, config.buffer.max_buffered_groups),
         data_plane=data_plane,
-        notes=rollout_notes(config, serving.recording),
+        notes=(*rollout_notes(config, serving.recording), *_prompt_notes(serving.environment)),
     )
+
+
+def _prompt_notes(environment: Environment) -> tuple[str, ...]:
+    """What was done to prompts so that they can be written down."""
+    repaired = sum(prompt.repaired for split in Split for prompt in environment.prompts(split))
+    if not repaired:
+        return ()
+    prompts = "1 prompt has" if repaired == 1 else f"{repaired:,} prompts have"
+    return (f"{prompts} text that is not Unicode (halves of surrogate pairs); each was replaced by U+FFFD",)
 
 
 def _stream(config: RunConfig, serving: Serving) -> PromptStream:

@@ -11,6 +11,7 @@ from penstock.observe.console import ProgressView
 from penstock.observe.jsonl import JsonlWriter
 from penstock.observe.loggers.fanout import Loggers
 from penstock.observe.report.reading import Lines
+from penstock.observe.report.values import number
 from penstock.run.eval_report import EvalReport
 
 _ENDS = 3
@@ -48,9 +49,9 @@ class Recorder:
     def recall(self) -> None:
         """Take what the file holds into account; what is no metrics of a step is left out."""
         for line in Lines(self.file.path):
-            step = line.get("step")
-            if isinstance(step, int):
-                self._keep(step, {key: value for key, value in line.items() if value is not None})
+            known = {key: found for key, value in line.items() if (found := number(value)) is not None}
+            if "step" in known:
+                self._keep(int(known["step"]), known)
 
     def step(self, metrics: dict[str, float], evaluation: EvalReport | None = None) -> None:
         """A step has ended, and with it, where one was due, an evaluation of its weights."""

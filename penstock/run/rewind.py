@@ -81,6 +81,6 @@ def _step(line: bytes) -> int | None:
     """None for a line that is no record, as a power cut can leave them."""
     try:
         step = json.loads(line)["step"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return None
-    return step if isinstance(step, int) else None
+    return step if isinstance(step, int) and not isinstance(step, bool) else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -206,11 +207,11 @@ def silence_progress_bars() -> None:
 def check_model_folder(path: str) -> None:
     """A path that looks like a folder must be one, of a model in safetensors; all else is taken for a hub id."""
     folder = Path(path)
-    if folder.is_dir():
-        if not (folder / "config.json").is_file():
+    if os.path.isdir(folder):
+        if not os.path.isfile(folder / "config.json"):
             raise SetupError(f"model.path: {path!r} is a folder without config.json, so not a Hugging Face model")
         refuse_pickled_weights(folder, "model.path")
-    elif folder.exists() or path.startswith((".", "/", "~")) or path.count("/") > 1:
+    elif os.path.exists(folder) or path.startswith((".", "/", "~")) or path.count("/") > 1:
         raise SetupError(f"model.path: {path!r} is not a folder; give a Hugging Face model folder or a hub id")
 
 

@@ -192,7 +192,7 @@ def test_files_that_are_missing_or_no_files_of_their_kind(tmp_path: Path) -> Non
         ("none.jsonl", "does not exist"),
         ("none.parquet", "does not exist"),
         ("folder.parquet", "is a folder"),
-        ("d.jsonl", "cannot be read as UTF-8"),
+        ("d.jsonl", r"d\.jsonl:1: the file is UTF-16"),
         ("d.parquet", "cannot be read as Parquet"),
     ):
         with pytest.raises(SetupError, match=rf"data\.train_path: .*{match}"):
@@ -245,3 +245,51 @@ def test_a_missing_package_is_named_with_the_command(monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(SetupError, match=r"data\.train_path: .*datasets.*pip install 'datasets>=3'"):
         train(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("content", "match"),
+    [
+        (b'{"prompt": "a"}\n{"prompt": "\xff"}\n', r"d\.jsonl:2: not UTF-8 text: byte 0xff; save the file as UTF-8"),
+        ('{"prompt": "a"}\n'.encode("utf-16"), r"d\.jsonl:1: the file is UTF-16 text; save it as UTF-8"),
+        (b'{"prompt": "a", "answer": ' + b"9" * 5000 + b"}\n", r"d\.jsonl:1: not JSON: Exceeds the limit"),
+        (
+            b'{"prompt": "a"}\n{"prompt": "a", "answer": ' + b"[" * 300 + b"]" * 300 + b"}",
+            r"d\.jsonl:2: is nested more",
+        ),
+        (b"\n" + b"[" * 100_000, r"d\.jsonl:2: not JSON"),
+        (b"\xef\xbb\xbf", "is empty: there is no prompt in it"),
+    ],
+    ids=["invalid", "utf-16", "digits", "nested", "too deep", "only a mark"],
+)
+def test_a_file_that_is_no_jsonl_is_refused_with_file_and_line(tmp_path: Path, content: bytes, match: str) -> None:
+    (tmp_path / "d.jsonl").write_bytes(content)
+    with pytest.raises(SetupError, match=rf"data\.train_path: .*{match}"):
+        train(str(tmp_path / "d.jsonl"))
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_record(tmp_path: Path) -> None:
+    (tmp_path / "d.jsonl").write_bytes(b'\xef\xbb\xbf{"prompt": "a"}\r\n{"prompt": "\xef\xbb\xbfb"}')
+    assert [prompt.text for prompt in train(str(tmp_path / "d.jsonl"))] == ["a", "\ufeffb"]
+
+
+def test_a_row_of_parquet_that_is_not_utf8_is_refused_with_its_number(tmp_path: Path) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    column = pyarrow.array([b"a", b"b", b"\xff"]).view(pyarrow.string())
+    pyarrow.parquet.write_table(pyarrow.table({"prompt": column}), tmp_path / "d.parquet")
+    with pytest.raises(SetupError, match=r"data\.train_path: .*d\.parquet, row 3: cannot be read: .*utf-8"):
+        train(str(tmp_path / "d.parquet"))
+
+
+def test_halves_of_surrogate_pairs_are_replaced_in_every_part_of_a_record(tmp_path: Path) -> None:
+    odd = {"id": "\ud800", "prompt": "a\udfff", "answer": ["\ud800"], "\ud800": {"x": "\ud800"}}
+    chat = {"prompt": [{"role": "user", "content": "\ud800"}]}
+    (one,) = train(jsonl(tmp_path / "d.jsonl", [odd]))
+    assert (one.prompt_id, one.text, one.answer) == ("\ufffd", "a\ufffd", ["\ufffd"])
+    assert (dict(one.facts), one.repaired) == ({"\ufffd": {"x": "\ufffd"}}, True)
+    (two,) = train(jsonl(tmp_path / "chat.jsonl", [chat]), chat_template=True)
+    assert (two.messages, two.text) == (({"role": "user", "content": "\ufffd"},), "\ufffd")
+    (three,) = train(jsonl(tmp_path / "fine.jsonl", [{"prompt": "\x00\x1b 🌊"}]))
+    assert (three.text, three.repaired) == ("\x00\x1b 🌊", False)

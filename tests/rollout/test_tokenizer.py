@@ -53,3 +53,12 @@ def test_chats_with_values_that_have_no_text_are_encoded_every_time() -> None:
     chat = [{"role": "user", "content": "one", "weights": np.ones(2000)}]
     assert tokenizer.encode_prompt(chat) == tokenizer.encode_prompt(chat)
     assert len(tokenizer.encoded) == 2
+
+
+def test_text_that_no_tokenizer_takes_is_encoded_with_a_replacement() -> None:
+    plain, chat = HFTokenizer(bpe_tokenizer(), chat_template=False), HFTokenizer(bpe_tokenizer(), chat_template=True)
+    assert plain.encode("one\ud800two") == plain.encode("one\ufffdtwo")
+    assert plain.encode_prompt("one\ud800two") == plain.encode_prompt("one\ufffdtwo")
+    odd, fine = ([{"role": "user", "content": f"one{mark}"}] for mark in ("\ud800", "\ufffd"))
+    assert chat.encode_prompt(odd) == chat.encode_prompt(fine)
+    assert chat.render_chat(odd) == chat.render_chat(fine)

@@ -251,6 +251,13 @@ def test_wrong_settings_are_named(name: str, args: dict[str, Any], start: str) -
     assert problems(name, **args).startswith(start)
 
 
+def test_a_module_that_exits_and_settings_of_another_type_are_wrong_settings() -> None:
+    assert "rollout.environment.kind: verifiers cannot load 'penstock-exits': SystemExit: 0" in problems(
+        "penstock-exits"
+    )
+    assert "rollout.environment.args.taskset: expected a mapping" in problems("penstock-echo", taskset=3)
+
+
 def test_held_out_tasks_must_leave_some() -> None:
     assert "data.eval_size: 50 held-out tasks leave none of the taskset's 4" in problems("penstock-echo", eval_size=50)
 

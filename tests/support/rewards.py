@@ -40,3 +40,10 @@ def hanging(prompt: str, response: str, answer: Any) -> float:
 def not_a_number(prompt: str, response: str, answer: Any) -> float:
     """NaN for prompts that say so."""
     return float("nan") if "nan" in prompt else float(len(response))
+
+
+def shouting(prompt: str, response: str, answer: Any) -> float:
+    """Fails for prompts that say so with a very long text that no file takes."""
+    if "fail" in prompt:
+        raise ValueError("\ud800" + "x" * 5_000_000)
+    return letters(prompt, response, answer)

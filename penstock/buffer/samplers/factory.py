@@ -21,6 +21,7 @@ from penstock.config.sampler import (
     WindowedSampler,
 )
 from penstock.errors import ConfigError
+from penstock.text import error_text, named_error
 
 _METHODS = sorted(name for name in vars(StalenessSampler) if not name.startswith("_"))
 
@@ -47,9 +48,14 @@ def make_sampler(config: SamplerConfig, prompt_groups_per_step: int, determinist
 
 def check_capacity(sampler: StalenessSampler, max_groups: int, min_groups_per_chunk: int) -> None:
     """Reject a buffer that some order of events would stop for good."""
-    needed = sampler.required_capacity(min_groups_per_chunk)
-    if max_groups < needed:
-        name = getattr(sampler, "name", type(sampler).__name__)
+    name = getattr(sampler, "name", type(sampler).__name__)
+    try:
+        needed = sampler.required_capacity(min_groups_per_chunk)
+        too_small = max_groups < needed
+    except BaseException as error:  # a sampler may be the user's own
+        reason = f"required_capacity of the {name} sampler raised {named_error(error)}"
+        raise ConfigError([f"sampler.class_path: {reason}"]) from error
+    if too_small:
         raise ConfigError(
             [
                 f"buffer.max_buffered_groups: {max_groups} is too small for the {name} sampler with "
@@ -63,8 +69,10 @@ def _custom(config: CustomSampler, prompt_groups_per_step: int) -> StalenessSamp
     module_name, class_name = config.class_path.split(":")
     try:
         made = getattr(importlib.import_module(module_name), class_name)
-    except Exception as error:  # the user's module may fail in any way while it is imported
-        raise ConfigError([f"sampler.class_path: {config.class_path} cannot be imported: {error}"]) from error
+    except BaseException as error:  # the user's module may do anything while it is imported, `sys.exit()` included
+        raise ConfigError(
+            [f"sampler.class_path: {config.class_path} cannot be imported: {named_error(error)}"]
+        ) from error
     missing = [name for name in _METHODS if not callable(getattr(made, name, None))]
     if missing:
         raise ConfigError(
@@ -76,4 +84,6 @@ def _custom(config: CustomSampler, prompt_groups_per_step: int) -> StalenessSamp
     try:
         return cast(StalenessSampler, made(prompt_groups_per_step=prompt_groups_per_step, **config.args))
     except TypeError as error:
-        raise ConfigError([f"sampler.args: {config.class_path} does not take them: {error}"]) from error
+        raise ConfigError([f"sampler.args: {config.class_path} does not take them: {error_text(error)}"]) from error
+    except BaseException as error:  # whatever a user's constructor raises
+        raise ConfigError([f"sampler.args: {config.class_path} cannot be constructed: {named_error(error)}"]) from error

@@ -85,5 +85,5 @@ def _check_prometheus(config: PrometheusConfig) -> None:
         with socket.socket(family, kind) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # UnicodeError: a name that no host can have
         raise SetupError(refusal(config, error)) from error

@@ -89,11 +89,12 @@ def gauge_name(base: str) -> str:
     return "penstock_" + re.sub(r"[^a-zA-Z0-9_]", "_", base)
 
 
-def refusal(config: PrometheusConfig, error: OSError) -> str:
+def refusal(config: PrometheusConfig, error: OSError | UnicodeError) -> str:
     """Why nothing can listen there, and what to do."""
-    if error.errno == errno.EADDRINUSE:
+    code = error.errno if isinstance(error, OSError) else None
+    if code == errno.EADDRINUSE:
         advice = "is in use; choose another port, or 0 for a free one"
         return f"observe.prometheus.port: {config.port} on {config.host} {advice}"
-    if error.errno == errno.EACCES:
+    if code == errno.EACCES:
         return f"observe.prometheus.port: {config.port} may not be used by this user; choose one above 1023"
     return f"observe.prometheus.host: cannot listen on {config.host!r}: {error}"

@@ -11,6 +11,7 @@ from penstock.errors import ConfigError
 from penstock.observe.report.data import load_run
 from penstock.observe.report.headline import figures
 from penstock.observe.report.page import render_page
+from penstock.text import safe
 
 FILE_NAME = "report.html"
 
@@ -34,13 +35,15 @@ def write_report(run_dir: str | Path, output: str | Path | None = None) -> Writt
     """
     data = load_run(run_dir)
     path = Path(output) if output is not None else Path(run_dir) / FILE_NAME
-    content = render_page(data).encode()
-    draft = path.with_name(f".{path.name}.writing")
+    content = safe(render_page(data)).encode()
+    draft = path.parent / f".{path.name}.writing"
     try:
         draft.write_bytes(content)
         draft.replace(path)
-    except OSError as error:
-        with suppress(OSError):
+    except (OSError, ValueError) as error:  # ValueError: a path with a NUL character
+        with suppress(OSError, ValueError):
             draft.unlink(missing_ok=True)
-        raise ConfigError([f"the report cannot be written: {error.strerror or error}"], source=str(path)) from error
+        raise ConfigError(
+            [f"the report cannot be written: {getattr(error, 'strerror', None) or error}"], source=str(path)
+        ) from error
     return WrittenReport(path, len(content), figures(data), tuple(data.notes))

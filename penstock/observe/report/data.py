@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -95,7 +96,7 @@ class RunData:
 def load_run(run_dir: str | Path) -> RunData:
     """Read a run directory; `ConfigError` where it is none, or where no step or evaluation has finished yet."""
     folder = Path(run_dir)
-    if not folder.is_dir():
+    if not os.path.isdir(folder):  # which, unlike pathlib, takes any text
         raise ConfigError(["is not a folder"], source=str(run_dir))
     if not any((folder / name).is_file() for name in _FILES):
         raise ConfigError([f"is not the folder of a run: it has none of {', '.join(_FILES)}"], source=str(run_dir))

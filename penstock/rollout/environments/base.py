@@ -12,6 +12,7 @@ from typing import Protocol
 from penstock.errors import EnvironmentFailure
 from penstock.rollout.engines.base import FinishReason, GenerationResult
 from penstock.rollout.prompts import Message, Prompt
+from penstock.text import safe
 
 _LARGEST_REWARD = (2 - 2**-23) * 2.0**127
 """The largest 32-bit floating-point number: rows hold rewards as such."""
@@ -42,6 +43,10 @@ class Trajectory:
     response_text: str
     out_of_room: bool = False
     """It ended because the engine's context had no room for a further turn."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.response_text, str):
+            object.__setattr__(self, "response_text", safe(self.response_text))
 
     @property
     def length(self) -> int:

@@ -13,6 +13,7 @@ from penstock.rollout.environments.imports import import_callable
 from penstock.rollout.environments.multi_turn import check_turn_ends
 from penstock.rollout.environments.reward_pool import RewardPool
 from penstock.rollout.prompts import Prompt
+from penstock.text import named_error
 
 _KEY = "rollout.environment.path"
 _OFFERED = ("data", "seed", "pool")
@@ -58,8 +59,8 @@ def make_custom(
         environment = made(**args, **wanted)
     except ConfigError:
         raise
-    except Exception as error:  # whatever a user's constructor raises
-        raise ConfigError([f"{_KEY}: {path} cannot be constructed: {type(error).__name__}: {error}"]) from error
+    except BaseException as error:  # whatever a user's constructor raises, `sys.exit()` included
+        raise ConfigError([f"{_KEY}: {path} cannot be constructed: {named_error(error)}"]) from error
     _check(environment, path)
     return environment  # type: ignore[no-any-return]
 
@@ -86,11 +87,14 @@ def _check_prompts(environment: Any, path: str) -> None:
     for split in Split:
         try:
             prompts = environment.prompts(split)
-        except Exception as error:  # whatever a user's method raises
-            raise ConfigError([f"{_KEY}: {path}.prompts({split}) raised {type(error).__name__}: {error}"]) from error
-        if not isinstance(prompts, Sequence) or not all(isinstance(prompt, Prompt) for prompt in prompts):
+            given: list[Any] = list(prompts) if isinstance(prompts, Sequence) else [None]
+        except BaseException as error:  # whatever a user's method raises, `sys.exit()` included
+            raise ConfigError([f"{_KEY}: {path}.prompts({split}) raised {named_error(error)}"]) from error
+        if not all(isinstance(prompt, Prompt) for prompt in given):
             raise ConfigError([f"{_KEY}: {path}.prompts({split}) must give a list of Prompt objects"])
-        ids = [prompt.prompt_id for prompt in prompts]
+        if not all(isinstance(text, str) for prompt in given for text in (prompt.prompt_id, prompt.text)):
+            raise ConfigError([f"{_KEY}: {path}.prompts({split}) gives a Prompt whose prompt_id or text is not text"])
+        ids = [prompt.prompt_id for prompt in given]
         if len(set(ids)) != len(ids):
             raise ConfigError([f"{_KEY}: {path}.prompts({split}) gives two prompts with the same prompt_id"])
 

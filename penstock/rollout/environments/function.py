@@ -47,7 +47,7 @@ class FunctionEnvironment(SingleTurnEnvironment):
 def _check_signature(path: str, function: Callable[..., object], args: Mapping[str, Any]) -> None:
     try:
         inspect.signature(function).bind(prompt="", response="", answer=None, **args)
-    except TypeError as error:
+    except (TypeError, ValueError) as error:  # ValueError: a function of C, which does not say what it takes
         raise ConfigError(
             [
                 f"rollout.environment.function: {path} cannot be called as function(prompt=…, response=…, answer=…"

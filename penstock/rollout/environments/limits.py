@@ -14,6 +14,7 @@ from penstock.rollout.engines.base import GenerationResult
 from penstock.rollout.environments.base import Environment, GenerationHandle, Split, Trajectory, checked_reward
 from penstock.rollout.environments.reward_pool import RewardPool, is_being_cancelled
 from penstock.rollout.prompts import Message, Prompt
+from penstock.text import named_error, safe
 
 Play = Callable[[Prompt, GenerationHandle], Awaitable[Trajectory]]
 
@@ -59,7 +60,7 @@ def told_as_failures(what: str) -> Iterator[None]:
             raise
         raise EnvironmentFailure(f"{what} raised CancelledError") from error
     except (Exception, SystemExit) as error:
-        raise EnvironmentFailure(f"{what} raised {type(error).__name__}: {error}") from error
+        raise EnvironmentFailure(f"{what} raised {named_error(error)}") from error
 
 
 class _Work:
@@ -194,6 +195,11 @@ class _WatchedHandle:
         """Refuse a result that is no trajectory, or whose tokens are not those that the model saw and wrote."""
         if not isinstance(trajectory, Trajectory):
             raise EnvironmentFailure(f"{name} returned {type(trajectory).__name__}, not a Trajectory")
+        said: object = trajectory.response_text
+        if not isinstance(said, str):
+            raise EnvironmentFailure(
+                f"{name} returned a trajectory whose response_text is {type(said).__name__}, not text"
+            )
         if not trajectory.length:
             raise EnvironmentFailure(f"{name} returned a trajectory without a token that the model generated")
         before: tuple[int, ...] = ()
@@ -219,7 +225,7 @@ class LimitedEnvironment:
 
     @property
     def name(self) -> str:
-        return self.environment.name
+        return safe(self.environment.name)
 
     def prompts(self, split: Split) -> Sequence[Prompt]:
         with told_as_failures(f"{self.name}: prompts({split})"):

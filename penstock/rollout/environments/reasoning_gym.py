@@ -9,9 +9,11 @@ from typing import Any
 
 from penstock.errors import ConfigError
 from penstock.rollout.environments.base import Split
+from penstock.rollout.environments.reasoning_gym_trial import try_out
 from penstock.rollout.environments.reward_pool import RewardPool
 from penstock.rollout.environments.single_turn import SingleTurnEnvironment
 from penstock.rollout.prompts import Prompt, derive_seed
+from penstock.text import error_text, named_error
 
 _DRAWS_PER_PROMPT = 20
 """How many entries are drawn, per training prompt asked for, to find ones that are not held out."""
@@ -26,8 +28,9 @@ class ReasoningGymEnvironment(SingleTurnEnvironment):
         super().__init__(pool)
         self._task = task
         self._scorer = self._dataset(task, args, size=1, seed=0)
+        try_out(task, args)
         held_out = self._dataset(task, args, size=eval_size, seed=derive_seed(seed, "eval") % 2**31)
-        self._eval = [self._prompt(f"eval-{i}", held_out[i]) for i in range(eval_size)]
+        self._eval = [self._prompt(f"eval-{i}", _entry(held_out, i, task)) for i in range(eval_size)]
         self._train = self._draw_train(task, args, train_size, seed)
 
     @property
@@ -47,7 +50,7 @@ class ReasoningGymEnvironment(SingleTurnEnvironment):
         for index in range(size * _DRAWS_PER_PROMPT):
             if len(train) == size:
                 break
-            entry = draws[index]
+            entry = _entry(draws, index, task)
             if entry["question"] not in held_out:
                 train.append(self._prompt(f"train-{index}", entry))
         if len(train) < size:
@@ -79,8 +82,18 @@ class ReasoningGymEnvironment(SingleTurnEnvironment):
             raise ConfigError([_unknown_argument(name, task, settings) for name in unknown])
         try:
             return reasoning_gym.create_dataset(task, size=size, seed=seed, **args)
-        except (TypeError, ValueError, AssertionError) as error:
-            raise ConfigError([f"rollout.environment.args: {task} does not take these values: {error}"]) from error
+        except Exception as error:  # tasks check their settings each in its own way
+            reason = f"{task} does not take these values: {error_text(error)}"
+            raise ConfigError([f"rollout.environment.args: {reason}"]) from error
+
+
+def _entry(dataset: Any, index: int, task: str) -> dict[str, Any]:
+    """One entry; settings that a task does not check are found out only when it makes something of them."""
+    try:
+        return dataset[index]  # type: ignore[no-any-return]
+    except Exception as error:
+        reason = f"{task} cannot make a prompt with these values: {named_error(error)}"
+        raise ConfigError([f"rollout.environment.args: {reason}"]) from error
 
 
 def _unknown_argument(name: str, task: str, settings: list[str]) -> str:

@@ -15,6 +15,7 @@ from penstock.errors import ConfigError, SetupError
 from penstock.rollout.environments.base import Split
 from penstock.rollout.environments.verifiers_harness import HARNESS
 from penstock.rollout.prompts import Prompt
+from penstock.text import named_error
 
 _ARGS = "rollout.environment.args"
 _DRAWS_PER_TASK = 50
@@ -26,6 +27,8 @@ def load_verifiers(name: str, args: Mapping[str, Any]) -> Any:
     if "interception" in args:
         raise ConfigError([f"{_ARGS}.interception: is set by Penstock; remove it"])
     taskset = args.get("taskset", {})
+    if not isinstance(taskset, Mapping):
+        raise ConfigError([f"{_ARGS}.taskset: expected a mapping of names to values, got {type(taskset).__name__}"])
     raw: dict[str, Any] = {**args, "taskset": {**taskset, "id": name}, "interception": {"type": "server"}}
     try:
         for role, default in _roles(name, str(args.get("id", ""))):
@@ -37,8 +40,12 @@ def load_verifiers(name: str, args: Mapping[str, Any]) -> Any:
         raise ConfigError(
             [f"{_ARGS}.{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors()]
         ) from error
-    except (AttributeError, TypeError, ValueError) as error:
-        raise ConfigError([f"rollout.environment.kind: verifiers cannot load {name!r}: {error}"]) from error
+    except ConfigError:
+        raise
+    except BaseException as error:  # an environment's module may do anything while it is imported
+        raise ConfigError(
+            [f"rollout.environment.kind: verifiers cannot load {name!r}: {named_error(error)}"]
+        ) from error
 
 
 def _roles(name: str, env_id: str) -> Iterator[tuple[str, Any]]:
@@ -69,8 +76,10 @@ def read_tasks(taskset: Any, train_size: int | None, eval_size: int) -> dict[Spl
         seen = {prompt.facts["content"] for prompt in held_out}
         rest = (_prompt(task) for task in islice(tasks, draws))
         train = list(islice((prompt for prompt in rest if prompt.facts["content"] not in seen), limit))
-    except Exception as error:  # a taskset loads what it likes, from where it likes
-        raise SetupError(f"verifiers: the taskset's tasks cannot be loaded: {type(error).__name__}: {error}") from error
+    except BaseException as error:  # a taskset loads what it likes, from where it likes, and may exit
+        raise SetupError(
+            f"rollout.environment.kind: the taskset's tasks cannot be loaded: {named_error(error)}"
+        ) from error
     if not train or (draws is not None and len(train) < (limit or 0)):
         raise ConfigError([_too_few(len(train), len(held_out), eval_size, limit, draws)])
     return {Split.TRAIN: train, Split.EVAL: held_out}

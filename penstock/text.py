@@ -1,0 +1,72 @@
+"""Text that every file takes: what data, environments and errors say, made fit to be written.
+
+A Python text can hold halves of surrogate pairs; JSON may spell one, as `"\\ud800"`. No encoding has a form for them: a
+single one would keep a whole checkpoint from being written. All other characters are text, control characters too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_REPLACEMENT = "\ufffd"
+LONGEST_ERROR = 2_000
+"""Characters that are kept of what one error says."""
+
+
+def safe(text: str) -> str:
+    """`text` with U+FFFD in place of every surrogate; the text itself where there is none."""
+    return text if text.isascii() else _SURROGATE.sub(_REPLACEMENT, text)
+
+
+def is_safe(value: Any) -> bool:
+    """Whether no text in `value`, or in its lists, tuples and mappings, has a surrogate."""
+    todo, seen = [value], set[int]()
+    while todo:
+        found = todo.pop()
+        if isinstance(found, str):
+            if not found.isascii() and _SURROGATE.search(found):
+                return False
+        elif isinstance(found, Mapping | list | tuple) and id(found) not in seen:
+            seen.add(id(found))
+            todo.extend(_parts(found))
+    return True
+
+
+def safe_value(value: Any) -> Any:
+    """`value` with all text in it, in its lists, tuples and mappings made safe; the same object where it is already."""
+    return value if is_safe(value) else _made_safe(value)
+
+
+def cut(text: str, most: int) -> str:
+    """`text`, or so many of its first characters and how many are missing."""
+    return text if len(text) <= most else f"{text[:most]} … ({len(text) - most:,} more characters)"
+
+
+def error_text(error: BaseException) -> str:
+    """What an error says, safe and short; also where it cannot say anything."""
+    try:
+        return cut(safe(str(error)), LONGEST_ERROR)
+    except Exception as problem:  # noqa: BLE001 - `__str__` is code of whoever made the error
+        return f"(its text cannot be had: {type(problem).__name__})"
+
+
+def named_error(error: BaseException) -> str:
+    """An error's type and what it says."""
+    return f"{safe(type(error).__name__)}: {error_text(error)}"
+
+
+def _parts(value: Mapping[Any, Any] | list[Any] | tuple[Any, ...]) -> Iterable[Any]:
+    return (*value.keys(), *value.values()) if isinstance(value, Mapping) else value
+
+
+def _made_safe(value: Any) -> Any:
+    if isinstance(value, str):
+        return safe(value)
+    if isinstance(value, Mapping):
+        return {_made_safe(key): _made_safe(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_made_safe(item) for item in value]
+    return tuple(map(_made_safe, value)) if isinstance(value, tuple) else value
