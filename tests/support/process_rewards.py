@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from fractions import Fraction
 from pathlib import Path
 
 _warm = False
@@ -52,6 +53,18 @@ def gives_an_object() -> object:
     return object()
 
 
+def gives_a_fraction() -> Fraction:
+    """A number, though not of JSON's."""
+    return Fraction(1, 4)
+
+
+def sleeping(file: str, seconds: float) -> float:
+    """Says that it has begun, and takes its time."""
+    own_pid(file)
+    time.sleep(seconds)
+    return 1.0
+
+
 def slow_start() -> None:
     """As slow as imports of large packages are."""
     global _warm
@@ -62,8 +75,3 @@ def slow_start() -> None:
 def is_warm() -> bool:
     """Whether `slow_start` was called in this process."""
     return _warm
-
-
-def shorter_grace() -> None:
-    """Have the alarm ring soon after the limit."""
-    sys.modules["__main__"].GRACE_SECONDS = 0.2  # type: ignore[attr-defined]

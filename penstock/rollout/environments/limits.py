@@ -12,7 +12,9 @@ from types import TracebackType
 from penstock.errors import EnvironmentFailure, EnvironmentTimeout, PenstockError
 from penstock.rollout.engines.base import GenerationResult
 from penstock.rollout.environments.base import Environment, GenerationHandle, Split, Trajectory, checked_reward
-from penstock.rollout.environments.reward_pool import RewardPool, is_being_cancelled
+from penstock.rollout.environments.reward_errors import text_of
+from penstock.rollout.environments.reward_pool import RewardPool
+from penstock.rollout.environments.thread_pool import is_being_cancelled
 from penstock.rollout.prompts import Message, Prompt
 
 Play = Callable[[Prompt, GenerationHandle], Awaitable[Trajectory]]
@@ -58,8 +60,10 @@ def told_as_failures(what: str) -> Iterator[None]:
         if is_being_cancelled():
             raise
         raise EnvironmentFailure(f"{what} raised CancelledError") from error
-    except (Exception, SystemExit) as error:
-        raise EnvironmentFailure(f"{what} raised {type(error).__name__}: {error}") from error
+    except GeneratorExit:
+        raise
+    except BaseException as error:  # also KeyboardInterrupt: a run hears of Ctrl-C otherwise
+        raise EnvironmentFailure(f"{what} raised {text_of(error)}") from error
 
 
 class _Work:
