@@ -37,9 +37,13 @@ def alive(pid: int) -> bool:
 
 async def began(file: Path) -> None:
     """A call has got so far as to write this file."""
-    async with asyncio.timeout(30):
-        while not file.exists():  # noqa: ASYNC110 - another process makes it
-            await asyncio.sleep(0.005)
+
+    def wait() -> None:
+        deadline = time.monotonic() + 30
+        while not file.exists() and time.monotonic() < deadline:
+            time.sleep(0.005)
+
+    await asyncio.to_thread(wait)
 
 
 def gone(pid: int, seconds: float = 10) -> bool:
@@ -149,9 +153,10 @@ async def test_closing_leaves_nothing_running_also_in_the_middle_of_a_call(tmp_p
 async def test_closing_leaves_nothing_running_also_while_a_process_starts() -> None:
     pool = RewardPool(workers=1, timeout_seconds=60, warm_up=rewards.slow_start)
     call = asyncio.create_task(pool.score(rewards.own_pid))
-    while not pool._processes._workers:
-        await asyncio.sleep(0)
-    pid = pool._processes._workers[0].process.pid
+    await asyncio.sleep(0)  # the call lines up
+    await asyncio.sleep(0)  # and a process is started for it
+    [worker] = pool._processes._workers
+    pid = worker.process.pid
     await pool.close()
     assert not alive(pid)
     with pytest.raises(EnvironmentFailure, match="closed"):

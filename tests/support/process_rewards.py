@@ -75,3 +75,21 @@ def slow_start() -> None:
 def is_warm() -> bool:
     """Whether `slow_start` was called in this process."""
     return _warm
+
+
+class Scorer:
+    """Has functions of all kinds."""
+
+    def score(self) -> int:
+        """Of an object."""
+        return os.getpid()
+
+    @classmethod
+    def of_the_class(cls) -> int:
+        """Of a class."""
+        return os.getpid()
+
+    @staticmethod
+    def of_nobody() -> int:
+        """Of neither."""
+        return os.getpid()

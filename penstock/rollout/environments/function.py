@@ -63,7 +63,7 @@ def _in_a_process_or_here(
             named = FunctionName(path)
             pool.check(named, KEY, list(args))
             return named
-        pool.stays_here(path, reason)
+        pool.stay_in_process(path, reason)
     function = import_callable(path, KEY, "function")
     check_signature(path, function, list(args))
     return function

@@ -56,8 +56,9 @@ class RewardPool:
         """Raise `ConfigError` where a function cannot be imported in a process, or not be called as a reward."""
         self._processes.check(function.path, key, names)
 
-    def stays_here(self, function: str, reason: str) -> None:
-        """Note that a function is called in this process though nobody asked for it."""
+    def stay_in_process(self, function: str, reason: str) -> None:
+        """Compute all rewards in this process from now on, though nobody asked for it, and say so."""
+        self.in_process = True
         self._records.in_process(function, reason)
 
     async def score(self, function: Callable[..., Any] | FunctionName, *args: Any, **kwargs: Any) -> Any:
@@ -67,12 +68,12 @@ class RewardPool:
         if not self.in_process:
             name = name_of(function)
             if name is None:
-                self.stays_here(_described(function), "it cannot be imported by a name")
+                self._records.in_process(_described(function), "it cannot be imported by a name")
             else:
                 try:
                     return await self._processes.score(name, args, kwargs)
                 except NotPlain as error:
-                    self.stays_here(name, f"its arguments cannot cross to another process: {error}")
+                    self._records.in_process(name, f"its arguments cannot cross to another process: {error}")
         return await self._threads.score(function, *args, **kwargs)
 
     async def close(self) -> None:

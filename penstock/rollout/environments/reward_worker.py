@@ -222,7 +222,12 @@ def serve(connection: socket.socket, captured: Captured) -> None:
     worker = Worker(captured)
     with connection.makefile("rb") as requests:
         for line in requests:
-            connection.sendall(worker.answer(line))
+            reply = worker.answer(line)
+            try:
+                connection.sendall(reply)
+            except OSError:
+                os.write(2, b"the reward has closed the connection to the run\n")
+                os._exit(1)
 
 
 def main(parent: int, connection_fd: int, record_fd: int, pipe: int) -> None:
