@@ -192,3 +192,26 @@ def limits_itself() -> float:
     except TimeoutError:
         return 0.5
     return 1.0
+
+
+async def in_a_run(prompt: str, response: str, answer: str) -> float:
+    """For each prompt what it says; `answer` is a file for the ids of processes that must not stay."""
+    with open(answer, "a", encoding="ascii") as file:  # noqa: ASYNC230 - nothing else is on this loop
+        file.write(f"{os.getpid()}\n")
+    if prompt == "interrupt":
+        return await interrupts()
+    if prompt == "fork":
+        forks_and_hangs(f"{answer}.fork")
+    deeds = {
+        "regex": slow_expression,
+        "busy": busy_loop,
+        "exit": exits,
+        "error": long_error,
+        "thread": leaves_a_thread,
+        "pool": leaves_a_process_pool,
+        "chdir": changes_directory,
+        "print": prints_much,
+    }
+    if prompt in deeds:
+        deeds[prompt]()
+    return float(len(response))

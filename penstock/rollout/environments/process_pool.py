@@ -7,13 +7,21 @@ import contextlib
 import signal
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.errors import ConfigError, EnvironmentFailure, EnvironmentTimeout, RewardWorkerLost
-from penstock.rollout.environments.plain_data import encode
-from penstock.rollout.environments.reward_errors import as_exception
+from penstock.errors import EnvironmentFailure, EnvironmentTimeout, RewardWorkerLost
+from penstock.rollout.environments.reward_calls import (
+    Call,
+    Worker,
+    and_printed,
+    ask_for,
+    call_line,
+    fail,
+    load_line,
+    raised,
+)
 from penstock.rollout.environments.reward_process import Home, RewardProcess
+from penstock.rollout.environments.reward_worker import KEY
 
 _START_SECONDS = 120.0
 """How long a process may take to start and to import a function; imports are slow on a busy machine."""
@@ -32,34 +40,6 @@ _FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)
 """How a process ends that somebody else has ended: a person, a batch system, a machine out of memory."""
 
 _CLOSED = "the pool of reward processes is closed"
-_LONGEST_PRINTED = 1000
-
-
-@dataclass(eq=False)
-class _Call:
-    """A call that somebody waits for, or a function that must be there first."""
-
-    function: str
-    line: bytes
-    answered: asyncio.Future[Any]
-    is_load: bool = False
-
-    @property
-    def over(self) -> bool:
-        return self.answered.done()
-
-
-@dataclass(eq=False)
-class _Worker:
-    """A process and what it has been sent: the first call is at work, the others wait inside."""
-
-    process: RewardProcess
-    loaded: set[str] = field(default_factory=set)
-    sent: deque[_Call] = field(default_factory=deque)
-    deadline: float = 0.0
-    """When the first call is out of time."""
-    timer: asyncio.TimerHandle | None = None
-    attached: bool = False
 
 
 class ProcessRewardPool:
@@ -87,8 +67,8 @@ class ProcessRewardPool:
         self._warm_up = warm_up
         self._on_print = on_print
         self._home = Home.here()
-        self._waiting: deque[_Call] = deque()
-        self._workers: list[_Worker] = []
+        self._waiting: deque[Call] = deque()
+        self._workers: list[Worker] = []
         self._killed: list[RewardProcess] = []
         self._burials: set[asyncio.Task[None]] = set()
         self._will_dispatch = False
@@ -106,12 +86,12 @@ class ProcessRewardPool:
         """
         process = RewardProcess(self._home)
         try:
-            reply = _checked(process, function, key, names)
+            reply = ask_for(process, function, key, names, _START_SECONDS)
         except BaseException:
             self._kill(process)
             raise
         self._note_printed(function, reply)
-        self._workers.append(_Worker(process, {function}))
+        self._workers.append(Worker(process, {function}))
         self._proven = True
 
     async def score(self, function: str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
@@ -119,10 +99,10 @@ class ProcessRewardPool:
 
         Raises `NotPlain` where the arguments cannot cross.
         """
-        line = encode({"function": function, "args": list(args), "kwargs": dict(kwargs or {})}).encode() + b"\n"
+        line = call_line(function, args, kwargs or {})
         if self._closed:
             raise EnvironmentFailure(_CLOSED)
-        call = _Call(function, line, asyncio.get_running_loop().create_future())
+        call = Call(function, line, asyncio.get_running_loop().create_future())
         self._waiting.append(call)
         self._dispatch_soon()
         try:
@@ -135,11 +115,11 @@ class ProcessRewardPool:
         """Kill all processes and wait for their end; a second call is a no-op."""
         self._closed = True
         for call in self._waiting:
-            _fail(call, EnvironmentFailure(_CLOSED))
+            fail(call, EnvironmentFailure(_CLOSED))
         self._waiting.clear()
         for worker in list(self._workers):
             for call in self._lose(worker):
-                _fail(call, EnvironmentFailure(f"{_CLOSED}; it was in the middle of a call"))
+                fail(call, EnvironmentFailure(f"{_CLOSED}; it was in the middle of a call"))
         for burial in list(self._burials):
             await asyncio.wait({burial})
         deadline = _now() + _END_SECONDS
@@ -158,7 +138,8 @@ class ProcessRewardPool:
     def _dispatch(self) -> None:
         self._will_dispatch = False
         self._reap()
-        lines: dict[_Worker, list[bytes]] = {}
+        self._take_over()
+        lines: dict[Worker, list[bytes]] = {}
         while self._waiting:
             if self._waiting[0].over:
                 self._waiting.popleft()
@@ -168,7 +149,7 @@ class ProcessRewardPool:
             except OSError as error:
                 lost = RewardWorkerLost(f"a reward process could not be started: {error}")
                 lost.__cause__ = error
-                _fail(self._waiting.popleft(), lost)
+                fail(self._waiting.popleft(), lost)
                 continue
             if worker is None:
                 break
@@ -176,40 +157,43 @@ class ProcessRewardPool:
         for worker, added in lines.items():
             worker.process.send(b"".join(added))
 
-    def _free_worker(self, call: _Call) -> _Worker | None:
+    def _free_worker(self, call: Call) -> Worker | None:
         """Who takes a call: an idle process; one that will soon be idle; a new one; or nobody yet."""
         ahead = 1
         if self._seconds_a_call is not None:
             ahead = max(1, min(_MOST_AHEAD, int(_AHEAD_SECONDS / max(self._seconds_a_call, 1e-6))))
         candidates = [w for w in self._workers if len(w.sent) < (ahead if call.function in w.loaded else 1)]
         if candidates:
-            return self._attached(min(candidates, key=lambda worker: len(worker.sent)))
+            return min(candidates, key=lambda worker: len(worker.sent))
         if len(self._workers) < (self._most if self._proven else 1):
-            worker = _Worker(RewardProcess(self._home))
+            worker = Worker(RewardProcess(self._home))
             self._workers.append(worker)
-            return self._attached(worker)
+            self._attach(worker)
+            return worker
         return None
 
-    def _attached(self, worker: _Worker) -> _Worker | None:
-        if not worker.attached:
-            if not worker.process.running:  # it was made before there was an event loop, and is gone since
-                self._lose(worker)
-                return None if not self._waiting else self._free_worker(self._waiting[0])
-            worker.attached = True
-            worker.process.attach(lambda replies: self._replied(worker, replies), lambda: self._bury_soon(worker))
-        return worker
+    def _attach(self, worker: Worker) -> None:
+        worker.attached = True
+        worker.process.attach(lambda replies: self._replied(worker, replies), lambda: self._bury_soon(worker))
 
-    def _put(self, worker: _Worker, call: _Call) -> list[bytes]:
+    def _take_over(self) -> None:
+        """Processes that were made before there was an event loop; those that are gone since are forgotten."""
+        for worker in [worker for worker in self._workers if not worker.attached]:
+            if worker.process.running:
+                self._attach(worker)
+            else:
+                self._lose(worker)
+
+    def _put(self, worker: Worker, call: Call) -> list[bytes]:
         """Line a call up in a worker, behind the functions that it needs; what has to be sent for it."""
         added = []
         warm_up = () if self._warm_up is None else (self._warm_up,)
         for function in (*warm_up, call.function):
             if function not in worker.loaded:
                 worker.loaded.add(function)
-                added.append(_Call(function, _load_line(function), call.answered, is_load=True))
+                added.append(Call(function, load_line(function), call.answered, is_load=True))
                 if function == self._warm_up:
-                    line = encode({"function": function, "args": [], "kwargs": {}}).encode() + b"\n"
-                    added.append(_Call(function, line, call.answered, is_load=True))
+                    added.append(Call(function, call_line(function, (), {}), call.answered, is_load=True))
         added.append(call)
         idle = not worker.sent
         worker.sent.extend(added)
@@ -219,12 +203,12 @@ class ProcessRewardPool:
 
     # Time limits
 
-    def _begin(self, worker: _Worker) -> None:
+    def _begin(self, worker: Worker) -> None:
         """The clock of the first call starts."""
         seconds = _START_SECONDS if worker.sent[0].is_load else self._timeout
         self._set_deadline(worker, _now() + seconds)
 
-    def _set_deadline(self, worker: _Worker, deadline: float) -> None:
+    def _set_deadline(self, worker: Worker, deadline: float) -> None:
         """A timer that is set for an earlier time stays, and looks then: most calls never need one of their own."""
         worker.deadline = deadline
         if worker.timer is not None:
@@ -233,7 +217,7 @@ class ProcessRewardPool:
             worker.timer.cancel()
         worker.timer = asyncio.get_running_loop().call_at(deadline, self._check_time, worker)
 
-    def _check_time(self, worker: _Worker) -> None:
+    def _check_time(self, worker: Worker) -> None:
         worker.timer = None
         if not worker.sent:
             return
@@ -243,22 +227,23 @@ class ProcessRewardPool:
         call, printed = worker.sent[0], worker.process.printed()
         rest = self._lose(worker)
         self.abandoned += 1
+        self._measured(self._timeout)
         self._say_printed(call.function, printed)
         if call.is_load:
             # Not a timeout of the environment's: what it says of the reward and its setting would be wrong.
             late: EnvironmentFailure = RewardWorkerLost(
                 f"a reward process did not start, with {call.function} imported, within {_START_SECONDS} s"
-                + _printed(printed)
+                + and_printed(printed)
             )
         else:
             late = EnvironmentTimeout(
                 f"the reward took longer than {self._timeout} s (rollout.environment.timeout_seconds); its process "
-                "was ended" + _printed(printed)
+                "was ended" + and_printed(printed)
             )
-        _fail(call, late)
+        fail(call, late)
         self._send_anew(rest)
 
-    def _nobody_waits(self, call: _Call) -> None:
+    def _nobody_waits(self, call: Call) -> None:
         """A call was cancelled: one that is at work may end by itself, soon."""
         with contextlib.suppress(ValueError):
             self._waiting.remove(call)
@@ -268,17 +253,16 @@ class ProcessRewardPool:
 
     # Answers
 
-    def _replied(self, worker: _Worker, replies: list[dict[str, Any]]) -> None:
+    def _replied(self, worker: Worker, replies: list[dict[str, Any]]) -> None:
         for reply in replies:
             call = worker.sent.popleft()
             self._note_printed(call.function, reply)
             if call.is_load:
                 self._loaded(worker, call, reply)
             else:
-                known = self._seconds_a_call
-                self._seconds_a_call = reply["took"] if known is None else 0.8 * known + 0.2 * reply["took"]
+                self._measured(reply["took"])
                 if "error" in reply:
-                    _fail(call, _raised(reply))
+                    fail(call, raised(reply))
                 elif not call.over:
                     call.answered.set_result(reply["value"])
             if worker.sent:
@@ -286,23 +270,29 @@ class ProcessRewardPool:
         if self._waiting:
             self._dispatch_soon()
 
-    def _loaded(self, worker: _Worker, call: _Call, reply: dict[str, Any]) -> None:
+    def _measured(self, seconds: float) -> None:
+        """What recent calls took on average: nothing is sent to wait behind calls that may well hang."""
+        known = self._seconds_a_call
+        self._seconds_a_call = seconds if known is None else 0.8 * known + 0.2 * seconds
+
+    def _loaded(self, worker: Worker, call: Call, reply: dict[str, Any]) -> None:
         if "problems" in reply:
-            _fail(call, EnvironmentFailure("; ".join(reply["problems"]) + _printed(reply.get("printed", ""))))
+            problem = "; ".join(reply["problems"]).removeprefix(f"{KEY}: ")
         elif "error" in reply:
-            _fail(call, EnvironmentFailure(f"a reward process could not start: {reply['error']['text']}"))
+            problem = f"a reward process could not start: {reply['error']['text']}"
         else:
             self._proven = True
             return
-        # A function that is not there is asked for again, and so is the call that has failed with it.
         worker.loaded.discard(call.function)
+        for each in (call, *(sent for sent in worker.sent if sent.function == call.function)):
+            fail(each, EnvironmentFailure(problem + and_printed(reply.get("printed", ""))))
 
-    def _bury_soon(self, worker: _Worker) -> None:
+    def _bury_soon(self, worker: Worker) -> None:
         burial = asyncio.get_running_loop().create_task(self._bury(worker))
         self._burials.add(burial)
         burial.add_done_callback(self._burials.discard)
 
-    async def _bury(self, worker: _Worker) -> None:
+    async def _bury(self, worker: Worker) -> None:
         """A process has ended, or at least closed its connection: the call at work is told, the rest sent anew."""
         code = await asyncio.to_thread(worker.process.exit_code)
         if worker not in self._workers:
@@ -316,16 +306,16 @@ class ProcessRewardPool:
             what = f"while it imported {call.function}" if call.is_load else "in the middle of a call"
             how = f"ended with code {code}" if code is not None else "closed its connection"
             lost = RewardWorkerLost if code in _FROM_OUTSIDE else EnvironmentFailure
-            _fail(call, lost(f"the reward process {how} {what}{_printed(printed)}"))
+            fail(call, lost(f"the reward process {how} {what}{and_printed(printed)}"))
         self._send_anew(rest)
 
-    def _send_anew(self, calls: Sequence[_Call]) -> None:
+    def _send_anew(self, calls: Sequence[Call]) -> None:
         self._waiting.extendleft(reversed([call for call in calls if not call.over and not call.is_load]))
         self._dispatch_soon()
 
     # Ends
 
-    def _lose(self, worker: _Worker) -> list[_Call]:
+    def _lose(self, worker: Worker) -> list[Call]:
         """Kill a worker's process; what it was sent and has not answered."""
         self._workers.remove(worker)
         if worker.timer is not None:
@@ -350,41 +340,3 @@ class ProcessRewardPool:
 
 def _now() -> float:
     return asyncio.get_running_loop().time()
-
-
-def _checked(process: RewardProcess, function: str, key: str, names: Sequence[str]) -> dict[str, Any]:
-    """The reply of a process that was asked for a function before there is an event loop."""
-    try:
-        reply = process.ask(_load_line(function, names), _START_SECONDS)
-    except TimeoutError:
-        problem = f"{key}: importing {function} took longer than {_START_SECONDS} s"
-    except (EOFError, OSError):
-        problem = f"{key}: importing {function} ended its process with code {process.exit_code()}"
-    else:
-        if "problems" not in reply:
-            return reply
-        raise ConfigError(reply["problems"])
-    raise ConfigError([problem + _printed(process.printed())])
-
-
-def _load_line(function: str, names: Sequence[str] | None = None) -> bytes:
-    return encode({"load": function, "names": None if names is None else list(names)}).encode() + b"\n"
-
-
-def _fail(call: _Call, error: Exception) -> None:
-    if not call.over:
-        call.answered.set_exception(error)
-
-
-def _raised(reply: dict[str, Any]) -> EnvironmentFailure:
-    told = reply["error"]
-    failure = EnvironmentFailure(f"the reward function raised {told['text']}{_printed(reply.get('printed', ''))}")
-    failure.__cause__ = as_exception(told)
-    return failure
-
-
-def _printed(text: str) -> str:
-    """What a failed call has printed, for its message: the end of it, which is nearest to the failure."""
-    if not text.strip():
-        return ""
-    return f"; it printed {'…' if len(text) > _LONGEST_PRINTED else ''}{text[-_LONGEST_PRINTED:]!r}"

@@ -42,7 +42,7 @@ def text_of(error: BaseException) -> str:
         text = str(error)
     except BaseException as broken:  # noqa: BLE001 - user code as well
         text = f"(its text cannot be had: {type(broken).__name__})"
-    return cut(f"{type(error).__name__}: {text}")
+    return cut(f"{type(error).__name__}: {text}" if text else type(error).__name__)
 
 
 def told(error: BaseException, depth: int = _DEEPEST) -> dict[str, Any]:

@@ -1,0 +1,90 @@
+"""Calls to reward processes: what is sent for them, who has them, and how their failures are told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.errors import ConfigError, EnvironmentFailure
+from penstock.rollout.environments.plain_data import encode
+from penstock.rollout.environments.reward_errors import as_exception
+from penstock.rollout.environments.reward_process import RewardProcess
+
+_LONGEST_PRINTED = 1000
+
+
+@dataclass(eq=False)
+class Call:
+    """A call that somebody waits for, or a function that must be there first."""
+
+    function: str
+    line: bytes
+    answered: asyncio.Future[Any]
+    is_load: bool = False
+
+    @property
+    def over(self) -> bool:
+        """Answered, failed, or cancelled."""
+        return self.answered.done()
+
+
+@dataclass(eq=False)
+class Worker:
+    """A process and what it has been sent: the first call is at work, the others wait inside."""
+
+    process: RewardProcess
+    loaded: set[str] = field(default_factory=set)
+    sent: deque[Call] = field(default_factory=deque)
+    deadline: float = 0.0
+    """When the first call is out of time."""
+    timer: asyncio.TimerHandle | None = None
+    attached: bool = False
+
+
+def ask_for(process: RewardProcess, function: str, key: str, names: Sequence[str], seconds: float) -> dict[str, Any]:
+    """Have a function imported and looked at, without an event loop; what is wrong is a `ConfigError` of `key`."""
+    try:
+        reply = process.ask(load_line(function, names), seconds)
+    except TimeoutError:
+        problem = f"{key}: importing {function} took longer than {seconds} s"
+    except (EOFError, OSError):
+        problem = f"{key}: importing {function} ended its process with code {process.exit_code()}"
+    else:
+        if "problems" not in reply:
+            return reply
+        raise ConfigError(reply["problems"])
+    raise ConfigError([problem + and_printed(process.printed())])
+
+
+def load_line(function: str, names: Sequence[str] | None = None) -> bytes:
+    """The request to import a function and, with `names`, to see whether it takes these keywords as a reward."""
+    return encode({"load": function, "names": None if names is None else list(names)}).encode() + b"\n"
+
+
+def call_line(function: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
+    """The request to call a function; raises `NotPlain` where the arguments cannot cross."""
+    return encode({"function": function, "args": list(args), "kwargs": dict(kwargs)}).encode() + b"\n"
+
+
+def fail(call: Call, error: Exception) -> None:
+    """Tell whoever waits, if anybody does."""
+    if not call.over:
+        call.answered.set_exception(error)
+
+
+def raised(reply: dict[str, Any]) -> EnvironmentFailure:
+    """What a function raised, with its causes."""
+    told = reply["error"]
+    failure = EnvironmentFailure(f"the reward function raised {told['text']}{and_printed(reply.get('printed', ''))}")
+    failure.__cause__ = as_exception(told)
+    return failure
+
+
+def and_printed(text: str) -> str:
+    """What a failed call has printed, for its message: the end of it, which is nearest to the failure."""
+    if not text.strip():
+        return ""
+    return f"; it printed {'…' if len(text) > _LONGEST_PRINTED else ''}{text[-_LONGEST_PRINTED:]!r}"
