@@ -16,7 +16,7 @@ import pytest
 from penstock.config.data import DataConfig
 from penstock.config.rollout import EnvironmentConfig
 from penstock.errors import ConfigError, EnvironmentFailure
-from penstock.rollout.environments import Prompt, SingleTurnEnvironment, Split, process_pool
+from penstock.rollout.environments import Prompt, RewardCall, SingleTurnEnvironment, Split, process_pool
 from penstock.rollout.environments.factory import make_environment
 from penstock.rollout.environments.function import FunctionEnvironment
 from penstock.rollout.environments.reward_pool import RewardPool, name_of
@@ -246,6 +246,23 @@ class Own(SingleTurnEnvironment):
 
     def score(self, prompt: Prompt, response: str) -> float:
         return float(os.getpid())
+
+
+class Elsewhere(Own):
+    """Gives a function instead."""
+
+    def call(self, prompt: Prompt, response: str) -> RewardCall:
+        return RewardCall(process_rewards.own_pid, kwargs={"file": ""})
+
+
+async def test_an_environment_of_ones_own_may_give_a_function_for_a_process(
+    records: RewardRecords, events: list[dict[str, Any]]
+) -> None:
+    config = EnvironmentConfig(kind="custom", path=f"{__name__}:Elsewhere")
+    environment: Any = make_environment(config, DataConfig(), seed=0, records=records)
+    assert await reward_of(environment) not in (os.getpid(), 0)
+    assert events == []
+    await environment.close()
 
 
 async def test_the_score_of_an_environment_of_ones_own_stays_here(
