@@ -5,7 +5,7 @@ with `--concurrent` of them under way at any time. The two ways are measured in 
 
 - `us a call`: wall clock, over all calls;
 - `CPU us a call`: of the run's own process, where it is taken from the event loop;
-- `start ms`: from a cold pool to the first reward.
+- `start ms`: from a cold pool to the first reward, with this module imported.
 
 The last line is one JSON object.
 """
@@ -20,9 +20,6 @@ import statistics
 import sys
 import time
 from dataclasses import dataclass
-
-from rich.console import Console
-from rich.table import Table
 
 from penstock.rollout.environments.reward_pool import FunctionName, RewardPool
 
@@ -74,6 +71,9 @@ def medians(passes: list[Figures]) -> Figures:
 
 
 def main() -> None:
+    from rich.console import Console  # not above: reward processes import this module
+    from rich.table import Table
+
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer calls and repeats; a few seconds")
     parser.add_argument("--calls", type=int, default=20_000, help="calls a pass")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -104,6 +105,15 @@ async def test_a_cancelled_call_that_soon_ends_costs_nothing(pool: RewardPool, t
     with pytest.raises(asyncio.CancelledError):
         await call
     assert await pool.score(rewards.own_pid) == pid
+
+
+async def test_the_end_of_an_idle_process_is_no_calls_fault(pool: RewardPool) -> None:
+    for _ in range(3):
+        pid = await pool.score(rewards.own_pid)
+        os.kill(pid, signal.SIGKILL)
+        assert gone(pid)
+    assert await pool.score(rewards.own_pid) != pid
+    assert pool.abandoned == 0
 
 
 async def test_warming_up_is_not_a_rewards_time() -> None:

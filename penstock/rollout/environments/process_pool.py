@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from penstock.errors import EnvironmentFailure, EnvironmentTimeout, RewardWorkerLost
+from penstock.errors import EnvironmentFailure, RewardWorkerLost
 from penstock.rollout.environments.reward_calls import (
     Call,
     Worker,
     and_printed,
     ask_for,
     call_line,
+    ended,
     fail,
     load_line,
     raised,
+    too_late,
 )
 from penstock.rollout.environments.reward_process import Home, RewardProcess
 from penstock.rollout.environments.reward_worker import KEY
@@ -35,9 +36,6 @@ _END_SECONDS = 10.0
 _AHEAD_SECONDS = 0.002
 _MOST_AHEAD = 32
 """How much work, and how many calls, are sent to a process together."""
-
-_FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)
-"""How a process ends that somebody else has ended: a person, a batch system, a machine out of memory."""
 
 _CLOSED = "the pool of reward processes is closed"
 
@@ -138,7 +136,7 @@ class ProcessRewardPool:
     def _dispatch(self) -> None:
         self._will_dispatch = False
         self._reap()
-        self._take_over()
+        self._look_after_idle()
         lines: dict[Worker, list[bytes]] = {}
         while self._waiting:
             if self._waiting[0].over:
@@ -162,7 +160,11 @@ class ProcessRewardPool:
         ahead = 1
         if self._seconds_a_call is not None:
             ahead = max(1, min(_MOST_AHEAD, int(_AHEAD_SECONDS / max(self._seconds_a_call, 1e-6))))
-        candidates = [w for w in self._workers if len(w.sent) < (ahead if call.function in w.loaded else 1)]
+        candidates = [
+            worker
+            for worker in self._workers
+            if not worker.ending and len(worker.sent) < (ahead if call.function in worker.loaded else 1)
+        ]
         if candidates:
             return min(candidates, key=lambda worker: len(worker.sent))
         if len(self._workers) < (self._most if self._proven else 1):
@@ -176,13 +178,13 @@ class ProcessRewardPool:
         worker.attached = True
         worker.process.attach(lambda replies: self._replied(worker, replies), lambda: self._bury_soon(worker))
 
-    def _take_over(self) -> None:
-        """Processes that were made before there was an event loop; those that are gone since are forgotten."""
-        for worker in [worker for worker in self._workers if not worker.attached]:
-            if worker.process.running:
-                self._attach(worker)
-            else:
+    def _look_after_idle(self) -> None:
+        """Forget idle processes that have ended, which is no call's fault; attach those made before the event loop."""
+        for worker in list(self._workers):
+            if not worker.sent and not worker.process.running:
                 self._lose(worker)
+            elif not worker.attached:
+                self._attach(worker)
 
     def _put(self, worker: Worker, call: Call) -> list[bytes]:
         """Line a call up in a worker, behind the functions that it needs; what has to be sent for it."""
@@ -219,7 +221,7 @@ class ProcessRewardPool:
 
     def _check_time(self, worker: Worker) -> None:
         worker.timer = None
-        if not worker.sent:
+        if not worker.sent or worker.ending:
             return
         if _now() < worker.deadline:
             self._set_deadline(worker, worker.deadline)
@@ -227,20 +229,10 @@ class ProcessRewardPool:
         call, printed = worker.sent[0], worker.process.printed()
         rest = self._lose(worker)
         self.abandoned += 1
-        self._measured(self._timeout)
+        if not call.over:
+            self._measured(self._timeout)
         self._say_printed(call.function, printed)
-        if call.is_load:
-            # Not a timeout of the environment's: what it says of the reward and its setting would be wrong.
-            late: EnvironmentFailure = RewardWorkerLost(
-                f"a reward process did not start, with {call.function} imported, within {_START_SECONDS} s"
-                + and_printed(printed)
-            )
-        else:
-            late = EnvironmentTimeout(
-                f"the reward took longer than {self._timeout} s (rollout.environment.timeout_seconds); its process "
-                "was ended" + and_printed(printed)
-            )
-        fail(call, late)
+        fail(call, too_late(call, _START_SECONDS if call.is_load else self._timeout, printed))
         self._send_anew(rest)
 
     def _nobody_waits(self, call: Call) -> None:
@@ -288,6 +280,7 @@ class ProcessRewardPool:
             fail(each, EnvironmentFailure(problem + and_printed(reply.get("printed", ""))))
 
     def _bury_soon(self, worker: Worker) -> None:
+        worker.ending = True
         burial = asyncio.get_running_loop().create_task(self._bury(worker))
         self._burials.add(burial)
         burial.add_done_callback(self._burials.discard)
@@ -303,10 +296,7 @@ class ProcessRewardPool:
         if call is not None:
             self.abandoned += 1
             self._say_printed(call.function, printed)
-            what = f"while it imported {call.function}" if call.is_load else "in the middle of a call"
-            how = f"ended with code {code}" if code is not None else "closed its connection"
-            lost = RewardWorkerLost if code in _FROM_OUTSIDE else EnvironmentFailure
-            fail(call, lost(f"the reward process {how} {what}{and_printed(printed)}"))
+            fail(call, ended(call, code, printed))
         self._send_anew(rest)
 
     def _send_anew(self, calls: Sequence[Call]) -> None:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.errors import ConfigError, EnvironmentFailure
+from penstock.errors import ConfigError, EnvironmentFailure, EnvironmentTimeout, RewardWorkerLost
 from penstock.rollout.environments.plain_data import encode
 from penstock.rollout.environments.reward_errors import as_exception
 from penstock.rollout.environments.reward_process import RewardProcess
+
+_FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)
+"""How a process ends that somebody else has ended: a person, a batch system, a machine out of memory."""
 
 _LONGEST_PRINTED = 1000
 
@@ -42,6 +46,9 @@ class Worker:
     """When the first call is out of time."""
     timer: asyncio.TimerHandle | None = None
     attached: bool = False
+    """Whether the event loop listens to it."""
+    ending: bool = False
+    """Whether its connection is closed: it gets nothing more."""
 
 
 def ask_for(process: RewardProcess, function: str, key: str, names: Sequence[str], seconds: float) -> dict[str, Any]:
@@ -81,6 +88,27 @@ def raised(reply: dict[str, Any]) -> EnvironmentFailure:
     failure = EnvironmentFailure(f"the reward function raised {told['text']}{and_printed(reply.get('printed', ''))}")
     failure.__cause__ = as_exception(told)
     return failure
+
+
+def too_late(call: Call, seconds: float, printed: str) -> EnvironmentFailure:
+    """A call that took too long, or a function that was not there in time."""
+    if call.is_load:
+        # Not a timeout of the environment's: what it says of the reward and its setting would be wrong.
+        return RewardWorkerLost(
+            f"a reward process did not start, with {call.function} imported, within {seconds} s{and_printed(printed)}"
+        )
+    return EnvironmentTimeout(
+        f"the reward took longer than {seconds} s (rollout.environment.timeout_seconds); its process was ended"
+        + and_printed(printed)
+    )
+
+
+def ended(call: Call, code: int | None, printed: str) -> EnvironmentFailure:
+    """A call whose process came to an end of its own, or by another's hand."""
+    how = f"ended with code {code}" if code is not None else "closed its connection"
+    when = f"while it imported {call.function}" if call.is_load else "in the middle of a call"
+    lost = RewardWorkerLost if code in _FROM_OUTSIDE else EnvironmentFailure
+    return lost(f"the reward process {how} {when}{and_printed(printed)}")
 
 
 def and_printed(text: str) -> str:

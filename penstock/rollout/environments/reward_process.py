@@ -140,7 +140,7 @@ class RewardProcess:
         if self._killed:
             return
         self._killed = True
-        if self._loop is not None:
+        if self._loop is not None and not self._loop.is_closed():
             self._loop.remove_reader(self._connection)
             self._loop.remove_writer(self._connection)
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -157,7 +157,10 @@ class RewardProcess:
     def _ended(self) -> int | None:
         if self._process.returncode is not None:
             return self._process.returncode
-        status = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        try:
+            status = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:  # reaped meanwhile, as it was killed
+            return self._process.poll()
         if status is None:
             return None
         return status.si_status if status.si_code == os.CLD_EXITED else -status.si_status
