@@ -204,6 +204,20 @@ async def test_calls_sent_behind_one_that_is_killed_are_answered_once_each() -> 
     await pool.close()
 
 
+async def test_calls_behind_one_that_takes_long_go_to_another_process_and_are_made_once_each(tmp_path: Path) -> None:
+    pool = RewardPool(workers=2, timeout_seconds=60)
+    await asyncio.gather(*(pool.score(rewards.noted, str(tmp_path / "first"), 0.0) for _ in range(64)))
+    file = str(tmp_path / "second")
+    slow = asyncio.create_task(pool.score(rewards.noted, file, 3.0))
+    rest = [asyncio.create_task(pool.score(rewards.noted, file, 0.0)) for _ in range(20)]
+    await asyncio.gather(*rest)
+    assert not slow.done(), "they waited for it"
+    assert await slow == 1.0
+    assert await pool.score(rewards.noted, file, 0.0) == 1.0
+    assert len((tmp_path / "second").read_text(encoding="ascii").splitlines()) == 22
+    await pool.close()
+
+
 @pytest.mark.parametrize("name", ["exits_politely", "interrupts", "wrong_cancel"])
 async def test_in_the_runs_own_process_they_cannot_end_it_either(name: str) -> None:
     pool = RewardPool(workers=1, timeout_seconds=5, in_process=True)

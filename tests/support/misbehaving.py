@@ -21,6 +21,14 @@ def well() -> float:
     return 1.0
 
 
+def noted(file: str, seconds: float) -> float:
+    """Leaves a line for each call."""
+    with open(file, "a", encoding="ascii") as lines:
+        lines.write("called\n")
+    time.sleep(seconds)
+    return 1.0
+
+
 def directory() -> str:
     """Where a call begins."""
     return os.getcwd()

@@ -37,6 +37,12 @@ _AHEAD_SECONDS = 0.002
 _MOST_AHEAD = 32
 """How much work, and how many calls, are sent to a process together."""
 
+_BACKLOG_SECONDS = 0.02
+"""How much work may wait for a process before another is started."""
+
+_PATIENCE_SECONDS = 0.05
+"""How long calls wait behind one in a process before they are withdrawn from it."""
+
 _CLOSED = "the pool of reward processes is closed"
 
 
@@ -163,16 +169,24 @@ class ProcessRewardPool:
         candidates = [
             worker
             for worker in self._workers
-            if not worker.ending and len(worker.sent) < (ahead if call.function in worker.loaded else 1)
+            if not (worker.ending or worker.slow)
+            and len(worker.sent) < (ahead if call.function in worker.loaded else 1)
         ]
         if candidates:
             return min(candidates, key=lambda worker: len(worker.sent))
-        if len(self._workers) < (self._most if self._proven else 1):
+        if len(self._workers) < (self._most if self._proven else 1) and self._worth_a_process():
             worker = Worker(RewardProcess(self._home))
             self._workers.append(worker)
             self._attach(worker)
             return worker
         return None
+
+    def _worth_a_process(self) -> bool:
+        """Whether those there are would not soon be through with what waits."""
+        serving = sum(not (worker.slow or worker.ending) for worker in self._workers)
+        if not serving or self._seconds_a_call is None:
+            return True
+        return self._seconds_a_call * len(self._waiting) > _BACKLOG_SECONDS * serving
 
     def _attach(self, worker: Worker) -> None:
         worker.attached = True
@@ -192,13 +206,12 @@ class ProcessRewardPool:
         warm_up = () if self._warm_up is None else (self._warm_up,)
         for function in (*warm_up, call.function):
             if function not in worker.loaded:
-                worker.loaded.add(function)
                 added.append(Call(function, load_line(function), call.answered, is_load=True))
                 if function == self._warm_up:
                     added.append(Call(function, call_line(function, (), {}), call.answered, is_load=True))
         added.append(call)
         idle = not worker.sent
-        worker.sent.extend(added)
+        worker.put(added)
         if idle:
             self._begin(worker)
         return [each.line for each in added]
@@ -207,25 +220,32 @@ class ProcessRewardPool:
 
     def _begin(self, worker: Worker) -> None:
         """The clock of the first call starts."""
-        seconds = _START_SECONDS if worker.sent[0].is_load else self._timeout
-        self._set_deadline(worker, _now() + seconds)
+        worker.slow = False
+        worker.begun = _now()
+        worker.deadline = worker.begun + (_START_SECONDS if worker.sent[0].is_load else self._timeout)
+        self._set_timer(worker)
 
-    def _set_deadline(self, worker: Worker, deadline: float) -> None:
-        """A timer that is set for an earlier time stays, and looks then: most calls never need one of their own."""
-        worker.deadline = deadline
+    def _set_timer(self, worker: Worker) -> None:
+        """For the next look at the first call. One that is set for an earlier time stays: few calls need their own."""
+        when = worker.deadline if worker.slow else min(worker.deadline, worker.begun + _PATIENCE_SECONDS)
         if worker.timer is not None:
-            if worker.timer.when() <= deadline:
+            if worker.timer.when() <= when:
                 return
             worker.timer.cancel()
-        worker.timer = asyncio.get_running_loop().call_at(deadline, self._check_time, worker)
+        worker.timer = asyncio.get_running_loop().call_at(when, self._look_at, worker)
 
-    def _check_time(self, worker: Worker) -> None:
+    def _look_at(self, worker: Worker) -> None:
         worker.timer = None
         if not worker.sent or worker.ending:
             return
-        if _now() < worker.deadline:
-            self._set_deadline(worker, worker.deadline)
+        if _now() >= worker.deadline:
+            self._give_up(worker)
             return
+        if not worker.slow and _now() >= worker.begun + _PATIENCE_SECONDS:
+            self._send_anew(worker.withdraw())
+        self._set_timer(worker)
+
+    def _give_up(self, worker: Worker) -> None:
         call, printed = worker.sent[0], worker.process.printed()
         rest = self._lose(worker)
         self.abandoned += 1
@@ -241,7 +261,8 @@ class ProcessRewardPool:
             self._waiting.remove(call)
         for worker in self._workers:
             if worker.sent and worker.sent[0].answered is call.answered and not worker.sent[0].is_load:
-                self._set_deadline(worker, min(worker.deadline, _now() + _CANCELLED_SECONDS))
+                worker.deadline = min(worker.deadline, _now() + _CANCELLED_SECONDS)
+                self._set_timer(worker)
 
     # Answers
 
@@ -249,7 +270,11 @@ class ProcessRewardPool:
         for reply in replies:
             call = worker.sent.popleft()
             self._note_printed(call.function, reply)
-            if call.is_load:
+            if call.withdrawn:
+                pass
+            elif "skipped" in reply:
+                self._send_anew([call])
+            elif call.is_load:
                 self._loaded(worker, call, reply)
             else:
                 self._measured(reply["took"])
@@ -257,6 +282,7 @@ class ProcessRewardPool:
                     fail(call, raised(reply))
                 elif not call.over:
                     call.answered.set_result(reply["value"])
+            worker.slow = False
             if worker.sent:
                 self._begin(worker)
         if self._waiting:
@@ -274,10 +300,9 @@ class ProcessRewardPool:
             problem = f"a reward process could not start: {reply['error']['text']}"
         else:
             self._proven = True
+            worker.loaded.add(call.function)
             return
-        worker.loaded.discard(call.function)
-        for each in (call, *(sent for sent in worker.sent if sent.function == call.function)):
-            fail(each, EnvironmentFailure(problem + and_printed(reply.get("printed", ""))))
+        fail(call, EnvironmentFailure(problem + and_printed(reply.get("printed", ""))))
 
     def _bury_soon(self, worker: Worker) -> None:
         worker.ending = True
@@ -300,7 +325,8 @@ class ProcessRewardPool:
         self._send_anew(rest)
 
     def _send_anew(self, calls: Sequence[Call]) -> None:
-        self._waiting.extendleft(reversed([call for call in calls if not call.over and not call.is_load]))
+        again = [call for call in calls if not (call.over or call.is_load or call.withdrawn)]
+        self._waiting.extendleft(reversed(again))
         self._dispatch_soon()
 
     # Ends

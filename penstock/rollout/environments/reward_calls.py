@@ -28,6 +28,8 @@ class Call:
     line: bytes
     answered: asyncio.Future[Any]
     is_load: bool = False
+    withdrawn: bool = False
+    """Stands for a request that was taken back, and whose reply still comes."""
 
     @property
     def over(self) -> bool:
@@ -37,18 +39,51 @@ class Call:
 
 @dataclass(eq=False)
 class Worker:
-    """A process and what it has been sent: the first call is at work, the others wait inside."""
+    """A process and what it has been sent: the first call is at work, the others wait inside.
+
+    Worked example: calls 1 to 4 are sent. 1 is answered, 2 takes long: `withdraw` returns 3 and 4, and two calls that
+    nobody waits for are in their place. When 2 is through, the process answers those two as skipped.
+    """
 
     process: RewardProcess
     loaded: set[str] = field(default_factory=set)
     sent: deque[Call] = field(default_factory=deque)
+    begun: float = 0.0
+    """When the first call began."""
     deadline: float = 0.0
-    """When the first call is out of time."""
+    """When it is out of time."""
+    requests: int = 0
+    """How many were sent in all."""
+    slow: bool = False
+    """Whether the first call takes so long that nothing should wait behind it."""
     timer: asyncio.TimerHandle | None = None
     attached: bool = False
     """Whether the event loop listens to it."""
     ending: bool = False
     """Whether its connection is closed: it gets nothing more."""
+
+    def put(self, calls: Sequence[Call]) -> None:
+        """Line calls up."""
+        self.sent.extend(calls)
+        self.requests += len(calls)
+
+    def withdraw(self) -> list[Call]:
+        """Take back what waits behind the first call, which is slow: what was not begun, to go elsewhere.
+
+        What a function is being loaded for stays. In the queue, something remains for each reply that still comes.
+        """
+        self.slow = True
+        head = self.sent[0]
+        stay = 0 if head.withdrawn else sum(call.answered is head.answered for call in self.sent)
+        first = self.requests - len(self.sent) + 1 + stay
+        begun = self.process.withdraw(first, self.requests)
+        stay += max(0, begun + 1 - first)
+        taken = list(self.sent)[stay:]
+        for place, call in enumerate(taken, start=stay):
+            nobody: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+            nobody.cancel()
+            self.sent[place] = Call(call.function, b"", nobody, withdrawn=True)
+        return taken
 
 
 def ask_for(process: RewardProcess, function: str, key: str, names: Sequence[str], seconds: float) -> dict[str, Any]:

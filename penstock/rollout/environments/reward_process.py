@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.rollout.environments.plain_data import decode
-from penstock.rollout.environments.reward_output import SharedOutput
+from penstock.rollout.environments.reward_output import SharedPage
 
 _BOOT = (
     "import sys, json; sys.path[:] = json.loads(sys.argv[1]); "
@@ -51,10 +51,10 @@ class RewardProcess:
 
     def __init__(self, home: Home) -> None:
         ours, theirs = socket.socketpair()
-        record = SharedOutput.make_file()
+        page = SharedPage.make_file()
         self._pipe, writing = os.pipe()
         os.set_blocking(self._pipe, False)
-        handed = (theirs.fileno(), record, self._pipe)
+        handed = (theirs.fileno(), page, self._pipe)
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-c", _BOOT, json.dumps(home.search_path), str(os.getpid()), *map(str, handed)],
@@ -67,7 +67,7 @@ class RewardProcess:
                 pass_fds=handed,
                 start_new_session=True,
             )
-            self._output = SharedOutput(record)
+            self._page = SharedPage(page)
         except BaseException:
             ours.close()
             os.close(self._pipe)
@@ -75,7 +75,7 @@ class RewardProcess:
         finally:
             theirs.close()
             os.close(writing)
-            os.close(record)
+            os.close(page)
         self._connection = ours
         self._unsent = bytearray()
         self._unread = bytearray()
@@ -122,11 +122,15 @@ class RewardProcess:
             if self._unsent:
                 self._loop.add_writer(self._connection, self._writable)
 
+    def withdraw(self, first: int, last: int) -> int:
+        """Have requests, counted from 1, not begun any more; the number of the last one that was begun already."""
+        return self._page.withdraw(first, last)
+
     def printed(self) -> str:
         """What the call at hand has printed, also where the process has ended, and its last words."""
         with contextlib.suppress(OSError):
-            self._output.write(os.read(self._pipe, _READ))
-        return self._output.text()
+            self._page.write(os.read(self._pipe, _READ))
+        return self._page.text()
 
     def exit_code(self) -> int | None:
         """With which code it ended by itself, waited for a moment; None where it did not."""
@@ -147,7 +151,7 @@ class RewardProcess:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.kill()  # also where it is too young to have its session
         self._connection.close()
-        self._output.close()
+        self._page.close()
         os.close(self._pipe)
 
     def reaped(self) -> bool:

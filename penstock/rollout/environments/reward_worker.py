@@ -1,13 +1,14 @@
 """The program of one reward process: carries out calls one after the other, and answers each.
 
 Requests and replies are lines of JSON on a socket that only this program knows; stdin is empty, and what is written to
-stdout and stderr, by Python or past it, goes to the record that the run's process shares. A request has one of
+stdout and stderr, by Python or past it, goes to the page that the run's process shares. A request has one of
 
 - `load`: a function to import, and where `names` are given to be looked at: can it be called with such keywords?
 - `function`, `args`, `kwargs`: a call. What it returns is awaited, on this process's own event loop, if it can be.
 
 and a reply has `value` or `error` (see `reward_errors`), or `problems` of a function that cannot be loaded; besides,
-what was `printed`, and the seconds that the call `took`. Each call begins in the directory where the process did.
+what was `printed`, and the seconds that the call `took`. A request that was withdrawn before its turn is answered with
+`skipped`. Each call begins in the directory where the process did.
 """
 
 from __future__ import annotations
@@ -28,12 +29,13 @@ from penstock.errors import ConfigError
 from penstock.rollout.environments.imports import import_callable
 from penstock.rollout.environments.plain_data import NotPlain, decode, encode
 from penstock.rollout.environments.reward_errors import told
-from penstock.rollout.environments.reward_output import SharedOutput
+from penstock.rollout.environments.reward_output import SharedPage
 from penstock.runtime.orphans import end_with_parent
 
 KEY = "rollout.environment.function"
 _LONGEST_REPLY = 64 * 1024 * 1024
 _CHUNK = 64 * 1024
+_SKIPPED = b'{"skipped": true}\n'
 
 
 class Captured:
@@ -44,8 +46,8 @@ class Captured:
     at the end of a call. The run's process holds the pipe too, for the last words of one that crashes.
     """
 
-    def __init__(self, record: SharedOutput, pipe: int) -> None:
-        self._record = record
+    def __init__(self, page: SharedPage, pipe: int) -> None:
+        self._page = page
         self._pipe = pipe
         self._lock = threading.Lock()
         self._streams = sys.stdout, sys.stderr = self._stream(1), self._stream(2)
@@ -53,7 +55,7 @@ class Captured:
 
     def clear(self) -> None:
         """Begin anew."""
-        self._record.clear()
+        self._page.clear()
 
     def collect(self) -> str:
         """What was printed since `clear`, also by processes that were started since."""
@@ -61,7 +63,7 @@ class Captured:
             stream.flush()
         with contextlib.suppress(OSError):  # closed by user code
             self._drain()
-        return self._record.text()
+        return self._page.text()
 
     def after_fork(self) -> None:
         """A child's output takes the way through the pipe: the record is its parent's to write."""
@@ -69,13 +71,13 @@ class Captured:
         sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
 
     def _stream(self, descriptor: int) -> io.TextIOWrapper:
-        raw = _Recorder(self._record, descriptor)
+        raw = _Recorder(self._page, descriptor)
         return io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", line_buffering=True)
 
     def _drain(self) -> None:
         with self._lock, contextlib.suppress(BlockingIOError):
             while data := os.read(self._pipe, _CHUNK):
-                self._record.write(data)
+                self._page.write(data)
 
     def _empty_pipe(self) -> None:
         with contextlib.suppress(OSError, ValueError):  # closed by user code: then nothing more comes through it
@@ -85,15 +87,15 @@ class Captured:
 
 
 class _Recorder(io.RawIOBase):
-    """A file that writes into the record."""
+    """A file that writes into the page."""
 
-    def __init__(self, record: SharedOutput, descriptor: int) -> None:
+    def __init__(self, page: SharedPage, descriptor: int) -> None:
         self.name = "<stdout>" if descriptor == 1 else "<stderr>"
-        self._record = record
+        self._page = page
         self._descriptor = descriptor
 
     def write(self, data: Any) -> int:
-        self._record.write(data)
+        self._page.write(data)
         return len(data)
 
     def writable(self) -> bool:
@@ -217,12 +219,12 @@ def _encoded(reply: dict[str, Any]) -> str:
         raise NotPlain(told(error)["text"]) from error
 
 
-def serve(connection: socket.socket, captured: Captured) -> None:
+def serve(connection: socket.socket, page: SharedPage, captured: Captured) -> None:
     """Answer requests until there are no more."""
     worker = Worker(captured)
     with connection.makefile("rb") as requests:
-        for line in requests:
-            reply = worker.answer(line)
+        for number, line in enumerate(requests, start=1):
+            reply = worker.answer(line) if page.begin(number) else _SKIPPED
             try:
                 connection.sendall(reply)
             except OSError:
@@ -230,17 +232,17 @@ def serve(connection: socket.socket, captured: Captured) -> None:
                 os._exit(1)
 
 
-def main(parent: int, connection_fd: int, record_fd: int, pipe: int) -> None:
+def main(parent: int, connection_fd: int, page_fd: int, pipe: int) -> None:
     """Serve on descriptors that were handed over; none of them, and no signal of the terminal's, reaches user code."""
     end_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     connection = socket.socket(fileno=connection_fd)
     connection.set_inheritable(False)
-    record = SharedOutput(record_fd)
-    os.close(record_fd)
+    page = SharedPage(page_fd)
+    os.close(page_fd)
     os.set_blocking(pipe, False)
     os.set_inheritable(pipe, False)
-    captured = Captured(record, pipe)
+    captured = Captured(page, pipe)
 
     def in_a_child() -> None:
         # A child that held the connection open would hide its parent's end. The descriptor stays in use, as the
@@ -248,9 +250,9 @@ def main(parent: int, connection_fd: int, record_fd: int, pipe: int) -> None:
         null = os.open(os.devnull, os.O_RDWR)
         os.dup2(null, connection_fd, inheritable=False)
         os.close(null)
-        record.after_fork()
+        page.after_fork()
         captured.after_fork()
 
     os.register_at_fork(after_in_child=in_a_child)
-    serve(connection, captured)
+    serve(connection, page, captured)
     os._exit(0)  # what rewards have left running is not waited for
