@@ -60,6 +60,12 @@ async def test_a_worker_is_another_process_and_is_kept(pool: RewardPool) -> None
     assert await pool.score(rewards.scaled, "abcd", scale=0.5) == 2.0
 
 
+async def test_a_process_imports_little_besides_the_reward(pool: RewardPool) -> None:
+    modules = await pool.score(rewards.imported)
+    assert "tests.support.process_rewards" in modules
+    assert not {"torch", "transformers", "numpy", "pydantic", "asyncio", "tempfile"} & set(modules)
+
+
 async def test_what_a_reward_raises_prints_or_exits_with_is_told(pool: RewardPool) -> None:
     assert await pool.score(rewards.printing, "noise\n") == 1.0
     with pytest.raises(EnvironmentFailure, match="the reward function raised KeyError: 'answer'"):

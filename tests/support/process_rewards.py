@@ -77,6 +77,11 @@ def is_warm() -> bool:
     return _warm
 
 
+def imported() -> list[str]:
+    """Which modules are in this process."""
+    return sorted(sys.modules)
+
+
 class Scorer:
     """Has functions of all kinds."""
 

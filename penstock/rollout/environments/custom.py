@@ -11,6 +11,7 @@ from penstock.errors import ConfigError
 from penstock.rollout.environments.base import Environment, Split
 from penstock.rollout.environments.imports import import_callable
 from penstock.rollout.environments.multi_turn import check_turn_ends
+from penstock.rollout.environments.reward_errors import text_of
 from penstock.rollout.environments.reward_pool import RewardPool
 from penstock.rollout.prompts import Prompt
 
@@ -58,8 +59,8 @@ def make_custom(
         environment = made(**args, **wanted)
     except ConfigError:
         raise
-    except Exception as error:  # whatever a user's constructor raises
-        raise ConfigError([f"{_KEY}: {path} cannot be constructed: {type(error).__name__}: {error}"]) from error
+    except (Exception, SystemExit) as error:  # whatever a user's constructor raises
+        raise ConfigError([f"{_KEY}: {path} cannot be constructed: {text_of(error)}"]) from error
     _check(environment, path)
     return environment  # type: ignore[no-any-return]
 
@@ -86,8 +87,8 @@ def _check_prompts(environment: Any, path: str) -> None:
     for split in Split:
         try:
             prompts = environment.prompts(split)
-        except Exception as error:  # whatever a user's method raises
-            raise ConfigError([f"{_KEY}: {path}.prompts({split}) raised {type(error).__name__}: {error}"]) from error
+        except (Exception, SystemExit) as error:  # whatever a user's method raises
+            raise ConfigError([f"{_KEY}: {path}.prompts({split}) raised {text_of(error)}"]) from error
         if not isinstance(prompts, Sequence) or not all(isinstance(prompt, Prompt) for prompt in prompts):
             raise ConfigError([f"{_KEY}: {path}.prompts({split}) must give a list of Prompt objects"])
         ids = [prompt.prompt_id for prompt in prompts]
