@@ -51,7 +51,8 @@ class ProcessRewardPool:
 
     Processes start when needed, import a function outside of any call's time, and are kept. Calls that are short are
     sent several at a time, and answered one by one: `timeout_seconds` is each call's own. One that outlasts it costs
-    its process, which is killed with all that it started; those behind it go to another. Only plain data crosses.
+    its process, which is killed with all that it started. Calls behind one that takes long are withdrawn, and go to
+    another process. Only plain data crosses.
 
     Worked example, 1 worker: `score("m:f")` starts a process, which imports m, and returns; `score("m:g")` uses it
     again, hangs, and after the limit the process is killed and `EnvironmentTimeout` raised; `score("m:f")`, sent
@@ -151,6 +152,8 @@ class ProcessRewardPool:
             try:
                 worker = self._free_worker(self._waiting[0])
             except OSError as error:
+                if self._workers:
+                    break  # those there are will get to it
                 lost = RewardWorkerLost(f"a reward process could not be started: {error}")
                 lost.__cause__ = error
                 fail(self._waiting.popleft(), lost)
@@ -182,11 +185,9 @@ class ProcessRewardPool:
         return None
 
     def _worth_a_process(self) -> bool:
-        """Whether those there are would not soon be through with what waits."""
+        """Whether those there are will not soon be through with what waits; after the first call that is known."""
         serving = sum(not (worker.slow or worker.ending) for worker in self._workers)
-        if not serving or self._seconds_a_call is None:
-            return True
-        return self._seconds_a_call * len(self._waiting) > _BACKLOG_SECONDS * serving
+        return not serving or (self._seconds_a_call or 0.0) * len(self._waiting) > _BACKLOG_SECONDS * serving
 
     def _attach(self, worker: Worker) -> None:
         worker.attached = True
