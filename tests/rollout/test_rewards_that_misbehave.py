@@ -15,7 +15,7 @@ from penstock.controller.failure import classify
 from penstock.errors import EnvironmentFailure, EnvironmentTimeout, FailureKind
 from penstock.rollout.environments import reward_process
 from penstock.rollout.environments.process_pool import ProcessRewardPool
-from penstock.rollout.environments.reward_pool import RewardPool
+from penstock.rollout.environments.reward_pool import FunctionName, RewardPool
 from penstock.rollout.environments.reward_records import RewardRecords
 from tests.rollout.test_process_pool import alive, gone
 from tests.support import misbehaving as rewards
@@ -204,17 +204,27 @@ async def test_calls_sent_behind_one_that_is_killed_are_answered_once_each() -> 
     await pool.close()
 
 
-async def test_calls_behind_one_that_takes_long_go_to_another_process_and_are_made_once_each(tmp_path: Path) -> None:
-    pool = RewardPool(workers=2, timeout_seconds=60)
-    await asyncio.gather(*(pool.score(rewards.noted, str(tmp_path / "first"), 0.0) for _ in range(64)))
-    file = str(tmp_path / "second")
-    slow = asyncio.create_task(pool.score(rewards.noted, file, 3.0))
-    rest = [asyncio.create_task(pool.score(rewards.noted, file, 0.0)) for _ in range(20)]
+@pytest.mark.parametrize("checked", [False, True])
+async def test_calls_behind_one_that_takes_long_go_to_another_process_and_are_made_once_each(
+    tmp_path: Path, checked: bool
+) -> None:
+    pool = RewardPool(workers=4, timeout_seconds=60)
+    function = FunctionName("tests.support.misbehaving:noted_reward")
+    if checked:
+        pool.check(function, "rollout.environment.function", [])
+
+    def score(file: str, seconds: float) -> asyncio.Task[float]:
+        called = pool.score(function, prompt=str(tmp_path / file), response="", answer=seconds)
+        return asyncio.create_task(called)  # type: ignore[arg-type]
+
+    await asyncio.gather(*(score("first", 0.0) for _ in range(64)))
+    slow = [score("second", 3.0) for _ in range(2)]
+    rest = [score("second", 0.0) for _ in range(20)]
     await asyncio.gather(*rest)
-    assert not slow.done(), "they waited for it"
-    assert await slow == 1.0
-    assert await pool.score(rewards.noted, file, 0.0) == 1.0
-    assert len((tmp_path / "second").read_text(encoding="ascii").splitlines()) == 22
+    assert not any(each.done() for each in slow), "they waited for it"
+    await asyncio.gather(*slow)
+    await asyncio.gather(*(score("second", 0.0) for _ in range(8)))
+    assert len((tmp_path / "second").read_text(encoding="ascii").splitlines()) == 30
     await pool.close()
 
 

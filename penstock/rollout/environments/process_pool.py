@@ -96,7 +96,7 @@ class ProcessRewardPool:
             self._kill(process)
             raise
         self._note_printed(function, reply)
-        self._workers.append(Worker(process, {function}))
+        self._workers.append(Worker(process, {function}, requests=1))
         self._proven = True
 
     async def score(self, function: str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:

@@ -53,7 +53,7 @@ class Worker:
     deadline: float = 0.0
     """When it is out of time."""
     requests: int = 0
-    """How many were sent in all."""
+    """How many were sent in all; the process counts them as well."""
     slow: bool = False
     """Whether the first call takes so long that nothing should wait behind it."""
     timer: asyncio.TimerHandle | None = None
