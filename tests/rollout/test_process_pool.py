@@ -132,6 +132,13 @@ async def test_warming_up_is_not_a_rewards_time() -> None:
     await failing.close()
 
 
+async def test_short_calls_start_few_processes_however_long_one_takes_to_get_ready() -> None:
+    pool = RewardPool(workers=8, timeout_seconds=20, warm_up=rewards.slow_start)
+    assert await asyncio.gather(*(pool.score(rewards.scaled, "ab") for _ in range(200))) == [2.0] * 200
+    assert len(pool._processes._workers) <= 3, "on a quiet machine it is one"
+    await pool.close()
+
+
 async def test_a_process_that_does_not_get_warm_is_no_timeout_of_a_reward(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_pool, "_START_SECONDS", 0.2)
     pool = RewardPool(workers=1, timeout_seconds=60, warm_up=rewards.slow_start)

@@ -223,6 +223,7 @@ class ProcessRewardPool:
         """The clock of the first call starts."""
         worker.slow = False
         worker.begun = _now()
+        self._proven = self._proven or not worker.sent[0].is_load
         worker.deadline = worker.begun + (_START_SECONDS if worker.sent[0].is_load else self._timeout)
         self._set_timer(worker)
 
@@ -278,7 +279,9 @@ class ProcessRewardPool:
             elif call.is_load:
                 self._loaded(worker, call, reply)
             else:
-                self._measured(reply["took"])
+                if worker.warm:
+                    self._measured(reply["took"])
+                worker.warm = True
                 if "error" in reply:
                     fail(call, raised(reply))
                 elif not call.over:
@@ -300,7 +303,6 @@ class ProcessRewardPool:
         elif "error" in reply:
             problem = f"a reward process could not start: {reply['error']['text']}"
         else:
-            self._proven = True
             worker.loaded.add(call.function)
             return
         fail(call, EnvironmentFailure(problem + and_printed(reply.get("printed", ""))))

@@ -54,6 +54,8 @@ class Worker:
     """When it is out of time."""
     requests: int = 0
     """How many were sent in all; the process counts them as well."""
+    warm: bool = False
+    """Whether it has answered a call; the first one may take longer than others do."""
     slow: bool = False
     """Whether the first call takes so long that nothing should wait behind it."""
     timer: asyncio.TimerHandle | None = None
