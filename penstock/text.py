@@ -54,8 +54,9 @@ def error_text(error: BaseException) -> str:
 
 
 def named_error(error: BaseException) -> str:
-    """An error's type and what it says."""
-    return f"{safe(type(error).__name__)}: {error_text(error)}"
+    """An error's type and what it says, if anything."""
+    name, text = safe(type(error).__name__), error_text(error)
+    return f"{name}: {text}" if text else name
 
 
 def _parts(value: Mapping[Any, Any] | list[Any] | tuple[Any, ...]) -> Iterable[Any]:

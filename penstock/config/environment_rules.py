@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 _NEEDS_DATA = ("function", "math")
 _TAKES_DATA = (*_NEEDS_DATA, "custom")
+_NO_POOL = ("calculator", "verifiers")
+"""Environments without a reward function that could run elsewhere."""
 _OF_FILES = ("train_path", "eval_path", "prompt_key", "answer_key", "format")
 _OF_DATASETS = ("subset", "download")
 
@@ -48,6 +50,8 @@ def idle_environment_settings(config: RunConfig) -> dict[str, str]:
         for setting, owner in (("function", "function"), ("path", "custom"))
         if kind != owner
     }
+    if kind.partition(":")[0] in _NO_POOL:
+        idle["rollout.environment.in_process"] = f"has no effect with {kind}, which is always in the run's process"
     if kind.partition(":")[0] not in _TAKES_DATA:
         reason = f"has no effect with {kind}, which makes its own prompts; remove it"
         return idle | {f"data.{name}": reason for name in (*_OF_FILES, *_OF_DATASETS, "train_split", "eval_split")}

@@ -55,7 +55,10 @@ class EnvironmentConfig(Section):
     timeout_seconds: PositiveFloat = 30.0
     """A reward, or the environment's part of a turn, that takes longer is a DATA failure."""
     workers: PositiveInt = 4
-    """How many rewards, or environments between two turns of the model, are at work at the same time."""
+    """How many rewards, or environments between two turns of the model, are at work at the same time; as many
+    processes start for rewards, when they are needed."""
+    in_process: bool = False
+    """Compute rewards in threads of this process. A reward that hangs or exits can then harm the run."""
 
     @field_validator("kind")
     @classmethod

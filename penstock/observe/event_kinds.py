@@ -40,11 +40,15 @@ EVENT_KINDS: dict[str, EventKind] = {
     "engine_out_of_service": EventKind(Severity.FAILURE, "an engine did not take new weights"),
     "eval_failed": EventKind(Severity.FAILURE, "a response to a held-out prompt could not be scored"),
     "samples_not_kept": EventKind(Severity.FAILURE, "responses of a step are missing in samples.jsonl"),
+    "reward_log_failed": EventKind(Severity.FAILURE, "what rewards print cannot be kept in rewards.log"),
     "report_failed": EventKind(Severity.FAILURE, "report.html could not be written"),
     "logger_failed": EventKind(Severity.FAILURE, "a logger raised, or did not end in time; it has no more records"),
     "logger_behind": EventKind(Severity.FAILURE, "a logger did not keep up and began to lose records"),
     "logger_gaps": EventKind(Severity.FAILURE, "records that a logger lost; metrics.jsonl has them"),
     "display_lost": EventKind(Severity.NOTABLE, "progress could not be shown any more; the run went on without"),
+    "reward_in_process": EventKind(
+        Severity.NOTABLE, "a reward function runs in the run's own process, where nothing can stop it"
+    ),
     "partial_step_dropped": EventKind(Severity.NOTABLE, "the data ended in the middle of a step (data.partial_step)"),
     "settings_changed": EventKind(Severity.NOTABLE, "the run went on with other settings than its checkpoint's"),
     "checkpoints_set_aside": EventKind(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from penstock.buffer.replay_buffer import ReplayBuffer
@@ -20,6 +21,7 @@ from penstock.rollout.engines.embedded import EmbeddedEngine
 from penstock.rollout.engines.process import EngineProcess, ProcessEngine
 from penstock.rollout.environments.base import Environment, Split
 from penstock.rollout.environments.factory import make_environment
+from penstock.rollout.environments.reward_records import RewardRecords
 from penstock.rollout.handle import HFTokenizer
 from penstock.rollout.manager import PARTITION, GroupSource, RolloutManager, RolloutSettings
 from penstock.rollout.prompts import PromptStream
@@ -55,6 +57,8 @@ class Serving:
     where the run also trains."""
     recording: Recording | None = None
     """What is replayed."""
+    rewards: RewardRecords = field(default_factory=RewardRecords)
+    """What rewards print, and where they run."""
 
     @property
     def engine(self) -> GenerationEngine:
@@ -100,17 +104,19 @@ def build_serving(config: RunConfig, *, trains_too: bool) -> Serving:
     if config.data.chat_template and not getattr(hf_tokenizer, "chat_template", None):
         raise ConfigError([f"data.chat_template: the tokenizer of {config.model.path!r} has no chat template"])
     replays = trains_too and config.rollout.replay_from is not None
+    rewards = RewardRecords(Path(config.run_dir) / "rewards.log" if trains_too else None)
     with _begun_process(config, wanted=trains_too and not replays) as process:
         model = _load_policy(config, trains_too=trains_too)
         recording = open_recording(config, hf_tokenizer, model) if replays else None
         return Serving(
             hf_tokenizer=hf_tokenizer,
             tokenizer=HFTokenizer(hf_tokenizer, chat_template=config.data.chat_template),
-            environment=_environment(config, recording),
+            environment=_environment(config, recording, rewards),
             sampling=_sampling(config, hf_tokenizer, model),
             engines=() if replays else (_engine(config, model, process, own_weights=trains_too),),
             model=model,
             recording=recording,
+            rewards=rewards,
         )
 
 
@@ -126,10 +132,10 @@ async def serving_off_the_loop(config: RunConfig, *, trains_too: bool) -> Servin
         raise
 
 
-def _environment(config: RunConfig, recording: Recording | None) -> Environment:
+def _environment(config: RunConfig, recording: Recording | None, rewards: RewardRecords) -> Environment:
     if recording is not None:
         return RecordedEnvironment(recording)
-    return make_environment(config.rollout.environment, config.data, seed=config.seed)
+    return make_environment(config.rollout.environment, config.data, seed=config.seed, records=rewards)
 
 
 @contextlib.contextmanager

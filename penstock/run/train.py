@@ -15,6 +15,7 @@ from penstock.controller.controller import SingleController
 from penstock.controller.parts import Parts
 from penstock.controller.traced_trainer import TracedTrainer
 from penstock.errors import ConfigError, TooManyDrops, TooManyFiltered
+from penstock.observe.event_kinds import meaning_of
 from penstock.observe.loggers.base import Logger, flat_settings
 from penstock.observe.report.reading import Lines
 from penstock.observe.sinks import hold_standard_descriptors
@@ -186,8 +187,13 @@ class _Run:
                 "or data.train_size for more"
             )
 
+    def _tell_of_rewards(self, event: str, **fields: str) -> None:
+        self._records.events.emit(event, **fields)
+        self._records.view.note(f"{meaning_of(event) or event} ({', '.join(fields.values())})")
+
     async def _train(self, serving: Serving, training: Training) -> str:
         self._announce(training)
+        serving.rewards.listen(self._tell_of_rewards)
         records, config = self._records, self._config
         evaluations = Evaluations(serving, config, records.view, records.events, records.lane)
         trainer = TracedTrainer(training.trainer, records.timeline)

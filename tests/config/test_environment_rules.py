@@ -44,6 +44,8 @@ def test_what_an_environment_needs_is_named(given: dict[str, Any], lines: list[s
     ("given", "keys"),
     [
         (with_kind("calculator", function="m:f"), ["rollout.environment.function"]),
+        (with_kind("calculator", in_process=True), ["rollout.environment.in_process"]),
+        (with_kind("verifiers:x", {"chat_template": True}, in_process=True), ["rollout.environment.in_process"]),
         (with_kind("math", FILE, path="m:C"), ["rollout.environment.path"]),
         (with_kind("reasoning_gym:chain_sum", path="m:C"), ["rollout.environment.path"]),
         (with_kind("calculator", {"train_path": "d.jsonl"}), ["data.train_path"]),
@@ -90,7 +92,7 @@ def test_args_of_built_in_environments_are_checked(kind: str, args: dict[str, An
         with_kind("function", {"train_path": "d.jsonl", "eval_path": "gsm8k", "eval_split": "test"}, **FUNCTION),
         with_kind("calculator", args={"max_turns": 2, "operators": ["*"]}, workers=2, timeout_seconds=1),
         with_kind("verifiers:gsm8k", {"chat_template": True, "train_size": 5}, args={"agent": {"max_turns": 2}}),
-        with_kind("custom", path="m:C", args={"anything": 1}),
+        with_kind("custom", path="m:C", args={"anything": 1}, in_process=True),
         with_kind("custom", FILE | {"prompt_key": "q"}, path="m:C"),
     ],
 )

@@ -27,7 +27,7 @@ from penstock.errors import (
 )
 from penstock.rollout.engines.base import GenerationRequest
 from penstock.rollout.engines.scripted import ScriptedResponse
-from penstock.rollout.environments.process_pool import ProcessRewardPool
+from penstock.rollout.environments.reward_pool import RewardPool
 from penstock.rollout.prompts import Prompt
 from penstock.training.workers.scripted import ScriptedTrainer
 from tests.support import process_rewards
@@ -198,7 +198,7 @@ async def test_a_commit_that_fails_leaves_no_rows_behind() -> None:
 
 async def test_a_reward_process_that_is_killed_from_outside_is_the_machinerys_fault(tmp_path: Path) -> None:
     """The machine may be out of memory; a process that ends by itself is the reward's own doing."""
-    pool = ProcessRewardPool(workers=1, timeout_seconds=30)
+    pool = RewardPool(workers=1, timeout_seconds=30)
     try:
         own_pid = int(await pool.score(process_rewards.own_pid))
         call = asyncio.create_task(pool.score(process_rewards.stuck_in_one_instruction, str(tmp_path / "pid")))

@@ -50,6 +50,13 @@ class Broken(Bare):
         raise OSError("no licence")
 
 
+class Exiting(Bare):
+    """Ends the program, if it could."""
+
+    def __init__(self) -> None:
+        raise SystemExit("no licence")
+
+
 class NoRun:
     """Is not an environment."""
 
@@ -141,6 +148,7 @@ async def test_its_async_code_has_a_time_limit() -> None:
         ("Bar", {}, "has no class 'Bar'; did you mean Bare?"),
         ("Bare", {"colour": "blue"}, r"cannot be constructed with rollout\.environment\.args \(colour\)"),
         ("Broken", {}, "cannot be constructed: OSError: no licence"),
+        ("Exiting", {}, "cannot be constructed: SystemExit: no licence"),
         ("NoRun", {}, "not an environment: it has no method run; it has a close that is not async"),
         ("WrongPrompts", {}, r"prompts\(Split\.TRAIN\) must give a list of Prompt"),
         ("Twins", {}, "two prompts with the same prompt_id"),

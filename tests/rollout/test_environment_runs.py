@@ -13,7 +13,7 @@ import pytest
 
 import penstock
 from penstock.config.loading import parse_config
-from penstock.rollout.environments import Done, MultiTurnEnvironment, Prompt, Split
+from penstock.rollout.environments import Done, MultiTurnEnvironment, Prompt, SingleTurnEnvironment, Split
 from penstock.run.checks import check_config
 from tests.rollout.talking import CHAT
 from tests.support.tiny_models import char_tokenizer, save_tiny_model
@@ -104,6 +104,32 @@ def test_a_cancellation_inside_an_environment_is_no_interruption_of_the_run(sett
     result = penstock.train(parse_config(settings))
     assert result.stopped_by != "interrupted"
     assert (result.summary["steps"], result.summary["eval_reward"]) == (1, 1.0)
+
+
+class ScoresHere(SingleTurnEnvironment):
+    """Its score is a method, which no other process has."""
+
+    name = "here"
+
+    def prompts(self, split: Split) -> list[Prompt]:
+        return [Prompt(f"{split.value}-{n}", "go") for n in range(4)]
+
+    def score(self, prompt: Prompt, response: str) -> float:
+        return float(len(response))
+
+
+def test_a_run_says_which_reward_stays_in_its_process(
+    settings: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings["rollout"]["environment"] = {"kind": "custom", "path": f"{__name__}:ScoresHere"}
+    settings["training"]["max_steps"] = 1
+    settings["observe"]["console"] = "plain"
+    result = penstock.train(parse_config(settings))
+    lines = [json.loads(line) for line in (result.run_dir / "events.jsonl").read_text(encoding="utf-8").splitlines()]
+    [event] = [line for line in lines if line["event"] == "reward_in_process"]
+    assert event["function"] == f"{__name__}:ScoresHere.score"
+    assert "imported by a name" in event["reason"]
+    assert f"({event['function']}, {event['reason']})" in capsys.readouterr().out
 
 
 def test_the_check_of_a_configuration_closes_the_environment_that_it_makes(settings: dict[str, Any]) -> None:

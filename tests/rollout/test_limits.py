@@ -304,6 +304,6 @@ async def test_an_environment_that_cannot_be_closed_says_so_and_its_pool_is_clos
     limited = LimitedEnvironment(Closing(close), TurnLimits(1, 0.05), pool)
     with pytest.raises(kind, match=match):
         await limited.close()
-    assert not pool._idle
+    assert not pool._threads._idle
     with pytest.raises(EnvironmentFailure, match=r"prompts\(Split\.TRAIN\) raised OSError: no disk"):
         limited.prompts(Split.TRAIN)

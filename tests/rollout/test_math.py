@@ -62,7 +62,7 @@ async def test_rewards_are_those_of_the_settings_and_a_response_that_never_ends_
         assert [segment.generation is not None for segment in trajectory.segments] == [False, True]
     with pytest.raises(EnvironmentFailure, match=r"reference answer ' ' cannot be parsed .*data\.answer_key"):
         await environment.run(nonsense, Talker(lambda text: "1").handle())
-    environment._pool._timeout = 0.3
+    environment._pool._processes._timeout = 0.3
     with pytest.raises(EnvironmentTimeout):
         await environment.run(question, Talker(lambda text: "9**9**9**9").handle())
     await environment.close()
@@ -72,7 +72,7 @@ async def test_a_response_that_cannot_be_graded_in_time_has_the_reward_that_is_s
     environment = make(tmp_path, [{"prompt": "6*7?", "answer": 42}], correct=2.0, undecided=-3.0)
     [question] = environment.prompts(Split.TRAIN)
     assert (await environment.run(question, Talker(lambda text: "42").handle())).reward == 2.0
-    environment._pool._timeout = 0.3
+    environment._pool._processes._timeout = 0.3
     trajectory = await environment.run(question, Talker(lambda text: r"\boxed{9^{9^{9}}}").handle())
     assert (trajectory.reward, trajectory.response_text) == (-3.0, r"\boxed{9^{9^{9}}}")
     await environment.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -15,13 +16,13 @@ import pytest
 from penstock.controller.failure import classify
 from penstock.errors import EnvironmentFailure, EnvironmentTimeout, FailureKind
 from penstock.rollout.environments import process_pool
-from penstock.rollout.environments.process_pool import ProcessRewardPool
+from penstock.rollout.environments.reward_pool import RewardPool
 from tests.support import process_rewards as rewards
 
 
 @pytest.fixture
-async def pool() -> AsyncIterator[ProcessRewardPool]:
-    made = ProcessRewardPool(workers=1, timeout_seconds=5)
+async def pool() -> AsyncIterator[RewardPool]:
+    made = RewardPool(workers=1, timeout_seconds=5)
     yield made
     await made.close()
 
@@ -35,6 +36,17 @@ def alive(pid: int) -> bool:
         return False
 
 
+async def began(file: Path) -> None:
+    """A call has got so far as to write this file."""
+
+    def wait() -> None:
+        deadline = time.monotonic() + 30
+        while not file.exists() and time.monotonic() < deadline:
+            time.sleep(0.005)
+
+    await asyncio.to_thread(wait)
+
+
 def gone(pid: int, seconds: float = 10) -> bool:
     deadline = time.monotonic() + seconds
     while alive(pid) and time.monotonic() < deadline:
@@ -42,13 +54,19 @@ def gone(pid: int, seconds: float = 10) -> bool:
     return not alive(pid)
 
 
-async def test_a_worker_is_another_process_and_is_kept(pool: ProcessRewardPool) -> None:
+async def test_a_worker_is_another_process_and_is_kept(pool: RewardPool) -> None:
     first, second = await pool.score(rewards.own_pid), await pool.score(rewards.own_pid)
     assert first == second != os.getpid()
     assert await pool.score(rewards.scaled, "abcd", scale=0.5) == 2.0
 
 
-async def test_what_a_reward_raises_prints_or_exits_with_is_told(pool: ProcessRewardPool) -> None:
+async def test_a_process_imports_little_besides_the_reward(pool: RewardPool) -> None:
+    modules = await pool.score(rewards.imported)
+    assert "tests.support.process_rewards" in modules
+    assert not {"torch", "transformers", "numpy", "pydantic", "asyncio", "tempfile"} & set(modules)
+
+
+async def test_what_a_reward_raises_prints_or_exits_with_is_told(pool: RewardPool) -> None:
     assert await pool.score(rewards.printing, "noise\n") == 1.0
     with pytest.raises(EnvironmentFailure, match="the reward function raised KeyError: 'answer'"):
         await pool.score(rewards.raising)
@@ -58,105 +76,124 @@ async def test_what_a_reward_raises_prints_or_exits_with_is_told(pool: ProcessRe
 
 
 async def test_a_reward_that_hangs_in_foreign_code_costs_its_process_only() -> None:
-    pool = ProcessRewardPool(workers=1, timeout_seconds=5)
+    pool = RewardPool(workers=1, timeout_seconds=5)
     pid = await pool.score(rewards.own_pid)
-    pool._timeout = 0.1
+    pool._processes._timeout = 0.1
     with pytest.raises(EnvironmentTimeout, match=r"0\.1 s \(rollout\.environment\.timeout_seconds\)") as caught:
         await pool.score(rewards.stuck_in_one_instruction)
     assert classify(caught.value) is FailureKind.DATA
     assert gone(pid)
-    pool._timeout = 5
+    pool._processes._timeout = 5
     assert await pool.score(rewards.own_pid) not in (pid, os.getpid())
     assert pool.abandoned == 1
     await pool.close()
 
 
-async def test_a_cancelled_call_ends_its_process_and_frees_its_place(pool: ProcessRewardPool) -> None:
+async def test_a_cancelled_call_that_goes_on_costs_its_process(
+    pool: RewardPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process_pool, "_CANCELLED_SECONDS", 0.05)
     pid = await pool.score(rewards.own_pid)
-    call = asyncio.create_task(pool.score(time.sleep, 100))
-    await asyncio.sleep(0.05)
+    call = asyncio.create_task(pool.score(rewards.sleeping, str(tmp_path / "began"), 100))
+    await began(tmp_path / "began")
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call
-    assert gone(pid)
     assert await pool.score(rewards.scaled, "a") == 1.0
+    assert gone(pid)
+
+
+async def test_a_cancelled_call_that_soon_ends_costs_nothing(pool: RewardPool, tmp_path: Path) -> None:
+    pid = await pool.score(rewards.own_pid)
+    call = asyncio.create_task(pool.score(rewards.sleeping, str(tmp_path / "began"), 0.05))
+    await began(tmp_path / "began")
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert await pool.score(rewards.own_pid) == pid
+
+
+async def test_the_end_of_an_idle_process_is_no_calls_fault(pool: RewardPool) -> None:
+    for _ in range(3):
+        pid = await pool.score(rewards.own_pid)
+        os.kill(pid, signal.SIGKILL)
+        assert gone(pid)
+    assert await pool.score(rewards.own_pid) != pid
+    assert pool.abandoned == 0
 
 
 async def test_warming_up_is_not_a_rewards_time() -> None:
-    pool = ProcessRewardPool(workers=1, timeout_seconds=0.5, warm_up=rewards.slow_start)
+    pool = RewardPool(workers=1, timeout_seconds=0.5, warm_up=rewards.slow_start)
     assert await pool.score(rewards.is_warm) is True
     await pool.close()
-    failing = ProcessRewardPool(workers=1, timeout_seconds=5, warm_up=rewards.raising)
-    with pytest.raises(EnvironmentFailure, match="could not start: KeyError"):
+    failing = RewardPool(workers=1, timeout_seconds=5, warm_up=rewards.raising)
+    with pytest.raises(EnvironmentFailure, match="could not start: KeyError: 'answer'"):
         await failing.score(rewards.own_pid)
     await failing.close()
 
 
+async def test_short_calls_start_few_processes_however_long_one_takes_to_get_ready() -> None:
+    pool = RewardPool(workers=8, timeout_seconds=20, warm_up=rewards.slow_start)
+    assert await asyncio.gather(*(pool.score(rewards.scaled, "ab") for _ in range(200))) == [2.0] * 200
+    assert len(pool._processes._workers) <= 3, "on a quiet machine it is one"
+    await pool.close()
+
+
 async def test_a_process_that_does_not_get_warm_is_no_timeout_of_a_reward(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_pool, "_START_SECONDS", 0.2)
-    pool = ProcessRewardPool(workers=1, timeout_seconds=60, warm_up=rewards.slow_start)
-    with pytest.raises(EnvironmentFailure, match=r"did not start within 0\.2 s") as caught:
+    pool = RewardPool(workers=1, timeout_seconds=60, warm_up=rewards.slow_start)
+    with pytest.raises(EnvironmentFailure, match=r"did not start, with .*slow_start imported, within 0\.2 s") as caught:
         await pool.score(rewards.own_pid)
     assert not isinstance(caught.value, EnvironmentTimeout)
     await pool.close()
 
 
-async def test_only_plain_data_and_named_functions_cross(pool: ProcessRewardPool) -> None:
-    with pytest.raises(EnvironmentFailure, match="importable by its name"):
-        await pool.score(lambda: 1.0)
-    with pytest.raises(EnvironmentFailure, match="cannot cross"):
-        await pool.score(rewards.scaled, object())
-    with pytest.raises(EnvironmentFailure, match="not JSON serializable"):
+async def test_a_result_that_is_not_plain_data_is_a_failure(pool: RewardPool) -> None:
+    with pytest.raises(EnvironmentFailure, match="returned a object that cannot leave its process"):
         await pool.score(rewards.gives_an_object)
+    assert await pool.score(rewards.gives_a_fraction) == 0.25
 
 
-async def test_closing_leaves_nothing_running_also_in_the_middle_of_a_call() -> None:
-    pool = ProcessRewardPool(workers=2, timeout_seconds=60)
+async def test_closing_leaves_nothing_running_also_in_the_middle_of_a_call(tmp_path: Path) -> None:
+    pool = RewardPool(workers=2, timeout_seconds=60)
     pid = await pool.score(rewards.own_pid)
-    call = asyncio.create_task(pool.score(time.sleep, 100))
-    await asyncio.sleep(0.05)
+    call = asyncio.create_task(pool.score(rewards.sleeping, str(tmp_path / "began"), 100))
+    await began(tmp_path / "began")
+    waiting = [asyncio.create_task(pool.score(rewards.own_pid)) for _ in range(3)]
+    await asyncio.sleep(0)
     await pool.close()
     await pool.close()
-    assert gone(pid)
-    with pytest.raises(EnvironmentFailure, match="ended with code -9"):
+    assert not alive(pid)
+    with pytest.raises(EnvironmentFailure, match="in the middle of a call"):
         await call
+    for each in waiting:
+        with pytest.raises(EnvironmentFailure, match="closed"):
+            await each
     with pytest.raises(EnvironmentFailure, match="closed"):
         await pool.score(rewards.own_pid)
 
 
-async def test_closing_leaves_nothing_running_also_while_a_process_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    spawned: list[asyncio.subprocess.Process] = []
-    spawn, spawning, closed = process_pool._spawn, asyncio.Event(), asyncio.Event()
-
-    async def slow_spawn() -> asyncio.subprocess.Process:
-        spawning.set()
-        await closed.wait()
-        spawned.append(await spawn())
-        return spawned[0]
-
-    monkeypatch.setattr(process_pool, "_spawn", slow_spawn)
-    pool = ProcessRewardPool(workers=1, timeout_seconds=60)
+async def test_closing_leaves_nothing_running_also_while_a_process_starts() -> None:
+    pool = RewardPool(workers=1, timeout_seconds=60, warm_up=rewards.slow_start)
     call = asyncio.create_task(pool.score(rewards.own_pid))
-    await spawning.wait()
+    await asyncio.sleep(0)  # the call lines up
+    await asyncio.sleep(0)  # and a process is started for it
+    [worker] = pool._processes._workers
+    pid = worker.process.pid
     await pool.close()
-    closed.set()
+    assert not alive(pid)
     with pytest.raises(EnvironmentFailure, match="closed"):
         await call
-    assert gone(spawned[0].pid)
 
 
 _PARENT = """
 import asyncio, sys
-from penstock.rollout.environments import process_pool
+from penstock.rollout.environments.reward_pool import RewardPool
 from tests.support import process_rewards as rewards
 
 async def main(busy, file):
-    pool = process_pool.ProcessRewardPool(1, 30)
-    await pool.score(rewards.shorter_grace)
-    call = rewards.stuck_in_one_instruction if busy == "busy" else rewards.own_pid
-    pool._timeout = 0.3
-    process_pool.asyncio.timeout = lambda seconds: asyncio.Semaphore(1)  # the parent never gets to kill it
-    await pool.score(call, file)
+    pool = RewardPool(1, 300)
+    await pool.score(rewards.stuck_in_one_instruction if busy == "busy" else rewards.own_pid, file)
     await asyncio.Event().wait()
 
 asyncio.run(main(*sys.argv[1:]))

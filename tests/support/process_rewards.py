@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from fractions import Fraction
 from pathlib import Path
 
 _warm = False
@@ -52,6 +53,18 @@ def gives_an_object() -> object:
     return object()
 
 
+def gives_a_fraction() -> Fraction:
+    """A number, though not of JSON's."""
+    return Fraction(1, 4)
+
+
+def sleeping(file: str, seconds: float) -> float:
+    """Says that it has begun, and takes its time."""
+    own_pid(file)
+    time.sleep(seconds)
+    return 1.0
+
+
 def slow_start() -> None:
     """As slow as imports of large packages are."""
     global _warm
@@ -64,6 +77,24 @@ def is_warm() -> bool:
     return _warm
 
 
-def shorter_grace() -> None:
-    """Have the alarm ring soon after the limit."""
-    sys.modules["__main__"].GRACE_SECONDS = 0.2  # type: ignore[attr-defined]
+def imported() -> list[str]:
+    """Which modules are in this process."""
+    return sorted(sys.modules)
+
+
+class Scorer:
+    """Has functions of all kinds."""
+
+    def score(self) -> int:
+        """Of an object."""
+        return os.getpid()
+
+    @classmethod
+    def of_the_class(cls) -> int:
+        """Of a class."""
+        return os.getpid()
+
+    @staticmethod
+    def of_nobody() -> int:
+        """Of neither."""
+        return os.getpid()

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from penstock.rollout.environments.base import Environment, GenerationHandle, Segment, Split, Trajectory
     from penstock.rollout.environments.custom import PromptData
     from penstock.rollout.environments.multi_turn import Done, MultiTurnEnvironment, Observation, Turn
-    from penstock.rollout.environments.single_turn import SingleTurnEnvironment
+    from penstock.rollout.environments.single_turn import RewardCall, SingleTurnEnvironment
     from penstock.rollout.prompts import Prompt
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "Observation",
     "Prompt",
     "PromptData",
+    "RewardCall",
     "Segment",
     "SingleTurnEnvironment",
     "Split",
@@ -38,7 +39,7 @@ _HOMES = {
     **dict.fromkeys(("Done", "MultiTurnEnvironment", "Observation", "Turn"), f"{_HERE}.multi_turn"),
     "Prompt": "penstock.rollout.prompts",
     "PromptData": f"{_HERE}.custom",
-    "SingleTurnEnvironment": f"{_HERE}.single_turn",
+    **dict.fromkeys(("RewardCall", "SingleTurnEnvironment"), f"{_HERE}.single_turn"),
 }
 
 

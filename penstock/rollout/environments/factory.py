@@ -2,44 +2,50 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from penstock.config.data import PROCEDURAL_TRAIN_SIZE, DataConfig
 from penstock.config.environment_args import CalculatorArgs, MathArgs
 from penstock.config.rollout import EnvironmentConfig
 from penstock.errors import ConfigError
 from penstock.rollout.datasets import read_prompts
+from penstock.rollout.environments import gym_scoring, math_grading
 from penstock.rollout.environments.base import Environment
 from penstock.rollout.environments.calculator import CalculatorEnvironment
 from penstock.rollout.environments.custom import PromptData, make_custom
 from penstock.rollout.environments.function import FunctionEnvironment
 from penstock.rollout.environments.limits import LimitedEnvironment, TurnLimits
 from penstock.rollout.environments.math import MathEnvironment
-from penstock.rollout.environments.math_grading import load
-from penstock.rollout.environments.process_pool import ProcessRewardPool
 from penstock.rollout.environments.reasoning_gym import ReasoningGymEnvironment
 from penstock.rollout.environments.reward_pool import RewardPool
+from penstock.rollout.environments.reward_records import RewardRecords
 
 
 def make_environment(
-    config: EnvironmentConfig, data: DataConfig, *, seed: int, at_most: int | None = None
+    config: EnvironmentConfig,
+    data: DataConfig,
+    *,
+    seed: int,
+    at_most: int | None = None,
+    records: RewardRecords | None = None,
 ) -> Environment:
     """The environment that `rollout.environment` describes, with the prompts of `data`, or `at_most` so many of each.
 
     Rewards are computed in a bounded pool with a time limit; environments that take turns are bounded and timed as a
-    whole.
+    whole. `records` is told what rewards print, and which of them stay in this process.
     """
     settings = _settings_of_prompts(data)
     if at_most is not None:
         data = data.model_copy(update={"train_size": at_most, "eval_size": at_most})
     kind, _, name = config.kind.partition(":")
     if kind == "function":
-        return _function(config, data)
+        return _function(config, data, _pool(config, records))
     if kind == "math":
-        processes = ProcessRewardPool(config.workers, config.timeout_seconds, load)
-        args = MathArgs.model_validate(config.args)
-        return MathEnvironment(args, processes, train=read_prompts(data, "train"), held_out=read_prompts(data, "eval"))
+        args, pool = MathArgs.model_validate(config.args), _pool(config, records, math_grading.load)
+        return MathEnvironment(args, pool, train=read_prompts(data, "train"), held_out=read_prompts(data, "eval"))
     sizes = {"train_size": data.train_size or PROCEDURAL_TRAIN_SIZE, "eval_size": data.eval_size}
     if kind == "reasoning_gym":
-        pool = RewardPool(config.workers, config.timeout_seconds)
+        pool = _pool(config, records, gym_scoring.load)
         return ReasoningGymEnvironment(name, config.args, pool, seed=seed, **sizes)
     limits = TurnLimits(config.workers, config.timeout_seconds)
     if kind == "verifiers":
@@ -49,7 +55,7 @@ def make_environment(
         return LimitedEnvironment(calculator, limits)
     assert config.path is not None
     given = PromptData(train=read_prompts(data, "train"), held_out=read_prompts(data, "eval"), **sizes)
-    pool = RewardPool(config.workers, config.timeout_seconds)
+    pool = _pool(config, records)
     return LimitedEnvironment(make_custom(config.path, config.args, given, pool, seed, settings), limits, pool)
 
 
@@ -62,12 +68,20 @@ def _settings_of_prompts(data: DataConfig) -> list[str]:
     ]
 
 
-def _function(config: EnvironmentConfig, data: DataConfig) -> Environment:
+def _pool(
+    config: EnvironmentConfig, records: RewardRecords | None, warm_up: Callable[[], object] | None = None
+) -> RewardPool:
+    return RewardPool(
+        config.workers, config.timeout_seconds, in_process=config.in_process, warm_up=warm_up, records=records
+    )
+
+
+def _function(config: EnvironmentConfig, data: DataConfig, pool: RewardPool) -> Environment:
     assert config.function is not None
     return FunctionEnvironment(
         config.function,
         config.args,
-        RewardPool(config.workers, config.timeout_seconds),
+        pool,
         train=read_prompts(data, "train"),
         held_out=read_prompts(data, "eval"),
     )

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from penstock.errors import ConfigError
 from penstock.rollout.environments.base import Split
 from penstock.rollout.environments.imports import import_callable
-from penstock.rollout.environments.reward_pool import RewardPool
-from penstock.rollout.environments.single_turn import SingleTurnEnvironment
+from penstock.rollout.environments.plain_data import NotPlain, encode
+from penstock.rollout.environments.reward_pool import FunctionName, RewardPool, is_importable
+from penstock.rollout.environments.reward_worker import KEY, check_signature
+from penstock.rollout.environments.single_turn import RewardCall, SingleTurnEnvironment
 from penstock.rollout.prompts import Prompt
 
 
 class FunctionEnvironment(SingleTurnEnvironment):
-    """Calls `function(prompt=…, response=…, answer=…, **args)` for each response."""
+    """Calls `function(prompt=…, response=…, answer=…, **args)` for each response.
+
+    The user's module is imported in a reward process, not here, unless the function has to stay in this one.
+    """
 
     def __init__(
         self,
@@ -28,9 +31,8 @@ class FunctionEnvironment(SingleTurnEnvironment):
     ) -> None:
         super().__init__(pool)
         self._path = path
-        self._function = import_callable(path, "rollout.environment.function", "function")
         self._args = dict(args)
-        _check_signature(path, self._function, self._args)
+        self._function = _in_a_process_or_here(path, self._args, pool, (*train, *held_out))
         self._prompts = {Split.TRAIN: train, Split.EVAL: held_out}
 
     @property
@@ -40,17 +42,43 @@ class FunctionEnvironment(SingleTurnEnvironment):
     def prompts(self, split: Split) -> Sequence[Prompt]:
         return self._prompts[split]
 
+    def call(self, prompt: Prompt, response: str) -> RewardCall:
+        given = {"prompt": prompt.text, "response": response, "answer": prompt.answer, **self._args}
+        return RewardCall(self._function, kwargs=given)
+
     def score(self, prompt: Prompt, response: str) -> object:
-        return self._function(prompt=prompt.text, response=response, answer=prompt.answer, **self._args)
+        """The reward, in this process."""
+        call = self.call(prompt, response)
+        function = import_callable(self._path, KEY, "function")
+        return function(**call.kwargs)
 
 
-def _check_signature(path: str, function: Callable[..., object], args: Mapping[str, Any]) -> None:
+def _in_a_process_or_here(
+    path: str, args: Mapping[str, Any], pool: RewardPool, prompts: Iterable[Prompt]
+) -> Callable[..., object] | FunctionName:
+    """The function, checked: by its name where it can run in a process, else imported here, and the run says why."""
+    if not pool.in_process:
+        reason = _why_here(path, args, prompts)
+        if reason is None:
+            named = FunctionName(path)
+            pool.check(named, KEY, list(args))
+            return named
+        pool.stay_in_process(path, reason)
+    function = import_callable(path, KEY, "function")
+    check_signature(path, function, list(args))
+    return function
+
+
+def _why_here(path: str, args: Mapping[str, Any], prompts: Iterable[Prompt]) -> str | None:
+    if not is_importable(path.partition(":")[0]):
+        return "its module cannot be imported by another process"
     try:
-        inspect.signature(function).bind(prompt="", response="", answer=None, **args)
-    except (TypeError, ValueError) as error:  # ValueError: a function of C, which does not say what it takes
-        raise ConfigError(
-            [
-                f"rollout.environment.function: {path} cannot be called as function(prompt=…, response=…, answer=…"
-                f"{''.join(f', {name}=…' for name in args)}): {error}"
-            ]
-        ) from error
+        encode(args)
+    except NotPlain as error:
+        return f"rollout.environment.args cannot cross to another process: {error}"
+    for prompt in prompts:
+        try:
+            encode(prompt.answer)
+        except NotPlain as error:
+            return f"the answer of prompt {prompt.prompt_id} (data.answer_key) cannot cross to another process: {error}"
+    return None

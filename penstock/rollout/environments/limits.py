@@ -12,7 +12,8 @@ from types import TracebackType
 from penstock.errors import EnvironmentFailure, EnvironmentTimeout, PenstockError
 from penstock.rollout.engines.base import GenerationResult
 from penstock.rollout.environments.base import Environment, GenerationHandle, Split, Trajectory, checked_reward
-from penstock.rollout.environments.reward_pool import RewardPool, is_being_cancelled
+from penstock.rollout.environments.reward_pool import RewardPool
+from penstock.rollout.environments.thread_pool import is_being_cancelled
 from penstock.rollout.prompts import Message, Prompt
 from penstock.text import named_error, safe
 
@@ -59,7 +60,9 @@ def told_as_failures(what: str) -> Iterator[None]:
         if is_being_cancelled():
             raise
         raise EnvironmentFailure(f"{what} raised CancelledError") from error
-    except (Exception, SystemExit) as error:
+    except GeneratorExit:
+        raise
+    except BaseException as error:  # also KeyboardInterrupt: a run hears of Ctrl-C otherwise
         raise EnvironmentFailure(f"{what} raised {named_error(error)}") from error
 
 

@@ -10,15 +10,15 @@ from penstock.config.environment_args import MathArgs
 from penstock.errors import EnvironmentTimeout, SetupError
 from penstock.rollout.environments.base import GenerationHandle, Segment, Split, Trajectory, checked_reward
 from penstock.rollout.environments.math_grading import grade
-from penstock.rollout.environments.process_pool import ProcessRewardPool
+from penstock.rollout.environments.reward_pool import RewardPool
 from penstock.rollout.prompts import Prompt
 
 
 class MathEnvironment:
-    """One response per prompt. Sympy can run for ever on what a model writes, so grading happens in processes."""
+    """One response per prompt. Sympy can run for ever on what a model writes, so grading belongs in processes."""
 
     def __init__(
-        self, args: MathArgs, pool: ProcessRewardPool, *, train: Sequence[Prompt], held_out: Sequence[Prompt]
+        self, args: MathArgs, pool: RewardPool, *, train: Sequence[Prompt], held_out: Sequence[Prompt]
     ) -> None:
         self._rewards = {"correct": args.correct, "wrong": args.wrong, "unparsed": args.unparsed}
         self._undecided = args.undecided
@@ -48,7 +48,7 @@ class MathEnvironment:
         return Trajectory((Segment(prompt_ids), Segment(generation.token_ids, generation)), reward, response)
 
     async def close(self) -> None:
-        """End the processes."""
+        """End the pool."""
         await self._pool.close()
 
     async def _reward(self, prompt: Prompt, response: str) -> float:

@@ -9,9 +9,10 @@ from typing import Any
 
 from penstock.errors import ConfigError
 from penstock.rollout.environments.base import Split
+from penstock.rollout.environments.gym_scoring import score_entry
 from penstock.rollout.environments.reasoning_gym_trial import try_out
 from penstock.rollout.environments.reward_pool import RewardPool
-from penstock.rollout.environments.single_turn import SingleTurnEnvironment
+from penstock.rollout.environments.single_turn import RewardCall, SingleTurnEnvironment
 from penstock.rollout.prompts import Prompt, derive_seed
 from penstock.text import error_text, named_error
 
@@ -27,6 +28,7 @@ class ReasoningGymEnvironment(SingleTurnEnvironment):
     ) -> None:
         super().__init__(pool)
         self._task = task
+        self._args = dict(args)
         self._scorer = self._dataset(task, args, size=1, seed=0)
         try_out(task, args)
         held_out = self._dataset(task, args, size=eval_size, seed=derive_seed(seed, "eval") % 2**31)
@@ -42,6 +44,11 @@ class ReasoningGymEnvironment(SingleTurnEnvironment):
 
     def score(self, prompt: Prompt, response: str) -> object:
         return self._scorer.score_answer(answer=response.strip(), entry=prompt.facts["entry"])
+
+    def call(self, prompt: Prompt, response: str) -> RewardCall:
+        if type(self).score is not ReasoningGymEnvironment.score:  # a subclass has a reward of its own
+            return super().call(prompt, response)
+        return RewardCall(score_entry, (self._task, self._args, prompt.facts["entry"], response))
 
     def _draw_train(self, task: str, args: Mapping[str, Any], size: int, seed: int) -> list[Prompt]:
         held_out = {prompt.text for prompt in self._eval}

@@ -1,89 +1,106 @@
-"""A bounded pool for reward functions, with a time limit on each call: plain ones in threads, async ones here."""
+"""The pool that computes rewards: in processes, but for functions that cannot be had there."""
 
 from __future__ import annotations
 
-import asyncio
-import inspect
-from collections.abc import Awaitable, Callable
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import MethodType
 from typing import Any
 
-from penstock.errors import EnvironmentFailure, EnvironmentTimeout
-from penstock.runtime.local import WorkerThread
+from penstock.rollout.environments.plain_data import NotPlain
+from penstock.rollout.environments.process_pool import ProcessRewardPool
+from penstock.rollout.environments.reward_records import RewardRecords
+from penstock.rollout.environments.thread_pool import ThreadRewardPool
+
+
+@dataclass(frozen=True)
+class FunctionName:
+    """A function by the name under which a reward process finds it: `module:name`. It is not imported here."""
+
+    path: str
 
 
 class RewardPool:
-    """At most `workers` reward calls at a time.
+    """At most `workers` reward calls at a time, each with a time limit, in processes of their own.
 
-    A call that outlasts `timeout_seconds` is given up: Python cannot stop its thread, so the thread is abandoned (it is
-    a daemon and ends with the process) and a fresh one takes its place. `abandoned` counts them.
+    What cannot cross to another process stays in this one, in a thread: a function that is not found there by its name
+    (a lambda, a closure, a method of an object, one of `__main__`), or arguments that are not plain data. `records` is
+    told so, once for each function and reason. With `in_process` everything stays here, as was asked for.
+
+    Worked example: `score(my_rewards.exact, "5", "5")` runs in a process; `score(lambda: 1.0)` in a thread, and
+    `records` has the note that a lambda has no name to be imported by.
     """
 
-    def __init__(self, workers: int, timeout_seconds: float) -> None:
-        self._timeout = timeout_seconds
-        self._slots = asyncio.Semaphore(workers)
-        self._idle: list[WorkerThread] = []
-        self.abandoned = 0
+    def __init__(
+        self,
+        workers: int,
+        timeout_seconds: float,
+        *,
+        in_process: bool = False,
+        warm_up: Callable[[], object] | None = None,
+        records: RewardRecords | None = None,
+    ) -> None:
+        self.in_process = in_process
+        self._records = records or RewardRecords()
+        self._threads = ThreadRewardPool(workers, timeout_seconds)
+        name = None if warm_up is None else name_of(warm_up)
+        self._processes = ProcessRewardPool(workers, timeout_seconds, name, on_print=self._records.printed)
 
-    async def score(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """`function(*args, **kwargs)` in a thread; its exceptions become `EnvironmentFailure` with the cause kept.
+    @property
+    def abandoned(self) -> int:
+        """Calls that were given up, with their thread or process."""
+        return self._threads.abandoned + self._processes.abandoned
 
-        What it returns is awaited if it can be: the body of an async function runs in the event loop, as always.
-        """
-        async with self._slots:
-            worker = self._idle.pop() if self._idle else WorkerThread("penstock-reward")
-            # `wait` tells our own limit from a TimeoutError that the function itself raises.
-            call = worker.call(function, *args, **kwargs)
-            try:
-                await asyncio.wait({call}, timeout=self._timeout)
-            finally:
-                if call.done():
-                    self._idle.append(worker)
-                    if not call.cancelled():
-                        call.exception()  # looked at, also where a cancellation means that nobody will
-                else:
-                    call.cancel()
-                    worker.retire()
-                    self.abandoned += 1
-            if call.cancelled():
-                raise self._too_long()
-            error = call.exception()
-            if error is not None:
-                raise _raised(error) from error
-            result = call.result()
-            return await self._awaited(result) if inspect.isawaitable(result) else result
+    def check(self, function: FunctionName, key: str, names: Sequence[str]) -> None:
+        """Raise `ConfigError` where a function cannot be imported in a process, or not be called as a reward."""
+        self._processes.check(function.path, key, names)
+
+    def stay_in_process(self, function: str, reason: str) -> None:
+        """Compute all rewards in this process from now on, though nobody asked for it, and say so."""
+        self.in_process = True
+        self._records.in_process(function, reason)
+
+    async def score(self, function: Callable[..., Any] | FunctionName, *args: Any, **kwargs: Any) -> Any:
+        """`function(*args, **kwargs)`, awaited if it can be; what goes wrong in it is an `EnvironmentFailure`."""
+        if isinstance(function, FunctionName):
+            return await self._processes.score(function.path, args, kwargs)
+        if not self.in_process:
+            name = name_of(function)
+            if name is None:
+                self._records.in_process(_described(function), "it cannot be imported by a name")
+            else:
+                try:
+                    return await self._processes.score(name, args, kwargs)
+                except NotPlain as error:
+                    self._records.in_process(name, f"its arguments cannot cross to another process: {error}")
+        return await self._threads.score(function, *args, **kwargs)
 
     async def close(self) -> None:
-        """End the idle threads."""
-        idle, self._idle = self._idle, []
-        for worker in idle:
-            await worker.close()
-
-    async def _awaited(self, result: Awaitable[Any]) -> Any:
-        limit = asyncio.timeout(self._timeout)
+        """End threads and processes."""
         try:
-            async with limit:
-                return await result
-        except asyncio.CancelledError as error:
-            if is_being_cancelled():
-                raise
-            raise _raised(error) from error
-        except (Exception, SystemExit) as error:  # whatever a user's coroutine raises
-            if limit.expired() and isinstance(error, TimeoutError):
-                # Without its cause: a bare TimeoutError would count as the machinery's fault.
-                raise self._too_long() from None
-            raise _raised(error) from error
-
-    def _too_long(self) -> EnvironmentTimeout:
-        return EnvironmentTimeout(
-            f"the reward took longer than {self._timeout} s (rollout.environment.timeout_seconds)"
-        )
+            await self._processes.close()
+        finally:
+            await self._threads.close()
 
 
-def is_being_cancelled() -> bool:
-    """Whether somebody cancels the current task: else a `CancelledError` comes from the code that it runs."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
+def name_of(function: Callable[..., Any]) -> str | None:
+    """`module:name` under which another process finds the very same function; None where there is no such name."""
+    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
+    if not (isinstance(module, str) and isinstance(name, str)) or not is_importable(module):
+        return None
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    same = found is function or (isinstance(function, MethodType) and found == function)
+    return f"{module}:{name}" if same else None
 
 
-def _raised(error: BaseException) -> EnvironmentFailure:
-    return EnvironmentFailure(f"the reward function raised {type(error).__name__}: {error}")
+def is_importable(module: str) -> bool:
+    """Whether another process can import a module: not the program itself, and none that was made on the fly."""
+    return module != "__main__" and getattr(sys.modules.get(module, sys), "__spec__", None) is not None
+
+
+def _described(function: Callable[..., Any]) -> str:
+    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
+    return f"{module}:{name}" if module and name else f"an object of type {type(function).__qualname__}"

@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from penstock.rollout.environments.base import GenerationHandle, Segment, Split, Trajectory, checked_reward
-from penstock.rollout.environments.reward_pool import RewardPool
+from penstock.rollout.environments.reward_pool import FunctionName, RewardPool
 from penstock.rollout.prompts import Prompt
 
 
+@dataclass(frozen=True)
+class RewardCall:
+    """A function and what it is given."""
+
+    function: Callable[..., object] | FunctionName
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+
 class SingleTurnEnvironment(ABC):
-    """Subclasses give prompts and a `score`; it is called in the reward pool, so it may be slow or hang."""
+    """Subclasses give prompts and a `score`, which is called in the reward pool, in a thread of this process.
+
+    One whose reward is a function that can be imported by its name gives that as `call`: it then runs in a process.
+    """
 
     def __init__(self, pool: RewardPool) -> None:
         self._pool = pool
@@ -29,12 +43,17 @@ class SingleTurnEnvironment(ABC):
     def score(self, prompt: Prompt, response: str) -> object:
         """The reward of a response; anything that is not a finite number counts as a failure."""
 
+    def call(self, prompt: Prompt, response: str) -> RewardCall:
+        """What is called in the pool for the reward."""
+        return RewardCall(self.score, (prompt, response))
+
     async def run(self, prompt: Prompt, handle: GenerationHandle) -> Trajectory:
         """Generate once, score once."""
         prompt_ids = handle.encode_prompt(prompt.content)
         generation = await handle.generate(prompt_ids)
         response = handle.decode(generation.token_ids)
-        reward = checked_reward(await self._pool.score(self.score, prompt, response), prompt)
+        call = self.call(prompt, response)
+        reward = checked_reward(await self._pool.score(call.function, *call.args, **call.kwargs), prompt)
         return Trajectory((Segment(prompt_ids), Segment(generation.token_ids, generation)), reward, response)
 
     async def close(self) -> None:

@@ -1,0 +1,155 @@
+"""Calls to reward processes: what is sent for them, who has them, and how their failures are told."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.errors import ConfigError, EnvironmentFailure, EnvironmentTimeout, RewardWorkerLost
+from penstock.rollout.environments.plain_data import encode
+from penstock.rollout.environments.reward_errors import as_exception
+from penstock.rollout.environments.reward_process import RewardProcess
+
+_FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)
+"""How a process ends that somebody else has ended: a person, a batch system, a machine out of memory."""
+
+_LONGEST_PRINTED = 1000
+
+
+@dataclass(eq=False)
+class Call:
+    """A call that somebody waits for, or a function that must be there first."""
+
+    function: str
+    line: bytes
+    answered: asyncio.Future[Any]
+    is_load: bool = False
+    withdrawn: bool = False
+    """Stands for a request that was taken back, and whose reply still comes."""
+
+    @property
+    def over(self) -> bool:
+        """Answered, failed, or cancelled."""
+        return self.answered.done()
+
+
+@dataclass(eq=False)
+class Worker:
+    """A process and what it has been sent: the first call is at work, the others wait inside.
+
+    Worked example: calls 1 to 4 are sent. 1 is answered, 2 takes long: `withdraw` returns 3 and 4, and two calls that
+    nobody waits for are in their place. When 2 is through, the process answers those two as skipped.
+    """
+
+    process: RewardProcess
+    loaded: set[str] = field(default_factory=set)
+    sent: deque[Call] = field(default_factory=deque)
+    begun: float = 0.0
+    """When the first call began."""
+    deadline: float = 0.0
+    """When it is out of time."""
+    requests: int = 0
+    """How many were sent in all; the process counts them as well."""
+    warm: bool = False
+    """Whether it has answered a call; the first one may take longer than others do."""
+    slow: bool = False
+    """Whether the first call takes so long that nothing should wait behind it."""
+    timer: asyncio.TimerHandle | None = None
+    attached: bool = False
+    """Whether the event loop listens to it."""
+    ending: bool = False
+    """Whether its connection is closed: it gets nothing more."""
+
+    def put(self, calls: Sequence[Call]) -> None:
+        """Line calls up."""
+        self.sent.extend(calls)
+        self.requests += len(calls)
+
+    def withdraw(self) -> list[Call]:
+        """Take back what waits behind the first call, which is slow: what was not begun, to go elsewhere.
+
+        What a function is being loaded for stays. In the queue, something remains for each reply that still comes.
+        """
+        self.slow = True
+        head = self.sent[0]
+        stay = 0 if head.withdrawn else sum(call.answered is head.answered for call in self.sent)
+        first = self.requests - len(self.sent) + 1 + stay
+        begun = self.process.withdraw(first, self.requests)
+        stay += max(0, begun + 1 - first)
+        taken = list(self.sent)[stay:]
+        for place, call in enumerate(taken, start=stay):
+            nobody: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+            nobody.cancel()
+            self.sent[place] = Call(call.function, b"", nobody, withdrawn=True)
+        return taken
+
+
+def ask_for(process: RewardProcess, function: str, key: str, names: Sequence[str], seconds: float) -> dict[str, Any]:
+    """Have a function imported and looked at, without an event loop; what is wrong is a `ConfigError` of `key`."""
+    try:
+        reply = process.ask(load_line(function, names), seconds)
+    except TimeoutError:
+        problem = f"{key}: importing {function} took longer than {seconds} s"
+    except (EOFError, OSError):
+        problem = f"{key}: importing {function} ended its process with code {process.exit_code()}"
+    else:
+        if "problems" not in reply:
+            return reply
+        raise ConfigError(reply["problems"])
+    raise ConfigError([problem + and_printed(process.printed())])
+
+
+def load_line(function: str, names: Sequence[str] | None = None) -> bytes:
+    """The request to import a function and, with `names`, to see whether it takes these keywords as a reward."""
+    return encode({"load": function, "names": None if names is None else list(names)}).encode() + b"\n"
+
+
+def call_line(function: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
+    """The request to call a function; raises `NotPlain` where the arguments cannot cross."""
+    return encode({"function": function, "args": list(args), "kwargs": dict(kwargs)}).encode() + b"\n"
+
+
+def fail(call: Call, error: Exception) -> None:
+    """Tell whoever waits, if anybody does."""
+    if not call.over:
+        call.answered.set_exception(error)
+
+
+def raised(reply: dict[str, Any]) -> EnvironmentFailure:
+    """What a function raised, with its causes."""
+    told = reply["error"]
+    failure = EnvironmentFailure(f"the reward function raised {told['text']}{and_printed(reply.get('printed', ''))}")
+    failure.__cause__ = as_exception(told)
+    return failure
+
+
+def too_late(call: Call, seconds: float, printed: str) -> EnvironmentFailure:
+    """A call that took too long, or a function that was not there in time."""
+    if call.is_load:
+        # Not a timeout of the environment's: what it says of the reward and its setting would be wrong.
+        return RewardWorkerLost(
+            f"a reward process did not start, with {call.function} imported, within {seconds} s{and_printed(printed)}"
+        )
+    return EnvironmentTimeout(
+        f"the reward took longer than {seconds} s (rollout.environment.timeout_seconds); its process was ended"
+        + and_printed(printed)
+    )
+
+
+def ended(call: Call, code: int | None, printed: str) -> EnvironmentFailure:
+    """A call whose process came to an end of its own, or by another's hand."""
+    how = f"ended with code {code}" if code is not None else "closed its connection"
+    when = f"while it imported {call.function}" if call.is_load else "in the middle of a call"
+    lost = RewardWorkerLost if code in _FROM_OUTSIDE else EnvironmentFailure
+    return lost(f"the reward process {how} {when}{and_printed(printed)}")
+
+
+def and_printed(text: str) -> str:
+    """What a failed call has printed, for its message: the end of it, which is nearest to the failure."""
+    if not text.strip():
+        return ""
+    return f"; it printed {'…' if len(text) > _LONGEST_PRINTED else ''}{text[-_LONGEST_PRINTED:]!r}"
