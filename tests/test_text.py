@@ -165,7 +165,7 @@ def test_any_chain_of_errors_is_described_in_text_that_can_be_written(said: list
         cause, error = error, ValueError(text)
         error.__cause__ = cause
     assert is_safe(describe(error))
-    assert describe(error).startswith(f"ValueError: {safe(said[-1])}")
+    assert describe(error).startswith(f"ValueError: {safe(said[-1])}" if said[-1] else "ValueError")
 
 
 def test_a_long_error_is_cut_and_says_how_much_is_missing() -> None:

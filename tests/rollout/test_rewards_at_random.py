@@ -29,7 +29,7 @@ async def play(pool: ProcessRewardPool, kind: str, file: Path, rng: random.Rando
     await asyncio.sleep(rng.random() * 0.3)
     called = "busy_loop" if kind == "cancelled" else kind
     args = (str(file), rng.choice([0.0, 0.0, 0.1])) if kind == "noted" else ()
-    call = asyncio.create_task(pool.score(f"tests.support.misbehaving:{called}", args))
+    call = asyncio.create_task(pool.score(f"tests.support.misbehaving_rewards:{called}", args))
     if kind == "cancelled":
         await asyncio.sleep(rng.random() * 0.05)
         call.cancel()

@@ -18,7 +18,7 @@ from penstock.rollout.environments.process_pool import ProcessRewardPool
 from penstock.rollout.environments.reward_pool import FunctionName, RewardPool
 from penstock.rollout.environments.reward_records import RewardRecords
 from tests.rollout.test_process_pool import alive, gone
-from tests.support import misbehaving as rewards
+from tests.support import misbehaving_rewards as rewards
 from tests.support.process_rewards import own_pid
 
 
@@ -138,7 +138,7 @@ async def test_each_call_begins_where_the_run_did(pool: RewardPool) -> None:
 
 async def test_a_long_error_is_cut_and_made_safe(pool: RewardPool) -> None:
     with pytest.raises(
-        EnvironmentFailure, match=r"raised ValueError: \N{REPLACEMENT CHARACTER}x+… \(.* more"
+        EnvironmentFailure, match=r"raised ValueError: \N{REPLACEMENT CHARACTER}x+ … \(.* more"
     ) as caught:
         await pool.score(rewards.long_error)
     links = [str(caught.value), str(caught.value.__cause__)]
@@ -209,7 +209,7 @@ async def test_calls_behind_one_that_takes_long_go_to_another_process_and_are_ma
     tmp_path: Path, checked: bool
 ) -> None:
     pool = RewardPool(workers=4, timeout_seconds=60)
-    function = FunctionName("tests.support.misbehaving:noted_reward")
+    function = FunctionName("tests.support.misbehaving_rewards:noted_reward")
     if checked:
         pool.check(function, "rollout.environment.function", [])
 

@@ -17,7 +17,7 @@ import pytest
 
 import penstock
 from penstock.config.models import RunConfig
-from penstock.rollout.environments.process_pool import ProcessRewardPool
+from penstock.rollout.environments.reward_pool import RewardPool
 from penstock.run.records import RunRecords
 from tests.run.conftest import ConfigMaker
 from tests.run.displays import CTRL_S, LIMIT_SECONDS, Terminal, causes, check_ended, events, full_pipe, train_command
@@ -326,7 +326,7 @@ def test_a_stuck_call_in_a_thread_does_not_keep_train_from_returning(
 
 def test_a_closed_terminal_costs_no_reward_process() -> None:
     async def score_twice() -> tuple[int, int]:
-        pool = ProcessRewardPool(1, timeout_seconds=LIMIT_SECONDS)
+        pool = RewardPool(1, timeout_seconds=LIMIT_SECONDS)
         try:
             first = await pool.score(own_pid)
             os.kill(first, signal.SIGHUP)

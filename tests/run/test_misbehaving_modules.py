@@ -19,7 +19,7 @@ from tests.run.conftest import ConfigMaker
 MODULES = "tests.support.misbehaving"
 RAISED = [
     ("exits:x", "SystemExit: 0"),
-    ("interrupts:x", "KeyboardInterrupt: "),
+    ("interrupts:x", "KeyboardInterrupt"),
     ("raises_strangely:x", "Strange: \ufffdx"),
 ]
 
@@ -57,7 +57,7 @@ def test_a_module_that_raises_anything_while_it_is_imported(make_config: ConfigM
         ("ExitsWhenMade", "cannot be constructed: SystemExit: 0"),
         ("SaysNothing", "cannot be constructed: Unspeakable: (its text cannot be had: ValueError)"),
         ("ExitsInPrompts", "prompts(Split.TRAIN) raised SystemExit: 0"),
-        ("InterruptsInPrompts", "prompts(Split.TRAIN) raised KeyboardInterrupt: "),
+        ("InterruptsInPrompts", "prompts(Split.TRAIN) raised KeyboardInterrupt"),
         ("NumbersForText", "gives a Prompt whose prompt_id or text is not text"),
         ("SameAfterRepair", "gives two prompts with the same prompt_id"),
         ("nothing", "cannot be imported: RuntimeError: no nothing here"),
@@ -125,7 +125,7 @@ def test_a_function_that_does_not_say_what_it_takes(make_config: ConfigMaker, tm
     (tmp_path / "d.jsonl").write_text('{"prompt": "a"}', encoding="utf-8")
     environment = {"kind": "function", "function": "builtins:max"}
     config = make_config(**{"data": {"train_path": str(tmp_path / "d.jsonl")}, "rollout.environment": environment})
-    assert problem(config).startswith("rollout.environment.function: builtins:max cannot be called as ")
+    check_config(config)  # nothing is known of it, so nothing is held against it
 
 
 @pytest.mark.parametrize("host", [".", "x" * 300, "é" * 90], ids=["dot", "long", "idna"])
