@@ -19,6 +19,7 @@ from safetensors import SafetensorError
 from penstock.config.models import CheckpointConfig
 from penstock.controller.snapshot import ControllerSnapshot
 from penstock.errors import CheckpointError, SetupError
+from penstock.runtime.threads import in_daemon_thread
 from penstock.training.interface import TrainerSnapshot
 
 CONTROLLER_FOLDER = "controller"
@@ -46,16 +47,26 @@ class CheckpointStore:
     """The `checkpoints/` folder of a run; keeps the latest few, and the best where asked.
 
     A snapshot is written in a thread while the run goes on; one at a time, so that memory holds one snapshot more at
-    most. A write that failed is raised by the next call.
+    most. A write that failed, or took longer than `limit_seconds`, is raised by the next call.
     """
 
-    def __init__(self, folder: Path, config: CheckpointConfig, tokenizer: Any, on_saved: OnSaved) -> None:
+    def __init__(
+        self, folder: Path, config: CheckpointConfig, tokenizer: Any, on_saved: OnSaved, limit_seconds: float = 3600.0
+    ) -> None:
         self._folder = folder
         self._config = config
         self._tokenizer = tokenizer
         self._on_saved = on_saved
         self._writing: asyncio.Task[None] | None = None
         self._begun: int | None = None
+        self._limit = limit_seconds
+        self._started = 0.0
+
+    def activity(self) -> str:
+        """What it is doing, for a diagnosis."""
+        if self._writing is None or self._writing.done():
+            return "waits for a checkpoint"
+        return f"writing step {self._begun} for {time.monotonic() - self._started:.1f} s"
 
     def has(self, step: int) -> bool:
         """Whether the checkpoint of this step is there, or being written."""
@@ -91,9 +102,15 @@ class CheckpointStore:
             await asyncio.gather(self._writing, return_exceptions=True)
 
     async def _write(self, snapshot: Snapshot) -> None:
-        started = time.monotonic()
-        path = await asyncio.to_thread(self._write_now, snapshot)
-        self._on_saved(snapshot.step, path, time.monotonic() - started)
+        self._started = started = time.monotonic()
+        writing = in_daemon_thread("penstock-checkpoint", self._write_now, snapshot)
+        await asyncio.wait({writing}, timeout=self._limit)
+        if not writing.done():
+            raise CheckpointError(
+                f"step {snapshot.step} was not written to {str(self._folder)!r} within {self._limit:g} s "
+                "(runtime.timeouts.checkpoint_seconds); the checkpoints before it are untouched"
+            )
+        self._on_saved(snapshot.step, writing.result(), time.monotonic() - started)
 
     def _write_now(self, snapshot: Snapshot) -> Path:
         final = self._folder / f"step_{snapshot.step}"

@@ -9,17 +9,26 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 
+from penstock.controller.loop_watch import innermost_of
+from penstock.run.unheard import Unheard
+
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class StopSignals:
     """Inside the `with` block a signal cancels the current task; inside `stopping(stop)` the first calls `stop`.
 
-    Does nothing outside the main thread, where Python delivers no signals.
+    Does nothing outside the main thread, where Python delivers no signals. A signal that a blocked event loop does not
+    hear for `patience_seconds`, or a second one then, calls `unheard` in another thread, with where the loop stands.
     """
 
-    def __init__(self, note: Callable[[str], None]) -> None:
+    def __init__(self, note: Callable[[str], None], *, patience_seconds: float, unheard: Callable[[str], None]) -> None:
         self._note = note
+        self._patience = patience_seconds
+        self._end_unheard = unheard
+        self._unheard: Unheard | None = None
+        self.received = 0
+        """Signals so far."""
         self._stop: Callable[[str], None] | None = None
         self._stop_note = ""
         self._task: asyncio.Task[object] | None = None
@@ -27,8 +36,11 @@ class StopSignals:
     def __enter__(self) -> StopSignals:
         if threading.current_thread() is threading.main_thread():
             self._task = asyncio.current_task()
+            main = threading.get_ident()
+            self._unheard = Unheard(self._patience, lambda: self._end_unheard(innermost_of(main)))
             for number in _SIGNALS:
                 asyncio.get_running_loop().add_signal_handler(number, self._received)
+                self._unheard.listen(number)
         return self
 
     def __exit__(
@@ -38,6 +50,8 @@ class StopSignals:
             self._task = None
             for number in _SIGNALS:
                 asyncio.get_running_loop().remove_signal_handler(number)
+        if self._unheard is not None:
+            self._unheard.close()
 
     @contextmanager
     def stopping(
@@ -51,6 +65,9 @@ class StopSignals:
             self._stop = None
 
     def _received(self) -> None:
+        if self._unheard is not None:
+            self._unheard.heard()
+        self.received += 1
         stop, self._stop = self._stop, None
         if stop is not None:
             self._note(self._stop_note)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import dataclass
+import contextlib
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from penstock.config.models import RunConfig
 from penstock.controller.controller import SingleController
 from penstock.controller.parts import Parts
 from penstock.controller.traced_trainer import TracedTrainer
-from penstock.errors import TooManyDrops, TooManyFiltered
+from penstock.errors import EngineError, RunStalled, RunStuck, TooManyDrops, TooManyFiltered, WeightSyncError
 from penstock.observe.loggers.base import Logger
 from penstock.observe.report.reading import Lines
 from penstock.run.between_steps import BetweenSteps
@@ -26,6 +27,18 @@ from penstock.run.records import RunRecords
 from penstock.run.resume import ResumePoint, resume_point, resumed_config
 from penstock.run.rewind import rewind
 from penstock.run.signals import StopSignals
+from penstock.runtime.cancellation import end_tasks, leave_behind
+from penstock.runtime.last_resort import LastResort
+from penstock.runtime.threads import in_daemon_thread
+from penstock.training.guarded import GuardedTrainer
+
+_SAVED_AFTER = (TooManyDrops, TooManyFiltered, RunStalled, WeightSyncError, EngineError)
+"""Errors that leave trainer and controller sound: the run has lost its data, its engine or its progress."""
+_UNSOUND = "the trainer does not answer, or was in the middle of a step that it could not drop"
+_CLOSING_SECONDS = 10.0
+"""What closing may take where a run ends at once, and what is left when everything is closed."""
+_FAILED, _INTERRUPTED = 1, 130
+"""Exit codes of a process that cannot end in order, as those of one that can."""
 
 
 @dataclass(frozen=True)
@@ -79,13 +92,18 @@ class _Run:
         self._directory = directory
         self._point = point
         self._records = RunRecords(config, directory, loggers)
-        self._signals = StopSignals(self._records.view.note)
+        self._timeouts = config.runtime.timeouts
+        self._signals = StopSignals(
+            self._records.view.note, patience_seconds=self._timeouts.stop_seconds, unheard=self._unheard
+        )
+        self._trainer_activity: Callable[[], str] = lambda: "is not there yet"
+        self._last_resort = LastResort(directory.path / "frozen.txt")
 
     async def execute(self) -> RunResult:
         stopped_by = "error"
-        with self._signals:
+        with self._signals, self._armed():
             try:
-                stopped_by = await self._serve_and_train()
+                stopped_by = await self._ended(self._serve_and_train())
             except asyncio.CancelledError:
                 stopped_by = "interrupted"
             except BaseException as error:
@@ -94,7 +112,46 @@ class _Run:
             finally:
                 with self._signals.stopping(lambda reason: self._records.hurry(), "not waiting for loggers any longer"):
                     summary = await self._records.close(stopped_by)
+                await end_tasks(asyncio.all_tasks() - {asyncio.current_task()}, _CLOSING_SECONDS)
         return RunResult(summary, self._directory.path, stopped_by)
+
+    async def _ended(self, work: Coroutine[Any, Any, str]) -> str:
+        """Await `work`; cancelled, it has only so long to close everything, and less at the second signal."""
+        task = asyncio.create_task(work)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            task.cancel()
+            limit = self._timeouts.stop_seconds
+            try:
+                await asyncio.wait({task}, timeout=limit if self._signals.received < 2 else _CLOSING_SECONDS)
+            finally:
+                if not task.done():
+                    self._records.view.note("not everything could be closed in time; it is left behind")
+                    leave_behind(task)
+            if task.done() and not task.cancelled() and (error := task.exception()) is not None:
+                raise error from None
+            raise
+
+    def _armed(self) -> contextlib.AbstractContextManager[None]:
+        """With `on_stall: stop`, ends a process in which nothing can run any more."""
+        failure = self._config.rollout.failure
+        if failure.on_stall != "stop":
+            return contextlib.nullcontext()
+        # Longer than a thread needs to see a loop that is blocked, and to end the run with a better word.
+        return self._last_resort.armed(2 * failure.stall_seconds + self._timeouts.stop_seconds + _CLOSING_SECONDS)
+
+    def _blocked(self, place: str) -> None:
+        """From a thread: the event loop stays blocked after a stall that is to stop the run."""
+        why = (
+            f"RunStalled: the event loop is blocked, so that no pump runs, in {place} (rollout.failure.on_stall: stop)"
+        )
+        self._last_resort.end(why, _FAILED, lambda why: self._records.last_words("error", why))
+
+    def _unheard(self, place: str) -> None:
+        """From a thread: a signal was not heard, as the event loop is blocked."""
+        why = f"interrupted while the event loop was blocked in {place}; there is no last checkpoint"
+        self._last_resort.end(why, _INTERRUPTED, lambda why: self._records.last_words("interrupted", why))
 
     async def _serve_and_train(self) -> str:
         await self._records.start()
@@ -105,13 +162,24 @@ class _Run:
             serving = await serving_off_the_loop(self._config, trains_too=trains)
         try:
             with self._records.lane.span("setting up the trainer"):
-                training = await asyncio.to_thread(build_training, self._config, serving)
+                training = self._guarded(
+                    await in_daemon_thread("penstock-build", build_training, self._config, serving)
+                )
             try:
                 return await self._train(serving, training)
             finally:
                 await training.close()
         finally:
             await serving.close()
+
+    def _guarded(self, training: Training) -> Training:
+        """The same, with limits on the trainer's calls."""
+        timeouts = self._timeouts
+        guarded = GuardedTrainer(
+            training.trainer, call_seconds=timeouts.trainer_seconds, snapshot_seconds=timeouts.checkpoint_seconds
+        )
+        self._trainer_activity = guarded.activity
+        return replace(training, trainer=guarded)
 
     def _announce_resume(self, point: ResumePoint) -> None:
         self._records.events.emit("run_resumed", step=point.step, ended_prompts=point.ended_prompts)
@@ -143,9 +211,15 @@ class _Run:
             if first is not None:
                 records.metrics.evaluation(first)
         trainer = TracedTrainer(training.trainer, records.timeline)
-        store = CheckpointStore(self._directory.checkpoints, config.checkpoint, serving.hf_tokenizer, self._saved)
+        store = CheckpointStore(
+            self._directory.checkpoints,
+            config.checkpoint,
+            serving.hf_tokenizer,
+            self._saved,
+            self._timeouts.checkpoint_seconds,
+        )
         between = BetweenSteps(config, trainer, store, evaluations, records)
-        controller = SingleController(config, self._parts(serving, training, trainer), between)
+        controller = SingleController(config, self._parts(serving, training, trainer, store), between)
         between.controller = controller
         controller.hook_progress = lambda: evaluations.responses
         if first is not None:
@@ -155,26 +229,29 @@ class _Run:
             # Only now: settings that the checkpoint does not go with must not become the run's own.
             self._directory.write_config(dump_config(config))
             stopped_by = await self._run_controller(controller, between)
-        except (TooManyDrops, TooManyFiltered) as error:
+        except _SAVED_AFTER as error:
             try:
-                await self._save_at_end(training.buffer.clock.step, store, between)
+                await self._save_at_end(training.buffer.clock.step, store, between, controller)
             except Exception as failed:
                 records.view.note(f"the last checkpoint was not written: {failed}")
                 raise error from failed  # the run ends with what it gave up for
             raise
         else:
             step = training.buffer.clock.step
-            await self._save_at_end(step, store, between)
+            await self._save_at_end(step, store, between, controller, stopped_by)
         finally:
             await store.close()
-        if config.eval.at_end and stopped_by != "interrupted" and not records.metrics.evaluated(step):
+        wanted = config.eval.at_end and stopped_by != "interrupted" and not records.metrics.evaluated(step)
+        if wanted and not controller.engines_are_current:
+            records.events.emit("eval_failed", when="at the end", cause="the engines do not have the last weights")
+        elif wanted:
             report = await evaluations.at_end()
             if report is not None:
                 records.metrics.evaluation(report)
                 store.note_value(step, report.metrics().get(config.checkpoint.best_metric))
         return stopped_by
 
-    def _parts(self, serving: Serving, training: Training, trainer: TracedTrainer) -> Parts:
+    def _parts(self, serving: Serving, training: Training, trainer: TracedTrainer, store: CheckpointStore) -> Parts:
         records = self._records
         return Parts(
             stream=training.stream,
@@ -187,6 +264,8 @@ class _Run:
             timeline=records.timeline,
             samples=records.samples,
             record_end=records.ledger.write,
+            activities={"trainer": self._trainer_activity, "checkpoint_writer": store.activity},
+            give_up=self._blocked,
         )
 
     async def _restore(self, controller: SingleController, trainer: TracedTrainer, between: BetweenSteps) -> None:
@@ -209,11 +288,23 @@ class _Run:
             self._records.metrics.train_seconds = controller.elapsed_seconds
             self._records.metrics.tokens_generated = controller.tokens_generated
 
-    async def _save_at_end(self, step: int, store: CheckpointStore, between: BetweenSteps) -> None:
+    async def _save_at_end(
+        self,
+        step: int,
+        store: CheckpointStore,
+        between: BetweenSteps,
+        controller: SingleController,
+        stopped_by: str = "error",
+    ) -> None:
         """The last checkpoint; a signal does not come between."""
         with self._signals.stopping(lambda reason: None, "writing the last checkpoint; once more ends at once"):
             if self._config.checkpoint.at_end and step and not store.has(step):
-                await store.begin(await between.snapshot(step))
+                if await controller.can_be_saved():
+                    await store.begin(await between.snapshot(step))
+                elif stopped_by == "interrupted":
+                    self._records.view.note(f"no last checkpoint: {_UNSOUND}")
+                else:
+                    raise RunStuck(f"the run has ended without its last checkpoint: {_UNSOUND}")
             await store.finish()
 
     def _saved(self, step: int, path: Path, seconds: float) -> None:
