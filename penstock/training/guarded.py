@@ -17,8 +17,8 @@ from penstock.weights.source import WeightSource
 
 R = TypeVar("R")
 
-_CLOSE_SECONDS = 15.0
-"""How long a trainer that answered so far may take to end its threads."""
+_CLOSE_SECONDS = 5.0
+"""How long a trainer that answered so far may take to end its threads; no call is waited for then."""
 
 
 @dataclass(eq=False)

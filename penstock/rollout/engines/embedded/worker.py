@@ -19,6 +19,7 @@ from penstock.rollout.engines.base import GenerationResult
 from penstock.rollout.engines.embedded.requests import Ticket
 from penstock.rollout.engines.embedded.scheduler import Scheduler
 from penstock.runtime.cpu import keep_own_threads, take_threads
+from penstock.runtime.threads import in_daemon_thread
 
 R = TypeVar("R")
 Future = asyncio.Future[Any]
@@ -114,7 +115,7 @@ class Worker:
         with self._changed:
             self.phase = Phase.CLOSED
             self._changed.notify()
-        await asyncio.to_thread(self._thread.join, join_seconds)
+        await in_daemon_thread("penstock-join", self._thread.join, join_seconds)
         if self._thread.is_alive():
             closed = RequestAborted(f"engine {self._name} was closed")
             self._settle([(future, None, closed) for future in list(self._open)])
