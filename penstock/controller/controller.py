@@ -28,6 +28,7 @@ from penstock.data_plane.meta import KVBatchMeta
 from penstock.errors import PenstockError, RunStuck, SetupError
 from penstock.rollout.engines.base import EngineHealth, GenerationEngine
 from penstock.rollout.manager import PARTITION
+from penstock.runtime.cancellation import ended_within
 from penstock.runtime.ending import Ending
 from penstock.training.targets import needs_preparation, sequence_metrics
 
@@ -55,6 +56,7 @@ class SingleController:
         self._max_minutes = config.training.max_minutes
         self._deterministic = config.deterministic
         self._restored = False
+        self._engines_ready = asyncio.Event()
         self._stop_reason: str | None = None
         self._stopping = asyncio.Event()
         timeouts = config.runtime.timeouts
@@ -159,15 +161,13 @@ class SingleController:
 
     async def run(self) -> str:
         """Run to the end; says why it ended (`max_steps`, `data_exhausted`, or the reason given to `stop`)."""
-        if self._restored:
-            await self.sync.publish()
         pumps = PumpGroup(self._ending)
         background = [
-            pumps.start("rollout pump", self.rollouts.run()),
+            pumps.start("rollout pump", self._dispatch()),
             pumps.start("advantage pump", self.advantages.run()),
             pumps.start("watchdog", self.watchdog.run()),
         ]
-        training = pumps.start("train pump", self.training.run())
+        training = pumps.start("train pump", self._train())
         stopping = pumps.start("limit on time", self._stopped())
         try:
             await pumps.until(training, stopping)
@@ -183,8 +183,20 @@ class SingleController:
         if pumps.first_error is not None:
             raise pumps.first_error from pumps.first_error.__cause__
         assert reason is not None
-        await self.sync.catch_up()
+        await ended_within(self.sync.catch_up(), self._ending.left())
         return reason
+
+    async def _train(self) -> str:
+        """The train pump; engines of a run that goes on from a checkpoint get its weights first."""
+        if self._restored:
+            await self.sync.publish()
+        self._engines_ready.set()
+        return await self.training.run()
+
+    async def _dispatch(self) -> None:
+        """The rollout pump, once the engines have the weights that the run begins with."""
+        await self._engines_ready.wait()
+        await self.rollouts.run()
 
     def _tell_left_behind(self, pumps: PumpGroup, reason: str | None) -> None:
         """Say what did not come to its end; where that was a step, its state is not known, and that is an error."""

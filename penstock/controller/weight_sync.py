@@ -101,6 +101,9 @@ class WeightSync:
             if not self._ending.begun.is_set():
                 raise
             self._events.emit("weights_not_published", cause=describe(error))
+            current = asyncio.current_task()
+            if current is not None and current.cancelling():  # the error came first, and hides the cancellation
+                raise asyncio.CancelledError from None
             return None
         finally:
             giving_up.cancel()

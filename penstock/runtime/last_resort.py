@@ -38,9 +38,11 @@ class LastResort:
     def __init__(self, file: Path) -> None:
         self._file = file
 
-    @staticmethod
-    def end(why: str, code: int, last_words: LastWords) -> NoReturn:
+    def end(self, why: str, code: int, last_words: LastWords) -> NoReturn:
         """Say why, for as long as that takes but no longer than a few seconds, and exit."""
+        faulthandler.cancel_dump_traceback_later()
+        with contextlib.suppress(OSError):
+            self._file.unlink(missing_ok=True)  # no stacks will follow
         words = threading.Thread(target=last_words, args=(why,), name="penstock-last-words", daemon=True)
         words.start()
         words.join(_WORDS_SECONDS)

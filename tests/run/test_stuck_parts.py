@@ -17,7 +17,7 @@ import pytest
 import penstock
 from penstock.config.loading import dump_config
 from penstock.config.models import RunConfig
-from penstock.errors import PenstockError, RunStalled, TooManyDrops, TrainerStuck, WeightSyncError
+from penstock.errors import RunStalled, TooManyDrops, TrainerStuck, WeightSyncError
 from penstock.run.checkpoint import checkpoints
 from tests.engines.test_process_engine import wait_until_gone
 from tests.run.conftest import ConfigMaker
@@ -84,7 +84,9 @@ class TestStoppedEngine:
         engines = get_stuck(kind, call, monkeypatch.setattr)
         settings = config(**STOPS)
         began = time.monotonic()
-        with pytest.raises(RunStalled, match=r"embedded silent for \d+ s \(process \d+ does not answer; it may be stop"):
+        with pytest.raises(
+            RunStalled, match=r"embedded silent for \d+ s \(process \d+ does not answer; it may be stop"
+        ):
             penstock.train(settings)
         assert time.monotonic() - began < 40
         run_dir = Path(settings.run_dir)
