@@ -11,6 +11,7 @@ from penstock.config.models import RunConfig
 from penstock.controller.advantage_pump import AdvantagePump
 from penstock.controller.drops import DropBook
 from penstock.controller.dynamic_sampling import DynamicSampling
+from penstock.controller.engine_condition import condition
 from penstock.controller.failure_totals import failure_totals
 from penstock.controller.ledger import Ledger
 from penstock.controller.minibatches import Minibatches
@@ -26,7 +27,6 @@ from penstock.controller.weight_sync import WeightSync
 from penstock.controller.work_queue import WorkQueue
 from penstock.data_plane.meta import KVBatchMeta
 from penstock.errors import PenstockError, RunStuck, SetupError
-from penstock.rollout.engines.base import EngineHealth, GenerationEngine
 from penstock.rollout.manager import PARTITION
 from penstock.runtime.cancellation import ended_within
 from penstock.runtime.ending import Ending
@@ -36,8 +36,6 @@ AfterStep = Callable[[int, dict[str, float]], Awaitable[None]]
 """Called with the number of finished steps and the step's flat metrics, before the next step begins."""
 
 
-_LONG_STEP_SECONDS = 2.0
-"""A step of an engine's thread that has taken longer is worth a word in a diagnosis."""
 _LEAST_SECONDS = 5.0
 """A trainer that is asked whether it answers has at least this long."""
 
@@ -122,7 +120,7 @@ class SingleController:
             "gate": "open" if self.rollouts.gate_open else "closed",
             "buffer": f"{buffer.reserved} reserved, {buffer.ready} ready, {buffer.free_permits} permits free",
             "versions": f"trainer at {buffer.clock.trainer_version}, engines at {buffer.clock.served_version}",
-            "engines": {engine.name: _condition(engine) for engine in self._parts.engines},
+            "engines": {engine.name: condition(engine) for engine in self._parts.engines},
             **{name: tell() for name, tell in self._parts.activities.items()},
         }
 
@@ -316,16 +314,6 @@ class SingleController:
             **failure_totals(counts),
         }
         await self._after_step(finished.step_id + 1, metrics)
-
-
-def _condition(engine: GenerationEngine) -> str:
-    stats, health = engine.stats(), engine.health()
-    text = health.value
-    if health is EngineHealth.SILENT:
-        text += f" for {stats.silent_seconds:.0f} s (process {stats.process} does not answer; it may be stopped)"
-    elif stats.step_seconds >= _LONG_STEP_SECONDS:
-        text += f", in one decode step or weight update for {stats.step_seconds:.0f} s"
-    return f"{text}, {stats.running} running, {stats.waiting} waiting"
 
 
 def _result(task: asyncio.Task[str]) -> str | None:

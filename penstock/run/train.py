@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,23 +21,18 @@ from penstock.run.build import Serving, Training, build_training, serving_off_th
 from penstock.run.checkpoint import CheckpointStore
 from penstock.run.checks import check_config
 from penstock.run.directory import RunDirectory
+from penstock.run.forced_end import ForcedEnd
 from penstock.run.periodic_eval import Evaluations
 from penstock.run.records import RunRecords
 from penstock.run.resume import ResumePoint, resume_point, resumed_config
 from penstock.run.rewind import rewind
 from penstock.run.signals import StopSignals
-from penstock.runtime.cancellation import end_tasks, leave_behind
-from penstock.runtime.last_resort import LastResort
 from penstock.runtime.threads import in_daemon_thread
 from penstock.training.guarded import GuardedTrainer
 
 _SAVED_AFTER = (TooManyDrops, TooManyFiltered, RunStalled, WeightSyncError, EngineError)
 """Errors that leave trainer and controller sound: the run has lost its data, its engine or its progress."""
 _UNSOUND = "the trainer does not answer, or was in the middle of a step that it could not drop"
-_CLOSING_SECONDS = 10.0
-"""What closing may take where a run ends at once, and what is left when everything is closed."""
-_FAILED, _INTERRUPTED = 1, 130
-"""Exit codes of a process that cannot end in order, as those of one that can."""
 
 
 @dataclass(frozen=True)
@@ -93,17 +87,17 @@ class _Run:
         self._point = point
         self._records = RunRecords(config, directory, loggers)
         self._timeouts = config.runtime.timeouts
+        self._forced = ForcedEnd(config, directory, self._records)
         self._signals = StopSignals(
-            self._records.view.note, patience_seconds=self._timeouts.stop_seconds, unheard=self._unheard
+            self._records.view.note, patience_seconds=self._timeouts.stop_seconds, unheard=self._forced.unheard
         )
         self._trainer_activity: Callable[[], str] = lambda: "is not there yet"
-        self._last_resort = LastResort(directory.path / "frozen.txt")
 
     async def execute(self) -> RunResult:
         stopped_by = "error"
-        with self._signals, self._armed():
+        with self._signals, self._forced.armed():
             try:
-                stopped_by = await self._ended(self._serve_and_train())
+                stopped_by = await self._forced.ended(self._serve_and_train(), lambda: self._signals.received > 1)
             except asyncio.CancelledError:
                 stopped_by = "interrupted"
             except BaseException as error:
@@ -112,46 +106,8 @@ class _Run:
             finally:
                 with self._signals.stopping(lambda reason: self._records.hurry(), "not waiting for loggers any longer"):
                     summary = await self._records.close(stopped_by)
-                await end_tasks(asyncio.all_tasks() - {asyncio.current_task()}, _CLOSING_SECONDS)
+                await self._forced.leave()
         return RunResult(summary, self._directory.path, stopped_by)
-
-    async def _ended(self, work: Coroutine[Any, Any, str]) -> str:
-        """Await `work`; cancelled, it has only so long to close everything, and less at the second signal."""
-        task = asyncio.create_task(work)
-        try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            task.cancel()
-            limit = self._timeouts.stop_seconds
-            try:
-                await asyncio.wait({task}, timeout=limit if self._signals.received < 2 else _CLOSING_SECONDS)
-            finally:
-                if not task.done():
-                    self._records.view.note("not everything could be closed in time; it is left behind")
-                    leave_behind(task)
-            if task.done() and not task.cancelled() and (error := task.exception()) is not None:
-                raise error from None
-            raise
-
-    def _armed(self) -> contextlib.AbstractContextManager[None]:
-        """With `on_stall: stop`, ends a process in which nothing can run any more."""
-        failure = self._config.rollout.failure
-        if failure.on_stall != "stop":
-            return contextlib.nullcontext()
-        # Longer than a thread needs to see a loop that is blocked, and to end the run with a better word.
-        return self._last_resort.armed(2 * failure.stall_seconds + self._timeouts.stop_seconds + _CLOSING_SECONDS)
-
-    def _blocked(self, place: str) -> None:
-        """From a thread: the event loop stays blocked after a stall that is to stop the run."""
-        why = (
-            f"RunStalled: the event loop is blocked, so that no pump runs, in {place} (rollout.failure.on_stall: stop)"
-        )
-        self._last_resort.end(why, _FAILED, lambda why: self._records.last_words("error", why))
-
-    def _unheard(self, place: str) -> None:
-        """From a thread: a signal was not heard, as the event loop is blocked."""
-        why = f"interrupted while the event loop was blocked in {place}; there is no last checkpoint"
-        self._last_resort.end(why, _INTERRUPTED, lambda why: self._records.last_words("interrupted", why))
 
     async def _serve_and_train(self) -> str:
         await self._records.start()
@@ -265,7 +221,7 @@ class _Run:
             samples=records.samples,
             record_end=records.ledger.write,
             activities={"trainer": self._trainer_activity, "checkpoint_writer": store.activity},
-            give_up=self._blocked,
+            give_up=self._forced.blocked,
         )
 
     async def _restore(self, controller: SingleController, trainer: TracedTrainer, between: BetweenSteps) -> None:
