@@ -51,7 +51,9 @@ class ForcedEnd:
 
     async def leave(self) -> None:
         """End whatever else is on the loop, so that its own end waits for nothing."""
-        await end_tasks((task for task in asyncio.all_tasks() if task is not asyncio.current_task()), _CLOSING_SECONDS)
+        others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        with contextlib.suppress(asyncio.CancelledError):  # one more signal: all is done, so it changes nothing
+            await end_tasks(others, _CLOSING_SECONDS)
 
     def armed(self) -> contextlib.AbstractContextManager[None]:
         """With `on_stall: stop`, ends a process in which nothing can run any more."""

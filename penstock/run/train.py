@@ -105,8 +105,10 @@ class _Run:
                 raise
             finally:
                 with self._signals.stopping(lambda reason: self._records.hurry(), "not waiting for loggers any longer"):
-                    summary = await self._records.close(stopped_by)
-                await self._forced.leave()
+                    try:
+                        summary = await self._records.close(stopped_by)
+                    finally:
+                        await self._forced.leave()
         return RunResult(summary, self._directory.path, stopped_by)
 
     async def _serve_and_train(self) -> str:

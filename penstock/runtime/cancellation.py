@@ -61,12 +61,14 @@ async def end_tasks(tasks: Iterable[asyncio.Task[Any]], limit_seconds: float) ->
     running = {task for task in tasks if not task.done()}
     for task in running:
         leave_behind(task)
-    if not running:
-        return set()
-    _, stuck = await asyncio.wait(running, timeout=limit_seconds)
-    for task in stuck:
-        asyncio._unregister_task(task)
-        task._log_destroy_pending = False  # type: ignore[attr-defined]
+    try:
+        if running:
+            await asyncio.wait(running, timeout=limit_seconds)
+    finally:
+        stuck = {task for task in running if not task.done()}
+        for task in stuck:
+            asyncio._unregister_task(task)
+            task._log_destroy_pending = False  # type: ignore[attr-defined]
     return stuck
 
 

@@ -17,7 +17,7 @@ from penstock.weights.source import WeightSource
 
 R = TypeVar("R")
 
-_CLOSE_SECONDS = 5.0
+_CLOSE_SECONDS = 2.0
 """How long a trainer that answered so far may take to end its threads; no call is waited for then."""
 
 

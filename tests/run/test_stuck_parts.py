@@ -50,7 +50,7 @@ def config(make_config: ConfigMaker, tmp_path: Path) -> Any:
     return make
 
 
-STOPS = {"rollout.failure": {"backoff_seconds": 0, "stall_seconds": 2.5, "on_stall": "stop"}}
+STOPS = {"rollout.failure": {"backoff_seconds": 0, "stall_seconds": 3.0, "on_stall": "stop"}}
 
 
 def summary_of(run_dir: Path) -> dict[str, Any]:
@@ -128,7 +128,7 @@ class TestStoppedEngine:
     @pytest.mark.long
     def test_one_that_goes_on_in_time_has_lost_nothing(self, config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         engines = get_stuck("update", 3, monkeypatch.setattr)
-        settings = config(**{"rollout.failure": {"stall_seconds": 2.5}, "runtime.timeouts": {"silence_seconds": 30.0}})
+        settings = config(**{"rollout.failure": {"stall_seconds": 3.0}, "runtime.timeouts": {"silence_seconds": 30.0}})
         told: list[str] = []
 
         def go_on(event: str, facts: Any) -> None:
@@ -151,7 +151,12 @@ class TestStuckTrainer:
         self, config: Any, monkeypatch: pytest.MonkeyPatch, kind: str
     ) -> None:
         get_stuck(kind, 4, monkeypatch.setattr)
-        settings = config(**STOPS, **{"runtime.engine_process": False, "training.min_groups_per_chunk": 4})
+        changes = {"runtime.engine_process": False, "training.min_groups_per_chunk": 4}
+        soon = {
+            "runtime.timeouts": {"stop_seconds": 1.0},
+            "rollout.failure": {"stall_seconds": 0.7, "on_stall": "stop"},
+        }
+        settings = config(**changes, **soon)
         with pytest.raises(RunStalled, match=rf"trainer: in \w*{kind}\w* for \d"):
             penstock.train(settings)
         run_dir = Path(settings.run_dir)
@@ -208,7 +213,7 @@ class Started:
 
 
 PLAIN = {"observe.console": "plain"}
-REPORTS = {"rollout.failure": {"backoff_seconds": 0, "stall_seconds": 2.5}}
+REPORTS = {"rollout.failure": {"backoff_seconds": 0, "stall_seconds": 3.0}}
 
 
 class TestCtrlC:

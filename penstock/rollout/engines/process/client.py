@@ -35,7 +35,7 @@ from penstock.weights.source import WeightSource
 
 _CLOSE_SECONDS = 10.0
 """How long a process that lives may take to abort what runs."""
-_MISSED_BEATS = 4
+_MISSED_BEATS = 3
 """Signs of life that are missing before an engine counts as silent; fewer may only mean a busy machine."""
 
 _SERVING = (EngineHealth.HEALTHY, EngineHealth.PAUSED)
