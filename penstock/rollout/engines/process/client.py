@@ -154,7 +154,7 @@ class ProcessEngine:
             raise EngineError(f"engine {self._name}: update_weights needs a paused engine; call pause() first")
         if self._shared_by is not None and not self._shared_by.done():
             raise EngineError(f"engine {self._name}: weights that were given up are still being written for it")
-        self._shared_by = in_daemon_thread(f"engine-{self._name}-weights", self._shared, source)
+        self._shared_by = in_daemon_thread("penstock-engine-weights", self._shared, source)
         shared = await asyncio.shield(self._shared_by)
         await self._ask("update_weights", **shared)
 
@@ -200,7 +200,7 @@ class ProcessEngine:
             self._process.kill()  # it does not listen, so it would not notice the end of its connection either
         except EngineError:
             pass  # it is gone already
-        await in_daemon_thread(f"engine-{self._name}-end", self._end)
+        await in_daemon_thread("penstock-engine-end", self._end)
 
     def _end(self) -> None:
         self._outbox.put(None)
