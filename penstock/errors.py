@@ -131,3 +131,11 @@ class TooManyDrops(PenstockError):
 
 class RunStalled(PenstockError):
     """The run can make no further progress."""
+
+
+class TrainerStuck(PenstockError):
+    """A call of the trainer did not come back in time. Its thread is still in it, so nothing can be repeated."""
+
+
+class RunStuck(PenstockError):
+    """A run that was told to end had to leave something behind that was in the middle of a step."""

@@ -14,6 +14,7 @@ from penstock.config.observe import ObserveConfig
 from penstock.config.rollout import RolloutConfig
 from penstock.config.rules import contradictions
 from penstock.config.sampler import OnPolicySampler, SamplerConfig
+from penstock.config.timeouts import TimeoutsConfig
 from penstock.config.training import TrainingConfig
 from penstock.config.values import usable_path
 
@@ -57,6 +58,8 @@ class RuntimeConfig(Section):
     """CPU threads of the trainer's mathematics; 0 means half of the cores."""
     trainer_lanes: Annotated[int, Field(ge=0, le=64)] = 0
     """Microbatches that a trainer on the CPU computes side by side, each with `trainer_threads`; 0 fills the cores."""
+    timeouts: TimeoutsConfig = TimeoutsConfig()
+    """How long the run waits for an answer of its parts before it counts them as stuck."""
 
 
 class CheckpointConfig(Section):
@@ -65,7 +68,8 @@ class CheckpointConfig(Section):
     every_steps: PositiveInt | None = None
     """Save after every so many steps; without it a run that is killed begins anew."""
     at_end: bool = True
-    """Save when the run ends by itself, is interrupted, or has dropped or filtered too many prompts."""
+    """Save when the run ends by itself, is interrupted, has dropped or filtered too many prompts, stands still
+    (`on_stall: stop`) or has lost its engine."""
     keep_latest: PositiveInt = 2
     """How many of the latest checkpoints are kept."""
     keep_best: NonNegativeInt = 0

@@ -11,10 +11,12 @@ from penstock.config.models import RunConfig
 from penstock.controller.advantage_pump import AdvantagePump
 from penstock.controller.drops import DropBook
 from penstock.controller.dynamic_sampling import DynamicSampling
+from penstock.controller.engine_condition import condition
 from penstock.controller.failure_totals import failure_totals
 from penstock.controller.ledger import Ledger
 from penstock.controller.minibatches import Minibatches
 from penstock.controller.parts import Parts
+from penstock.controller.pump_group import PumpGroup
 from penstock.controller.recording import Recording
 from penstock.controller.rollout_pump import RolloutProgress, RolloutPump
 from penstock.controller.snapshot import ControllerSnapshot, ControllerState
@@ -24,20 +26,26 @@ from penstock.controller.watchdog import Watchdog
 from penstock.controller.weight_sync import WeightSync
 from penstock.controller.work_queue import WorkQueue
 from penstock.data_plane.meta import KVBatchMeta
-from penstock.errors import SetupError
-from penstock.rollout.engines.base import GenerationEngine
+from penstock.errors import PenstockError, RunStuck, SetupError
 from penstock.rollout.manager import PARTITION
+from penstock.runtime.cancellation import ended_within
+from penstock.runtime.ending import Ending
 from penstock.training.targets import needs_preparation, sequence_metrics
 
 AfterStep = Callable[[int, dict[str, float]], Awaitable[None]]
 """Called with the number of finished steps and the step's flat metrics, before the next step begins."""
 
 
+_LEAST_SECONDS = 5.0
+"""A trainer that is asked whether it answers has at least this long."""
+
+
 class SingleController:
     """One CPU-only asyncio object that runs the pumps over the shared buffer.
 
-    The pumps live in one task group: the first that raises ends the others, and `run` raises what it raised. The run
-    ends by itself when the data or `max_steps` ends, or when `stop` is called.
+    The pumps live in one group: the first that raises ends the others, and `run` raises what it raised. The run ends by
+    itself when the data or `max_steps` ends, or when `stop` is called. However it ends, `runtime.timeouts.stop_seconds`
+    later it has ended: what has not come to its end by then is left behind and named.
     """
 
     def __init__(self, config: RunConfig, parts: Parts, after_step: AfterStep) -> None:
@@ -46,8 +54,11 @@ class SingleController:
         self._max_minutes = config.training.max_minutes
         self._deterministic = config.deterministic
         self._restored = False
+        self._engines_ready = asyncio.Event()
         self._stop_reason: str | None = None
         self._stopping = asyncio.Event()
+        timeouts = config.runtime.timeouts
+        self._ending = Ending(timeouts.stop_seconds)
         self._throughput = Throughput(parts.engines)
         self.drops = DropBook(config.rollout.failure, config.training.prompt_groups_per_step, parts.events)
         recording = Recording(parts.timeline, parts.buffer, parts.engines)
@@ -57,7 +68,14 @@ class SingleController:
         self.advantages = AdvantagePump(
             parts.data_plane, config.algorithm, config.rollout.sampling.max_new_tokens, parts.timeline
         )
-        self.sync = WeightSync(parts, self.rollouts, config.weights.update, recording)
+        self.sync = WeightSync(
+            parts,
+            self.rollouts,
+            config.weights.update,
+            recording,
+            limit_seconds=timeouts.weights_seconds,
+            ending=self._ending,
+        )
         settings = TrainPumpSettings(
             config.training,
             config.data.partial_step,
@@ -85,6 +103,8 @@ class SingleController:
             parts.events,
             stall_seconds=config.rollout.failure.stall_seconds,
             stop=config.rollout.failure.on_stall == "stop",
+            grace_seconds=timeouts.stop_seconds,
+            give_up=parts.give_up,
         )
 
     def diagnosis(self) -> dict[str, Any]:
@@ -100,7 +120,8 @@ class SingleController:
             "gate": "open" if self.rollouts.gate_open else "closed",
             "buffer": f"{buffer.reserved} reserved, {buffer.ready} ready, {buffer.free_permits} permits free",
             "versions": f"trainer at {buffer.clock.trainer_version}, engines at {buffer.clock.served_version}",
-            "engines": {engine.name: _condition(engine) for engine in self._parts.engines},
+            "engines": {engine.name: condition(engine) for engine in self._parts.engines},
+            **{name: tell() for name, tell in self._parts.activities.items()},
         }
 
     def _told(self, seconds: Mapping[str, float]) -> dict[str, float]:
@@ -138,26 +159,80 @@ class SingleController:
 
     async def run(self) -> str:
         """Run to the end; says why it ended (`max_steps`, `data_exhausted`, or the reason given to `stop`)."""
+        pumps = PumpGroup(self._ending)
+        background = [
+            pumps.start("rollout pump", self._dispatch()),
+            pumps.start("advantage pump", self.advantages.run()),
+            pumps.start("watchdog", self.watchdog.run()),
+        ]
+        training = pumps.start("train pump", self._train())
+        stopping = pumps.start("limit on time", self._stopped())
+        try:
+            await pumps.until(training, stopping)
+            reason = _result(training) or _result(stopping)
+            await pumps.end(training, stopping)
+            await pumps.end(*background)
+        except asyncio.CancelledError:
+            if self._ending.begun.is_set():  # it was told to end before, and now to do so at once
+                self._ending.hurry()
+            await pumps.end_all()
+            raise
+        self._tell_left_behind(pumps, reason)
+        if pumps.first_error is not None:
+            raise pumps.first_error from pumps.first_error.__cause__
+        assert reason is not None
+        await ended_within(self.sync.catch_up(), self._ending.left())
+        return reason
+
+    async def _train(self) -> str:
+        """The train pump; engines of a run that goes on from a checkpoint get its weights first."""
         await self.publish_restored()
         self._throughput.begin()
+        self._engines_ready.set()
+        return await self.training.run()
+
+    async def _dispatch(self) -> None:
+        """The rollout pump, once the engines have the weights that the run begins with."""
+        await self._engines_ready.wait()
+        await self.rollouts.run()
+
+    def _tell_left_behind(self, pumps: PumpGroup, reason: str | None) -> None:
+        """Say what did not come to its end; where that was a step, its state is not known, and that is an error."""
+        if not pumps.left_behind:
+            return
+        names = ", ".join(pumps.left_behind)
+        seconds = self._ending.limit_seconds
+        self._parts.events.emit("left_behind", seconds=seconds, parts=names, **self.diagnosis())
+        text = f"{names} did not come to an end within {seconds:g} s (runtime.timeouts.stop_seconds)"
+        if pumps.first_error is not None:
+            pumps.first_error.add_note(f"When the run ended because of it, {text}.")
+        elif not self.training.between_steps and reason != "interrupted":
+            raise RunStuck(
+                f"the run ended ({reason}), but {text}, and the open step is lost: {self._told_activities()}"
+            )
+
+    def _told_activities(self) -> str:
+        return "; ".join(f"{name.replace('_', ' ')} {tell()}" for name, tell in self._parts.activities.items())
+
+    async def can_be_saved(self) -> bool:
+        """Whether trainer and controller agree on where they are, between two steps, and the trainer answers.
+
+        After a failure it is not certain: the open step may not have been dropped, or its optimizer be half done.
+        """
+        if not self.training.between_steps:
+            return False
         try:
-            async with asyncio.TaskGroup() as pumps:
-                background = [
-                    pumps.create_task(self.rollouts.run()),
-                    pumps.create_task(self.advantages.run()),
-                    pumps.create_task(self.watchdog.run()),
-                ]
-                training = pumps.create_task(self.training.run())
-                stopping = pumps.create_task(self._stopped())
-                await asyncio.wait({training, stopping}, return_when=asyncio.FIRST_COMPLETED)
-                reason = training.result() if training.done() and not training.cancelled() else stopping.result()
-                await _end(training, stopping)
-                await _end(*background)
-        except BaseExceptionGroup as errors:
-            first = _first_error(errors)
-            raise first from first.__cause__
-        await self.sync.catch_up()
-        return reason
+            async with asyncio.timeout(max(self._ending.left(), _LEAST_SECONDS)):
+                await self._parts.trainer.publish_weights()
+        except (TimeoutError, PenstockError):
+            return False
+        return True
+
+    @property
+    def engines_are_current(self) -> bool:
+        """Whether the engines have the trainer's weights."""
+        clock = self._parts.buffer.clock
+        return clock.served_version == clock.trainer_version
 
     async def snapshot(self) -> ControllerSnapshot:
         """Everything but the trainer; to be taken between two steps, from `after_step` or after `run`.
@@ -247,18 +322,6 @@ class SingleController:
         await self._after_step(finished.step_id + 1, metrics)
 
 
-def _condition(engine: GenerationEngine) -> str:
-    stats = engine.stats()
-    return f"{engine.health().value}, {stats.running} running, {stats.waiting} waiting"
-
-
-async def _end(*tasks: asyncio.Task[object]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _first_error(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The first real error of nested task groups."""
-    first = errors.exceptions[0]
-    return _first_error(first) if isinstance(first, BaseExceptionGroup) else first
+def _result(task: asyncio.Task[str]) -> str | None:
+    """What a task came to, where it did."""
+    return task.result() if task.done() and not task.cancelled() and task.exception() is None else None

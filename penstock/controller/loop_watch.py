@@ -10,6 +10,8 @@ import traceback
 from collections.abc import Callable
 from types import FrameType, TracebackType
 
+from penstock.runtime.silence import Silence
+
 _BEATS = 4
 """How often in the time limit the loop shows that it is alive."""
 _MOST_FRAMES = 4
@@ -20,13 +22,25 @@ class LoopWatch:
 
     The usual reason is an environment whose coroutine calls something that blocks, such as a plain HTTP client: then
     every pump stands still, and the watchdog with them. `report` is called in the watching thread, with the innermost
-    places in the code where the loop's thread is.
+    places in the code where the loop's thread is. Where `give_up` is given, it is called, there as well, when the loop
+    has not run for `grace_seconds` more.
+
+    Time in which the whole process stood still, having been stopped from outside, does not count.
     """
 
-    def __init__(self, limit_seconds: float, report: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        limit_seconds: float,
+        report: Callable[[str], None],
+        *,
+        give_up: Callable[[str], None] | None = None,
+        grace_seconds: float = 0.0,
+    ) -> None:
         self._limit = limit_seconds
+        self._grace = grace_seconds
         self._report = report
-        self._beat = time.monotonic()
+        self._give_up = give_up
+        self._beat = 0
         self._ended = threading.Event()
         self._handle: asyncio.TimerHandle | None = None
 
@@ -44,17 +58,33 @@ class LoopWatch:
             self._handle.cancel()
 
     def _alive(self) -> None:
-        self._beat = time.monotonic()
+        self._beat += 1
         self._handle = self._loop.call_later(self._limit / _BEATS, self._alive)
 
     def _watch(self) -> None:
-        reported: float | None = None
-        while not self._ended.wait(self._limit / _BEATS):
-            beat = self._beat
-            if time.monotonic() - beat > self._limit and reported != beat:
-                reported = beat
-                frame = sys._current_frames().get(self._loop_thread)
-                self._report(innermost(frame) if frame is not None else "an ended thread")
+        tick = self._limit / _BEATS
+        stood, beat, reported, last = Silence(2 * tick), self._beat, False, time.monotonic()
+        while not self._ended.wait(tick):
+            now = time.monotonic()
+            seconds, last = stood.tick(now - last), now
+            if self._beat != beat:
+                stood.heard()
+                beat, reported = self._beat, False
+            elif seconds > self._limit and not reported:
+                reported = True
+                self._report(self._place())
+            elif seconds > self._limit + self._grace and self._give_up is not None:
+                self._give_up(self._place())
+                return
+
+    def _place(self) -> str:
+        return innermost_of(self._loop_thread)
+
+
+def innermost_of(thread: int) -> str:
+    """Where a thread is."""
+    frame = sys._current_frames().get(thread)
+    return innermost(frame) if frame is not None else "an ended thread"
 
 
 def innermost(frame: FrameType) -> str:

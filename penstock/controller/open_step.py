@@ -14,7 +14,7 @@ from penstock.controller.failure import describe
 from penstock.controller.minibatches import Minibatches, merge_results, split_groups
 from penstock.controller.step_stats import StepStats
 from penstock.data_plane.meta import KVBatchMeta
-from penstock.errors import NonFiniteError, StepStateError
+from penstock.errors import NonFiniteError, StepStateError, TrainerStuck
 from penstock.observe.events import EventLog
 from penstock.training.interface import ChunkResult, StepResult, Trainer
 from penstock.training.step import OptimizerStepError
@@ -124,7 +124,7 @@ class OpenStep:
             before = time.monotonic()
             try:
                 result = await self._trainer.finish_train_step(self.step_id, last=last)
-            except (NonFiniteError, OptimizerStepError):
+            except (NonFiniteError, OptimizerStepError, TrainerStuck):
                 raise
             except Exception as error:  # noqa: BLE001 - the optimizer has not run: replayed like a failed pass
                 await self._replay(error)
@@ -143,7 +143,7 @@ class OpenStep:
                 await self._start(part)
                 results.append(await self._finish_one(last=place == len(parts) - 1))
             except Exception as error:
-                if not results or isinstance(error, NonFiniteError | OptimizerStepError):
+                if not results or isinstance(error, NonFiniteError | OptimizerStepError | TrainerStuck):
                     raise
                 raise OptimizerStepError(
                     f"update {place + 1} of the {len(parts)} of a step failed ({describe(error)}) when those before it "
@@ -184,8 +184,13 @@ class OpenStep:
             self.stats.times.train_busy += result.seconds
 
     async def _replay(self, error: Exception) -> None:
-        """Begin the step again with everything it has been given; raises the error when attempts are spent."""
+        """Begin the step again with everything it has been given; raises the error when attempts are spent.
+
+        A trainer that is stuck in a call cannot be given anything again.
+        """
         while True:
+            if isinstance(error, TrainerStuck):
+                raise error
             await self._settle()
             try:
                 await self._trainer.abort_train_step(self.step_id)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from penstock.buffer.replay_buffer import ReplayBuffer
@@ -32,3 +32,7 @@ class Parts:
     samples: SampleLog = field(default_factory=SampleLog)
     record_end: Record | None = None
     """Takes a line of the ledger whenever a prompt has come to its end."""
+    activities: Mapping[str, Callable[[], str]] = field(default_factory=dict)
+    """Parts that can say what they are doing, for a diagnosis: the trainer, the checkpoint writer."""
+    give_up: Callable[[str], None] | None = None
+    """Ends the process; called from a thread, with the place, when the event loop stays blocked after a stall."""

@@ -23,6 +23,7 @@ from penstock.controller.recording import Recording
 from penstock.controller.rollout_pump import RolloutPump
 from penstock.controller.weight_sync import WeightSync
 from penstock.data_plane.meta import KVBatchMeta
+from penstock.errors import WeightSyncError
 from penstock.observe.group_lives import GroupEnd
 from penstock.runtime.cancellation import to_the_end
 from penstock.training.interface import StepResult
@@ -100,6 +101,8 @@ class TrainPump:
         self._on_step = on_step
         self._chunks_before = 0
         self._open: OpenStep | None = None
+        self.between_steps = True
+        """Whether trainer and controller agree on where they are: no step is open, or was given up half-way."""
         self.waiting_for = "start"
         """For diagnosis: what the pump waits for now."""
 
@@ -131,6 +134,7 @@ class TrainPump:
         )
         self._chunks_before = self.chunks_trained
         self._open = step
+        self.between_steps = False
         try:
             filled = await self._fill(step)
             if filled is Filled.DATA_ENDED and (step.groups == 0 or self._settings.partial_step == "drop"):
@@ -247,6 +251,7 @@ class TrainPump:
             result = await step.finish(self._buffer.clock.trainer_version)
         except BaseException:
             await self._give_up(step)
+            self.between_steps = False  # nobody knows how far the optimizer came
             raise
         if result.nonfinite_groups:
             self._events.emit("nonfinite_step_skipped", step=step.number, groups=list(result.nonfinite_groups))
@@ -258,17 +263,28 @@ class TrainPump:
             self._ledger.end(visit, PromptEnd.DROPPED if skipped else PromptEnd.TRAINED, step.number)
         self._drops.settle()
         self._buffer.advance(trainer_version=result.version, step=step.step_id + 1)
-        if result.updated:
-            self._wait_for("the engines to take the new weights")
-            before = time.monotonic()
-            report = await self._sync.publish()
-            step.stats.times.sync_pause = report.pause_seconds if report is not None else 0.0
-            step.stats.times.sync = time.monotonic() - before
+        self.between_steps = True
+        lost = await self._publish(step) if result.updated else None
         seconds = time.monotonic() - started
         metrics = {f"train/{name}": value for name, value in result.metrics.items()} | step.stats.metrics()
         self._wait_for("the end-of-step work (evaluation, checkpoint, logs)")
         self._recording.step_ended()
         await self._on_step(FinishedStep(step.step_id, result, metrics, seconds))
+        if lost is not None:
+            raise lost
+
+    async def _publish(self, step: OpenStep) -> WeightSyncError | None:
+        """Bring the new weights to the engines; where none takes them, the step itself has been done all the same."""
+        self._wait_for("the engines to take the new weights")
+        before = time.monotonic()
+        try:
+            report = await self._sync.publish()
+        except WeightSyncError as error:
+            return error
+        finally:
+            step.stats.times.sync = time.monotonic() - before
+        step.stats.times.sync_pause = report.pause_seconds if report is not None else 0.0
+        return None
 
     async def _keep_samples(self, step: OpenStep) -> None:
         version = self._buffer.clock.trainer_version
@@ -308,6 +324,7 @@ class TrainPump:
             for slot in step.slots:
                 self._recording.ended(slot.group_id, GroupEnd.ABANDONED)
             await self._clear(step.slots)
+        self.between_steps = True
 
     async def _clear(self, slots: Sequence[Slot]) -> None:
         """Remove the rows of these groups; once per group, whatever became of it."""

@@ -21,7 +21,8 @@ class Watchdog:
     """Looks at the progress every `stall_seconds`; the same counters twice in a row are a stall.
 
     So a stall is reported after one to two intervals, once per stall: not again until there was progress in between.
-    An event loop that something blocks cannot look; then a thread reports where in the code the loop stands.
+    An event loop that something blocks cannot look; then a thread reports where in the code the loop stands. Where a
+    stall is to stop the run, `give_up` is called by that thread when the loop is still blocked `grace_seconds` later.
     """
 
     def __init__(
@@ -32,17 +33,26 @@ class Watchdog:
         *,
         stall_seconds: float,
         stop: bool,
+        grace_seconds: float = 0.0,
+        give_up: Callable[[str], None] | None = None,
     ) -> None:
         self._progress = progress
         self._diagnosis = diagnosis
         self._events = events
         self._stall_seconds = stall_seconds
         self._stop = stop
+        self._grace_seconds = grace_seconds
+        self._give_up = give_up if stop else None
 
     async def run(self) -> None:
         """Watch until cancelled; raises `RunStalled` where a stall is to stop the run."""
         last, reported = self._progress(), False
-        with LoopWatch(max(self._stall_seconds, _LEAST_BLOCKED_SECONDS), self._report_blocked):
+        with LoopWatch(
+            max(self._stall_seconds, _LEAST_BLOCKED_SECONDS),
+            self._report_blocked,
+            give_up=self._give_up,
+            grace_seconds=self._grace_seconds,
+        ):
             while True:
                 await asyncio.sleep(self._stall_seconds)
                 now = self._progress()

@@ -5,12 +5,17 @@ from __future__ import annotations
 import asyncio
 from typing import Literal
 
+from penstock.controller.failure import describe
 from penstock.controller.parts import Parts
 from penstock.controller.recording import Recording
 from penstock.controller.rollout_pump import RolloutPump
+from penstock.errors import WeightSyncError
+from penstock.runtime.ending import Ending
 from penstock.weights.synchronizer import SyncReport, WeightSynchronizer
 
 UpdateMode = Literal["in_flight", "drain", "abort_stale"]
+_SHARE = 0.5
+"""Of the time that a run has to end; what comes after the copy, a step's metrics for example, needs some as well."""
 
 
 class WeightSync:
@@ -18,15 +23,28 @@ class WeightSync:
 
     `in_flight`: running requests pause at a token boundary and go on with the new weights. `drain`: the gate closes and
     running groups end first. `abort_stale`: groups that the sampler would never select are aborted before the copy.
+
+    An engine that does not answer cannot hold up the end of a run: for half of the time that the run has to end it is
+    waited for, and then the engines keep the version they have.
     """
 
-    def __init__(self, parts: Parts, pump: RolloutPump, mode: UpdateMode, recording: Recording) -> None:
+    def __init__(
+        self,
+        parts: Parts,
+        pump: RolloutPump,
+        mode: UpdateMode,
+        recording: Recording,
+        *,
+        limit_seconds: float,
+        ending: Ending,
+    ) -> None:
         self._trainer = parts.trainer
         self._buffer = parts.buffer
         self._events = parts.events
         self._recording = recording
         self._lane = recording.lane("weight sync")
-        self._synchronizer = WeightSynchronizer(parts.engines)
+        self._synchronizer = WeightSynchronizer(parts.engines, limit_seconds)
+        self._ending = ending
         self._pump = pump
         self._mode = mode
         self.run_is_ending = asyncio.Event()
@@ -41,7 +59,8 @@ class WeightSync:
     async def publish(self) -> SyncReport | None:
         """Bring the current version to every engine; the buffer's clock learns it when they serve it.
 
-        None where the run was stopped while groups were drained: the engines keep the version they have.
+        None where the run is ending and groups were not drained, or no engine has answered, by then: the engines keep
+        the version they have.
         """
         if self._mode == "drain":
             self._pump.close_gate()
@@ -72,12 +91,22 @@ class WeightSync:
             self._lane.switch(None)
         return drained.done() and not drained.cancelled()
 
-    async def _copy(self) -> SyncReport:
+    async def _copy(self) -> SyncReport | None:
         self.waiting_for = "the engines to take the new weights"
+        giving_up = asyncio.create_task(self._give_up_in_time())
         try:
             with self._lane.span("copying weights to the engines"):
                 report = await self._synchronizer.publish(await self._trainer.publish_weights())
+        except WeightSyncError as error:
+            if not self._ending.begun.is_set():
+                raise
+            self._events.emit("weights_not_published", cause=describe(error))
+            current = asyncio.current_task()
+            if current is not None and current.cancelling():  # the error came first, and hides the cancellation
+                raise asyncio.CancelledError from None
+            return None
         finally:
+            giving_up.cancel()
             self.waiting_for = "a finished step"
         self._recording.published(report)
         for name, cause in report.failed.items():
@@ -85,3 +114,7 @@ class WeightSync:
         self._buffer.advance(served_version=report.version)
         self._events.emit("weights_published", version=report.version, pause_s=round(report.pause_seconds, 6))
         return report
+
+    async def _give_up_in_time(self) -> None:
+        await self._ending.over(_SHARE)
+        self._synchronizer.give_up()

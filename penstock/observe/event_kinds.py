@@ -38,6 +38,8 @@ EVENT_KINDS: dict[str, EventKind] = {
     "nonfinite_step_skipped": EventKind(Severity.FAILURE, "loss or gradient was not finite; the step changed nothing"),
     "step_skipped": EventKind(Severity.FAILURE, "a step had no groups"),
     "engine_out_of_service": EventKind(Severity.FAILURE, "an engine did not take new weights"),
+    "weights_not_published": EventKind(Severity.FAILURE, "no engine took new weights before the run ended"),
+    "left_behind": EventKind(Severity.FAILURE, "parts that did not come to an end when the run did"),
     "eval_failed": EventKind(Severity.FAILURE, "a response to a held-out prompt could not be scored"),
     "samples_not_kept": EventKind(Severity.FAILURE, "responses of a step are missing in samples.jsonl"),
     "reward_log_failed": EventKind(Severity.FAILURE, "what rewards print cannot be kept in rewards.log"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,7 +29,9 @@ from penstock.rollout.prompts import PromptStream
 from penstock.rollout.recorded import Recording
 from penstock.rollout.replay import RecordedEnvironment, RecordedStream, ReplaySource
 from penstock.run.rollouts import open_recording, recorded, rollout_notes
+from penstock.runtime.cancellation import ended_within
 from penstock.runtime.cpu import lanes_for_rest, threads_for_half
+from penstock.runtime.threads import in_daemon_thread
 from penstock.training.interface import Trainer
 from penstock.training.workers.local import LocalTrainer
 from penstock.training.workers.none import NoTrainer
@@ -40,6 +43,8 @@ _ENGINES = {"embedded": EmbeddedEngine}
 _TRAINERS = {("local", "local"): LocalTrainer}
 """By runtime and backend."""
 _DATA_PLANES = {"memory": MemoryDataPlane}
+_CLOSE_SECONDS = 30.0
+"""How long an engine or an environment may take to close; each of their own parts has less."""
 
 
 @dataclass(frozen=True)
@@ -68,10 +73,10 @@ class Serving:
         return self.engines[0]
 
     async def close(self) -> None:
-        """End engine and environment."""
+        """End engine and environment; one that does not come to its end is left behind."""
         for engine in self.engines:
-            await engine.close()
-        await self.environment.close()
+            await ended_within(engine.close(), _CLOSE_SECONDS)
+        await ended_within(self.environment.close(), _CLOSE_SECONDS)
 
 
 @dataclass(frozen=True)
@@ -121,15 +126,36 @@ def build_serving(config: RunConfig, *, trains_too: bool) -> Serving:
 
 
 async def serving_off_the_loop(config: RunConfig, *, trains_too: bool) -> Serving:
-    """`build_serving` in a thread, so that Ctrl-C is heard while a large model loads; what it made is closed then."""
-    building = asyncio.ensure_future(asyncio.to_thread(build_serving, config, trains_too=trains_too))
+    """`build_serving` in a thread, so that Ctrl-C is heard while a large model loads; what it made is closed then.
+
+    It is not waited for longer than `runtime.timeouts` says: a model that is still loading is let go of when it is
+    there, if anybody is left to do so.
+    """
+    timeouts, unwanted = config.runtime.timeouts, threading.Event()
+    building = in_daemon_thread("penstock-build", _build_if_wanted, config, trains_too, unwanted)
     try:
-        return await asyncio.shield(building)
+        await asyncio.wait({building}, timeout=timeouts.start_seconds)
     except asyncio.CancelledError:
-        await asyncio.wait({building})
-        if building.exception() is None:
+        await asyncio.wait({building}, timeout=timeouts.stop_seconds)
+        if not building.done():
+            unwanted.set()
+        elif building.exception() is None:
             await building.result().close()
         raise
+    if not building.done():
+        unwanted.set()
+        raise SetupError(
+            f"model {config.model.path!r} was not there after {timeouts.start_seconds:g} s; if it takes longer to "
+            "load, raise runtime.timeouts.start_seconds"
+        )
+    return building.result()
+
+
+def _build_if_wanted(config: RunConfig, trains_too: bool, unwanted: threading.Event) -> Serving:
+    serving = build_serving(config, trains_too=trains_too)
+    if unwanted.is_set():
+        asyncio.run(serving.close())
+    return serving
 
 
 def _environment(config: RunConfig, recording: Recording | None, rewards: RewardRecords) -> Environment:
@@ -164,7 +190,7 @@ def _engine_settings(config: RunConfig) -> dict[str, Any]:
 
 def _engine(config: RunConfig, model: Any, process: EngineProcess | None, *, own_weights: bool) -> GenerationEngine:
     if process is not None:
-        return ProcessEngine(process, WeightSource(0, lambda: named_weights(model)))
+        return ProcessEngine(process, WeightSource(0, lambda: named_weights(model)), config.runtime.timeouts)
     plain = plain_copy(model) if own_weights or LoraAdapter.of(model) else model
     return _ENGINES[config.rollout.engine.kind](plain, **_engine_settings(config))
 

@@ -23,6 +23,7 @@ from penstock.run.flushing import flush_file, flush_folder
 from penstock.run.record_marks import RecordsSnapshot
 from penstock.run.seal import SEAL, BrokenSeal, Seal
 from penstock.run.write_progress import WriteProgress
+from penstock.runtime.threads import in_daemon_thread
 from penstock.training.interface import TrainerSnapshot
 
 CONTROLLER_FOLDER = "controller"
@@ -62,8 +63,8 @@ class CheckpointStore:
     """The `checkpoints/` folder of a run; keeps the latest few, and the best where asked.
 
     A snapshot is written in a thread while the run goes on; one at a time, so that memory holds one snapshot more at
-    most. A write that failed is raised by the next call. With `directory`, the folder's run, nothing is written where
-    that is no longer there.
+    most. A write that failed, or took longer than `limit_seconds`, is raised by the next call. With `directory`, the
+    folder's run, nothing is written where that is no longer there.
 
     Invariant: `step_N` is taken for the checkpoint of step N only where this process wrote it, or goes on from it.
     Whatever else has that name is set aside when step N is written.
@@ -77,6 +78,7 @@ class CheckpointStore:
         on_saved: OnSaved,
         run: CheckpointOwner,
         directory: RunDirectory | None = None,
+        limit_seconds: float = 3600.0,
     ) -> None:
         self._folder = folder
         self._directory = directory
@@ -87,6 +89,8 @@ class CheckpointStore:
         self._run = run
         self._writing: asyncio.Task[None] | None = None
         self._begun: int | None = None
+        self._limit = limit_seconds
+        self._started = 0.0
         self._own = {run.resumed_step}
 
     @property
@@ -103,6 +107,12 @@ class CheckpointStore:
     def progress(self) -> int:
         """Grows while a checkpoint is being written."""
         return self._progress.count
+
+    def activity(self) -> str:
+        """What it is doing, for a diagnosis."""
+        if self._writing is None or self._writing.done():
+            return "waits for a checkpoint"
+        return f"writing step {self._begun} for {time.monotonic() - self._started:.1f} s"
 
     def has(self, step: int) -> bool:
         """Whether the checkpoint of this step is there, or being written."""
@@ -145,9 +155,15 @@ class CheckpointStore:
             await asyncio.gather(self._writing, return_exceptions=True)
 
     async def _write(self, snapshot: Snapshot) -> None:
-        started = time.monotonic()
-        path = await asyncio.to_thread(self._write_now, snapshot)
-        self._on_saved(snapshot.step, path, time.monotonic() - started)
+        self._started = started = time.monotonic()
+        writing = in_daemon_thread("penstock-checkpoint", self._write_now, snapshot)
+        await asyncio.wait({writing}, timeout=self._limit)
+        if not writing.done():
+            raise CheckpointError(
+                f"step {snapshot.step} was not written to {str(self._folder)!r} within {self._limit:g} s "
+                "(runtime.timeouts.checkpoint_seconds); the checkpoints before it are untouched"
+            )
+        self._on_saved(snapshot.step, writing.result(), time.monotonic() - started)
 
     def _write_now(self, snapshot: Snapshot) -> Path:
         final = self._folder / f"step_{snapshot.step}"

@@ -69,6 +69,11 @@ class Recorder:
         """Whether the weights after this many steps have been evaluated."""
         return step in self._evals
 
+    @property
+    def steps(self) -> int:
+        """Steps so far."""
+        return self._steps
+
     def summary(self, stopped_by: str) -> dict[str, Any]:
         """How the run ended."""
         start = self._evals.get(0, {})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -115,6 +116,15 @@ class RunRecords:
         self._lost = isinstance(error, RunDirectoryLost)
         self.metrics.error = describe(error)
         self._attempt(lambda: self.events.emit("run_failed", cause=self.metrics.error))
+
+    def last_words(self, stopped_by: str, why: str) -> None:
+        """The process ends now, and the event loop cannot record it: summary and events, from any thread."""
+        self.metrics.error = why
+        self._attempt(lambda: self._directory.write_summary(self.metrics.summary(stopped_by)))
+        self._attempt(lambda: self.events.emit("run_failed", cause=why))
+        self._attempt(lambda: self.events.emit("run_ended", stopped_by=stopped_by, steps=self.metrics.steps))
+        self._attempt(self.events.close)
+        self._attempt(lambda: sys.stderr.write(f"penstock: {why}\n"))
 
     def hurry(self) -> None:
         """Do not wait for loggers any longer."""

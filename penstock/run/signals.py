@@ -10,6 +10,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 
+from penstock.controller.loop_watch import innermost_of
+from penstock.run.unheard import Unheard
+
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -29,13 +32,26 @@ class StopSignals:
     terminal it is one more signal that stops, as a batch system may send it. Where it is ignored, as nohup has it, it
     stays so.
 
-    Does nothing outside the main thread, where Python delivers no signals.
+    Does nothing outside the main thread, where Python delivers no signals. A signal that a blocked event loop does not
+    hear for `patience_seconds`, or a second one then, calls `unheard` in another thread, with where the loop stands.
     """
 
-    def __init__(self, note: Callable[[str], None], hung_up: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        note: Callable[[str], None],
+        hung_up: Callable[[], None],
+        *,
+        patience_seconds: float,
+        unheard: Callable[[str], None],
+    ) -> None:
         self._note = note
         self._hung_up = hung_up
         self._hangup_before = signal.getsignal(signal.SIGHUP)
+        self._patience = patience_seconds
+        self._end_unheard = unheard
+        self._unheard: Unheard | None = None
+        self.received = 0
+        """Signals so far."""
         self._stop: Callable[[str], None] | None = None
         self._stop_note = ""
         self._task: asyncio.Task[object] | None = None
@@ -43,11 +59,12 @@ class StopSignals:
     def __enter__(self) -> StopSignals:
         if threading.current_thread() is threading.main_thread():
             self._task = asyncio.current_task()
+            main = threading.get_ident()
+            self._unheard = Unheard(self._patience, lambda: self._end_unheard(innermost_of(main)))
             for number in _SIGNALS:
                 asyncio.get_running_loop().add_signal_handler(number, self._received)
-            if self._hangup_before is not signal.SIG_IGN:
-                act = self._hung_up if has_terminal() else self._received
-                asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, act)
+                self._unheard.listen(number)
+            self._listen_for_hangup()
         return self
 
     def __exit__(
@@ -60,6 +77,18 @@ class StopSignals:
             heard = asyncio.get_running_loop().remove_signal_handler(signal.SIGHUP)
             if heard and self._hangup_before is not None:
                 signal.signal(signal.SIGHUP, self._hangup_before)
+        if self._unheard is not None:
+            self._unheard.close()
+
+    def _listen_for_hangup(self) -> None:
+        if self._hangup_before is signal.SIG_IGN or self._unheard is None:
+            return
+        loop = asyncio.get_running_loop()
+        if has_terminal():
+            loop.add_signal_handler(signal.SIGHUP, self._hung_up)
+        else:
+            loop.add_signal_handler(signal.SIGHUP, self._received)
+            self._unheard.listen(signal.SIGHUP)
 
     @contextmanager
     def stopping(
@@ -73,6 +102,9 @@ class StopSignals:
             self._stop = None
 
     def _received(self) -> None:
+        if self._unheard is not None:
+            self._unheard.heard()
+        self.received += 1
         stop, self._stop = self._stop, None
         if stop is not None:
             self._note(self._stop_note)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,15 @@ from penstock.config.yaml_dialect import parse_yaml
 from penstock.controller.controller import SingleController
 from penstock.controller.parts import Parts
 from penstock.controller.traced_trainer import TracedTrainer
-from penstock.errors import ConfigError, TooManyDrops, TooManyFiltered
+from penstock.errors import (
+    ConfigError,
+    EngineError,
+    RunStalled,
+    RunStuck,
+    TooManyDrops,
+    TooManyFiltered,
+    WeightSyncError,
+)
 from penstock.observe.event_kinds import meaning_of
 from penstock.observe.loggers.base import Logger, flat_settings
 from penstock.observe.report.reading import Lines
@@ -26,6 +34,7 @@ from penstock.run.checkpoint import CheckpointOwner, CheckpointStore
 from penstock.run.checkpoint_proof import prove_checkpoint
 from penstock.run.checks import check_config
 from penstock.run.directory import RunDirectory
+from penstock.run.forced_end import ForcedEnd
 from penstock.run.periodic_eval import Evaluations
 from penstock.run.record_marks import refuse_other_events, refuse_other_records
 from penstock.run.records import RunRecords
@@ -33,6 +42,12 @@ from penstock.run.resume import ResumePoint, own_config, resume_point
 from penstock.run.rewind import refuse_lost_checkpoints, rewind
 from penstock.run.signals import StopSignals
 from penstock.runtime.loop import run_loop
+from penstock.runtime.threads import in_daemon_thread
+from penstock.training.guarded import GuardedTrainer
+
+_SAVED_AFTER = (TooManyDrops, TooManyFiltered, RunStalled, WeightSyncError, EngineError)
+"""Errors that leave trainer and controller sound: the run has lost its data, its engine or its progress."""
+_UNSOUND = "the trainer does not answer, or was in the middle of a step that it could not drop"
 
 
 @dataclass(frozen=True)
@@ -119,13 +134,21 @@ class _Run:
         self._point = point
         self._aside = aside
         self._records = RunRecords(config, directory, loggers)
-        self._signals = StopSignals(self._records.view.note, self._records.view.terminal_closed)
+        self._timeouts = config.runtime.timeouts
+        self._forced = ForcedEnd(config, directory, self._records)
+        self._signals = StopSignals(
+            self._records.view.note,
+            self._records.view.terminal_closed,
+            patience_seconds=self._timeouts.stop_seconds,
+            unheard=self._forced.unheard,
+        )
+        self._trainer_activity: Callable[[], str] = lambda: "is not there yet"
 
     async def execute(self) -> RunResult:
         stopped_by = "error"
-        with self._signals:
+        with self._signals, self._forced.armed():
             try:
-                stopped_by = await self._serve_and_train()
+                stopped_by = await self._forced.ended(self._serve_and_train(), lambda: self._signals.received > 1)
             except asyncio.CancelledError:
                 stopped_by = "interrupted"
             except BaseException as error:
@@ -133,7 +156,10 @@ class _Run:
                 raise
             finally:
                 with self._signals.stopping(lambda reason: self._records.hurry(), "not waiting for loggers any longer"):
-                    summary = await self._records.close(stopped_by)
+                    try:
+                        summary = await self._records.close(stopped_by)
+                    finally:
+                        await self._forced.leave()
         return RunResult(summary, self._directory.path, stopped_by)
 
     async def _serve_and_train(self) -> str:
@@ -150,13 +176,24 @@ class _Run:
             serving = await serving_off_the_loop(self._config, trains_too=trains)
         try:
             with self._records.lane.span("setting up the trainer"):
-                training = await asyncio.to_thread(build_training, self._config, serving)
+                training = self._guarded(
+                    await in_daemon_thread("penstock-build", build_training, self._config, serving)
+                )
             try:
                 return await self._train(serving, training)
             finally:
                 await training.close()
         finally:
             await serving.close()
+
+    def _guarded(self, training: Training) -> Training:
+        """The same, with limits on the trainer's calls."""
+        timeouts = self._timeouts
+        guarded = GuardedTrainer(
+            training.trainer, call_seconds=timeouts.trainer_seconds, snapshot_seconds=timeouts.checkpoint_seconds
+        )
+        self._trainer_activity = guarded.activity
+        return replace(training, trainer=guarded)
 
     def _announce_resume(self, point: ResumePoint) -> None:
         self._records.events.emit(
@@ -199,7 +236,7 @@ class _Run:
         trainer = TracedTrainer(training.trainer, records.timeline)
         store = self._store(serving)
         between = BetweenSteps(config, trainer, store, evaluations, records)
-        controller = SingleController(config, self._parts(serving, training, trainer), between)
+        controller = SingleController(config, self._parts(serving, training, trainer, store), between)
         between.controller = controller
         controller.hook_progress = lambda: evaluations.responses + store.progress
         try:
@@ -211,19 +248,22 @@ class _Run:
                 )
             await between.before_first(training.buffer.clock.step)
             stopped_by = await self._run_controller(controller, between)
-        except (TooManyDrops, TooManyFiltered) as error:
+        except _SAVED_AFTER as error:
             try:
-                await self._save_at_end(training.buffer.clock.step, store, between)
+                await self._save_at_end(training.buffer.clock.step, store, between, controller)
             except Exception as failed:
                 records.view.note(f"the last checkpoint was not written: {failed}")
                 raise error from failed  # the run ends with what it gave up for
             raise
         else:
             step = training.buffer.clock.step
-            await self._save_at_end(step, store, between)
+            await self._save_at_end(step, store, between, controller, stopped_by)
         finally:
             await store.close()
-        if config.eval.at_end and stopped_by != "interrupted" and not records.metrics.evaluated(step):
+        wanted = config.eval.at_end and stopped_by != "interrupted" and not records.metrics.evaluated(step)
+        if wanted and not controller.engines_are_current:
+            records.events.emit("eval_failed", when="at the end", cause="the engines do not have the last weights")
+        elif wanted:
             report = await evaluations.at_end()
             if report is not None:
                 records.metrics.evaluation(report)
@@ -235,10 +275,16 @@ class _Run:
         resumed = point.step if point is not None and point.checkpoint is not None else None
         owner = CheckpointOwner(directory.run_id, dump_config(config), resumed)
         return CheckpointStore(
-            directory.checkpoints, config.checkpoint, serving.hf_tokenizer, self._saved, owner, directory
+            directory.checkpoints,
+            config.checkpoint,
+            serving.hf_tokenizer,
+            self._saved,
+            owner,
+            directory,
+            self._timeouts.checkpoint_seconds,
         )
 
-    def _parts(self, serving: Serving, training: Training, trainer: TracedTrainer) -> Parts:
+    def _parts(self, serving: Serving, training: Training, trainer: TracedTrainer, store: CheckpointStore) -> Parts:
         records = self._records
         return Parts(
             stream=training.stream,
@@ -251,6 +297,8 @@ class _Run:
             timeline=records.timeline,
             samples=records.samples,
             record_end=records.ledger.write,
+            activities={"trainer": self._trainer_activity, "checkpoint_writer": store.activity},
+            give_up=self._forced.blocked,
         )
 
     async def _restore(self, controller: SingleController, trainer: TracedTrainer) -> None:
@@ -282,11 +330,23 @@ class _Run:
             self._records.metrics.train_seconds = controller.elapsed_seconds
             self._records.metrics.tokens_generated = controller.tokens_generated
 
-    async def _save_at_end(self, step: int, store: CheckpointStore, between: BetweenSteps) -> None:
+    async def _save_at_end(
+        self,
+        step: int,
+        store: CheckpointStore,
+        between: BetweenSteps,
+        controller: SingleController,
+        stopped_by: str = "error",
+    ) -> None:
         """The last checkpoint; a signal does not come between."""
         with self._signals.stopping(lambda reason: None, "writing the last checkpoint; once more ends at once"):
             if self._config.checkpoint.at_end and step and not store.has(step):
-                await store.begin(await between.snapshot(step))
+                if await controller.can_be_saved():
+                    await store.begin(await between.snapshot(step))
+                elif stopped_by == "interrupted":
+                    self._records.view.note(f"no last checkpoint: {_UNSOUND}")
+                else:
+                    raise RunStuck(f"the run has ended without its last checkpoint: {_UNSOUND}")
             await store.finish()
 
     def _saved(self, step: int, path: Path, seconds: float) -> None:

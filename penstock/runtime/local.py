@@ -10,6 +10,7 @@ from queue import SimpleQueue
 from typing import ParamSpec, TypeVar
 
 from penstock.runtime.cpu import keep_own_threads, take_threads
+from penstock.runtime.threads import in_daemon_thread
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -89,7 +90,7 @@ class WorkerThread:
         if not self._closed:
             self._closed = True
             self._inbox.put(None)
-        await asyncio.to_thread(self._thread.join, join_seconds)
+        await in_daemon_thread("penstock-join", self._thread.join, join_seconds)
 
 
 def _wrapped(raised: BaseException) -> RuntimeError:

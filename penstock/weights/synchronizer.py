@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from penstock.errors import SetupError, WeightSyncError
 from penstock.runtime.cancellation import to_the_end
@@ -28,16 +30,31 @@ class WeightSynchronizer:
     """Pause all, update all, resume those that have the new version.
 
     Nobody resumes before everybody was updated or has failed, so that no two versions are served side by side. A
-    receiver that raises in any of the three stays out of serving until a later sync succeeds on it; the others go on.
-    If none is left the sync as a whole has failed; where there are no receivers at all, as in a replay of recorded
-    rollouts, a version counts as served when it is published. A cancelled sync is carried to its end first.
+    receiver that raises in any of the three, or takes longer than `limit_seconds` for it, stays out of serving until a
+    later sync succeeds on it; the others go on. If none is left the sync as a whole has failed; where there are no
+    receivers at all, as in a replay of recorded rollouts, a version counts as served when it is published. A cancelled
+    sync is carried to its end first; `give_up` makes that end come now.
+
+    Invariant: a receiver whose call was given up is not called again before that call has ended, and is paused as soon
+    as it has: it cannot come back into serving with an old version by an answer that is late.
+
+    Worked example, receivers a and b, b stopped in `update_weights` of version 3: after the limit a resumes with 3, and
+    b is reported as failed. b wakes up, takes version 3, and is paused. The sync of version 4 brings it back.
     """
 
-    def __init__(self, receivers: Sequence[WeightReceiver]) -> None:
+    def __init__(self, receivers: Sequence[WeightReceiver], limit_seconds: float = 300.0) -> None:
         names = [receiver.name for receiver in receivers]
         if len(set(names)) != len(names):
             raise SetupError(f"engines need names of their own, but these are {names}")
         self._receivers = tuple(receivers)
+        self._limit = limit_seconds
+        self._late: dict[str, asyncio.Task[None]] = {}
+        """Receivers whose call was given up; the task ends when they stand paused."""
+        self._given_up = asyncio.Event()
+
+    def give_up(self) -> None:
+        """Wait for no receiver any longer, in this sync and all later ones: the run ends."""
+        self._given_up.set()
 
     async def publish(self, source: WeightSource) -> SyncReport:
         """Bring `source` to every receiver."""
@@ -45,20 +62,60 @@ class WeightSynchronizer:
 
     async def _publish(self, source: WeightSource) -> SyncReport:
         started = time.monotonic()
-        errors: dict[str, BaseException] = {}
-        await self._all(errors, lambda receiver: receiver.pause())
-        await self._all(errors, lambda receiver: receiver.update_weights(source))
-        await self._all(errors, lambda receiver: receiver.resume())
+        errors: dict[str, BaseException] = {
+            name: WeightSyncError("it has not answered an earlier weight update yet")
+            for name, task in self._late.items()
+            if not task.done()
+        }
+        await self._all("pause", errors, lambda receiver: receiver.pause())
+        await self._all("update_weights", errors, lambda receiver: receiver.update_weights(source))
+        await self._all("resume", errors, lambda receiver: receiver.resume())
         if errors and len(errors) == len(self._receivers):
             name, cause = next(iter(errors.items()))
             raise WeightSyncError(f"no engine could take weight version {source.version}; {name}: {cause}") from cause
         causes = {name: f"{type(error).__name__}: {error}" for name, error in errors.items()}
         return SyncReport(source.version, time.monotonic() - started, causes)
 
-    async def _all(self, errors: dict[str, BaseException], call: Callable[[WeightReceiver], Awaitable[None]]) -> None:
+    async def _all(
+        self,
+        name: str,
+        errors: dict[str, BaseException],
+        call: Callable[[WeightReceiver], Coroutine[Any, Any, None]],
+    ) -> None:
         """Make the call on every receiver that has not failed yet, all at the same time."""
-        healthy = [receiver for receiver in self._receivers if receiver.name not in errors]
-        outcomes = await asyncio.gather(*map(call, healthy), return_exceptions=True)
-        for receiver, outcome in zip(healthy, outcomes, strict=True):
-            if isinstance(outcome, BaseException):
-                errors[receiver.name] = outcome
+        calls = [(r, asyncio.create_task(call(r))) for r in self._receivers if r.name not in errors]
+        if not calls:
+            return
+        await self._wait_for({task for _, task in calls})
+        for receiver, task in calls:
+            if not task.done():
+                self._late[receiver.name] = asyncio.create_task(_keep_out(receiver, task))
+                errors[receiver.name] = WeightSyncError(self._why_late(name))
+            elif task.cancelled():
+                errors[receiver.name] = WeightSyncError(f"{name} was cancelled from the inside")
+            elif (error := task.exception()) is not None:
+                errors[receiver.name] = error
+
+    async def _wait_for(self, calls: set[asyncio.Task[None]]) -> None:
+        """Until all have ended, the limit has passed, or `give_up`."""
+        ended = asyncio.create_task(asyncio.wait(calls))
+        given_up = asyncio.create_task(self._given_up.wait())
+        try:
+            await asyncio.wait({ended, given_up}, timeout=self._limit, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            ended.cancel()
+            given_up.cancel()
+
+    def _why_late(self, name: str) -> str:
+        if self._given_up.is_set():
+            return f"{name} had no answer when the run ended"
+        return f"{name} had no answer after {self._limit:g} s (runtime.timeouts.weights_seconds)"
+
+
+async def _keep_out(receiver: WeightReceiver, call: asyncio.Task[None]) -> None:
+    """Have a receiver that answers late stand paused."""
+    await asyncio.wait({call})
+    if not call.cancelled():
+        call.exception()  # heard: it was reported as failed already
+    with contextlib.suppress(Exception):  # one that cannot pause any more does not serve either
+        await receiver.pause()

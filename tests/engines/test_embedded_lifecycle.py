@@ -10,6 +10,7 @@ import pytest
 import torch
 import transformers
 
+from penstock.controller.engine_condition import condition
 from penstock.errors import EngineError, PromptTooLong, RequestAborted, SetupError
 from penstock.rollout.engines.base import EngineHealth, GenerationRequest
 from penstock.rollout.engines.embedded import EmbeddedEngine, InvalidRequest
@@ -64,6 +65,20 @@ async def test_a_cancelled_call_leaves_the_batch() -> None:
             await first
         assert engine.stats().tokens_generated <= 2 + 5, "the cancelled request ends with its step"
         assert len((await engine.generate(request("first", new=3))).token_ids) == 3, "its id is free again"
+
+
+async def test_a_step_that_does_not_end_is_seen_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.controller.engine_condition._LONG_STEP_SECONDS", 0.1)
+    model = tiny_model()
+    async with running_engine(model, slots=2) as engine:
+        assert condition(engine) == "healthy, 0 running, 0 waiting"
+        [task] = await held_at(engine, gate := Gate(model, 3), [request("slow", new=5)])
+        await asyncio.sleep(0.2)
+        assert engine.stats().step_seconds >= 0.15
+        assert condition(engine) == "healthy, in one decode step or weight update for 0 s, 1 running, 0 waiting"
+        gate.open()
+        await task
+        assert engine.stats().step_seconds < 0.15
 
 
 async def test_a_model_that_raises_fails_everyone_and_the_engine() -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from penstock.config.model import ModelConfig
+from penstock.config.timeouts import TimeoutsConfig
 from penstock.errors import EngineError, PromptTooLong, RequestAborted, SetupError, WeightSyncError
 from penstock.rollout.engines.base import EngineHealth
 from penstock.rollout.engines.embedded import InvalidRequest
@@ -37,9 +38,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_model(tmp_path_factory.mktemp("model"))
 
 
-def started(folder: Path) -> ProcessEngine:
+def started(folder: Path, timeouts: TimeoutsConfig | None = None) -> ProcessEngine:
     config = ModelConfig(path=str(folder))
-    return ProcessEngine(EngineProcess(config, "cpu", **OPTIONS), source_of(load_model(config), 0))
+    return ProcessEngine(EngineProcess(config, "cpu", **OPTIONS), source_of(load_model(config), 0), timeouts)
 
 
 @pytest.fixture(scope="module")
@@ -184,6 +185,70 @@ async def test_a_killed_process_fails_the_engine_and_all_who_wait(folder: Path) 
     assert engine.health() is EngineHealth.CLOSED
 
 
+async def until_silent(engine: ProcessEngine) -> None:
+    async with asyncio.timeout(30):
+        while engine.health() is not EngineHealth.SILENT:  # noqa: ASYNC110 - silence has no event
+            await asyncio.sleep(0.05)
+
+
+async def test_a_stopped_process_is_silent_and_goes_on_as_if_nothing_had_happened(shared: ProcessEngine) -> None:
+    await shared.pause()
+    waiting = asyncio.ensure_future(shared.generate(request("waiting")))
+    os.kill(shared.pid, signal.SIGSTOP)
+    try:
+        await until_silent(shared)
+        assert shared.stats().silent_seconds >= 1
+        assert shared.stats().process == shared.pid
+    finally:
+        os.kill(shared.pid, signal.SIGCONT)
+    await shared.resume()
+    assert len((await waiting).token_ids) == 8
+    assert shared.health() is EngineHealth.HEALTHY
+
+
+async def test_an_idle_engine_is_not_silent(shared: ProcessEngine) -> None:
+    await asyncio.sleep(2.5)
+    assert shared.health() is EngineHealth.HEALTHY
+    assert shared.stats().silent_seconds < 2
+
+
+@pytest.mark.long
+async def test_a_process_that_stays_silent_is_killed_and_all_who_wait_are_told(folder: Path) -> None:
+    engine = started(folder, TimeoutsConfig(silence_seconds=2.0))
+    await engine.pause()
+    waiting = [asyncio.ensure_future(engine.generate(one)) for one in mixed_requests(3)]
+    await asyncio.sleep(0)
+    os.kill(engine.pid, signal.SIGSTOP)
+    async with asyncio.timeout(30):
+        outcomes = await asyncio.gather(*waiting, engine.resume(), return_exceptions=True)
+    for one in outcomes:
+        assert isinstance(one, EngineError)
+        assert f"its process {engine.pid} showed no sign of life for 2 s (runtime.timeouts.silence_sec" in str(one)
+    assert engine.health() is EngineHealth.FAILED
+    assert not alive(engine.pid)
+    await engine.close()
+
+
+@pytest.mark.long
+async def test_a_stopped_process_is_closed_at_once(folder: Path) -> None:
+    engine = started(folder)
+    os.kill(engine.pid, signal.SIGSTOP)
+    await until_silent(engine)
+    before = time.monotonic()
+    await engine.close()
+    assert time.monotonic() - before < 5
+    assert not alive(engine.pid)
+
+
+@pytest.mark.long
+def test_a_process_that_does_not_come_up_is_an_error_of_the_setup_and_killed(folder: Path) -> None:
+    process = EngineProcess(ModelConfig(path=str(folder)), "cpu", **OPTIONS)
+    os.kill(process.pid, signal.SIGSTOP)
+    with pytest.raises(SetupError, match=r"does not serve after 1 s.*runtime\.timeouts\.start_seconds"):
+        ProcessEngine(process, WeightSource(0, lambda: iter(())), TimeoutsConfig(start_seconds=1.0))
+    assert not alive(process.pid)
+
+
 @pytest.mark.long
 async def test_weights_for_a_process_that_is_gone_are_an_error_that_says_so(folder: Path) -> None:
     engine = started(folder)
@@ -252,17 +317,23 @@ def test_a_model_that_cannot_be_served_is_an_error_of_the_setup_and_leaves_no_pr
 
 
 @pytest.mark.long
-def test_a_process_whose_controller_is_killed_ends(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_process_whose_controller_is_killed_ends(folder: Path, tmp_path: Path, stopped: bool) -> None:
+    """Also one that is stopped, and that was started from a thread which is gone, as `penstock train` does it."""
     script = tmp_path / "controller.py"
     script.write_text(
         textwrap.dedent(
             f"""
-            import sys, time
+            import sys, threading, time
             from pathlib import Path
             sys.path[:0] = {sys.path!r}
             from tests.engines.test_process_engine import started
             if __name__ == "__main__":
-                print(started(Path({str(folder)!r})).pid, flush=True)
+                engines = []
+                starting = threading.Thread(target=lambda: engines.append(started(Path({str(folder)!r}))))
+                starting.start()
+                starting.join()
+                print(engines[0].pid, flush=True)
                 time.sleep(600)
             """
         )
@@ -271,7 +342,13 @@ def test_a_process_whose_controller_is_killed_ends(folder: Path, tmp_path: Path)
     assert controller.stdout is not None
     pid = int(controller.stdout.readline())
     assert alive(pid)
+    if stopped:
+        os.kill(pid, signal.SIGSTOP)
     controller.kill()
     controller.wait()
     controller.stdout.close()
-    wait_until_gone(pid)
+    try:
+        wait_until_gone(pid)
+    finally:
+        if alive(pid):
+            os.kill(pid, signal.SIGKILL)

@@ -117,7 +117,7 @@ async def test_the_end_of_an_idle_process_is_no_calls_fault(pool: RewardPool) ->
     for _ in range(3):
         pid = await pool.score(rewards.own_pid)
         os.kill(pid, signal.SIGKILL)
-        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        await asyncio.to_thread(os.waitid, os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     assert await pool.score(rewards.own_pid) != pid
     assert pool.abandoned == 0
 

@@ -114,6 +114,18 @@ async def test_a_value_that_is_not_finite_is_never_the_best(tmp_path: Path) -> N
     assert names(tmp_path) == ["step_1", "step_3"]
 
 
+async def test_a_write_that_never_ends_is_an_error_that_names_the_limit(tmp_path: Path) -> None:
+    go_on = threading.Event()
+    store = CheckpointStore(tmp_path, CheckpointConfig(), NoTokenizer(), lambda *_: None, limit_seconds=0.1)
+    await store.begin(snapshot(1, before=lambda folder: assert_true(go_on.wait(timeout=30))))
+    await asyncio.sleep(0)
+    assert store.activity().startswith("writing step 1 for 0.")
+    with pytest.raises(CheckpointError, match=r"within 0\.1 s \(runtime\.timeouts\.checkpoint_seconds\)"):
+        await store.finish()
+    assert store.activity() == "waits for a checkpoint"
+    go_on.set()
+
+
 async def test_the_run_goes_on_while_a_checkpoint_is_written(tmp_path: Path) -> None:
     go_on = threading.Event()
     store = make_store(tmp_path)

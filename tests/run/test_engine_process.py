@@ -91,6 +91,36 @@ def test_an_interrupt_while_it_is_built_leaves_no_process(make_config: ConfigMak
     assert not subprocess.run(["pgrep", "-P", str(os.getpid()), "-f", "process.server"], capture_output=True).stdout
 
 
+async def test_a_model_that_never_loads_holds_up_neither_the_start_nor_an_interrupt(
+    make_config: ConfigMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loads = threading.Event()
+    closed: list[str] = []
+
+    class Late:
+        async def close(self) -> None:
+            closed.append(threading.current_thread().name)
+
+    def stuck(*_: Any, **__: Any) -> Late:
+        loads.wait()
+        return Late()
+
+    monkeypatch.setattr(build, "build_serving", stuck)
+    config = make_config(**{"runtime.timeouts": {"start_seconds": 0.2, "stop_seconds": 0.2}})
+    async with asyncio.timeout(10):
+        with pytest.raises(SetupError, match=r"was not there after 0\.2 s.*runtime\.timeouts\.start_seconds"):
+            await build.serving_off_the_loop(config, trains_too=True)
+        patient = make_config(**{"runtime.timeouts": {"stop_seconds": 0.2}})
+        building = asyncio.ensure_future(build.serving_off_the_loop(patient, trains_too=True))
+        await asyncio.sleep(0)
+        building.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await building
+        loads.set()
+        while len(closed) < 2:  # noqa: ASYNC110 - it happens in threads that nobody waits for
+            await asyncio.sleep(0.01)
+
+
 @pytest.mark.long
 def test_adapters_reach_it_merged(make_config: ConfigMaker) -> None:
     config = make_config(

@@ -95,3 +95,58 @@ def test_receivers_need_names_of_their_own() -> None:
 async def test_without_receivers_a_version_is_served_when_it_is_published() -> None:
     report = await WeightSynchronizer([]).publish(source(3))
     assert (report.version, dict(report.failed)) == (3, {})
+
+
+@dataclass
+class Stuck(Receiver):
+    """Never answers one of the calls until it is let; then it does what it was asked, late."""
+
+    go: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def _called(self, name: str) -> None:
+        self.calls.append(name)
+        if self.fails and name == self.fails_in:
+            await self.go.wait()
+
+
+@pytest.mark.parametrize("stuck_in", ["pause", "update", "resume"])
+async def test_a_receiver_that_never_answers_stays_out_while_the_others_go_on(stuck_in: str) -> None:
+    good, stuck = Receiver("good"), Stuck("stuck", fails=True, fails_in=stuck_in)
+    synchronizer = WeightSynchronizer([good, stuck], limit_seconds=0.05)
+    async with asyncio.timeout(5):
+        report = await synchronizer.publish(source(1))
+        called = list(stuck.calls)
+        assert "had no answer after 0.05 s (runtime.timeouts.weights_seconds)" in report.failed["stuck"]
+        assert (good.serving, good.version) == (True, 1)
+        report = await synchronizer.publish(source(2))
+        assert "has not answered an earlier weight update yet" in report.failed["stuck"]
+        assert stuck.calls == called, "it is not called before it has answered"
+        assert (good.serving, good.version, stuck.serving) == (True, 2, False)
+        stuck.fails = False
+        stuck.go.set()
+        await synchronizer._late["stuck"]
+        assert not stuck.serving, "a late answer does not bring it back: its version is old"
+        report = await synchronizer.publish(source(3))
+    assert report.failed == {}
+    assert (stuck.serving, stuck.version) == (True, 3)
+
+
+async def test_no_receiver_that_answers_is_an_error_that_names_the_limit() -> None:
+    with pytest.raises(WeightSyncError, match=r"stuck: update_weights had no answer after 0\.05 s"):
+        await WeightSynchronizer([Stuck("stuck", fails=True)], limit_seconds=0.05).publish(source(1))
+
+
+async def test_a_cancelled_sync_is_carried_to_its_end_but_not_when_that_is_given_up() -> None:
+    stuck = Stuck("stuck", fails=True)
+    synchronizer = WeightSynchronizer([stuck], limit_seconds=600.0)
+    task = asyncio.create_task(synchronizer.publish(source(1)))
+    while "update" not in stuck.calls:  # noqa: ASYNC110 - the receiver is looked at, not told to signal
+        await asyncio.sleep(0)
+    task.cancel()
+    done, _ = await asyncio.wait({task}, timeout=0.05)
+    assert not done
+    synchronizer.give_up()
+    async with asyncio.timeout(5):
+        with pytest.raises(WeightSyncError, match="had no answer when the run ended"):
+            await task
+    assert not stuck.serving

@@ -62,6 +62,8 @@ class EngineHealth(Enum):
 
     HEALTHY = "healthy"
     PAUSED = "paused"
+    SILENT = "silent"
+    """Its process shows no sign of life; it may be stopped."""
     FAILED = "failed"
     CLOSED = "closed"
 
@@ -79,6 +81,12 @@ class EngineStats:
     slot_seconds: float = 0.0
     """Busy time weighted by the share of slots in use."""
     version: int = 0
+    step_seconds: float = field(default=0.0, compare=False)
+    """How long the decode step, or whatever else its thread is in, has been going on; 0 where it waits for work."""
+    silent_seconds: float = field(default=0.0, compare=False)
+    """How long its process has shown no sign of life."""
+    process: int = 0
+    """The id of its process, where it has one of its own."""
     extra: dict[str, float] = field(default_factory=dict)
 
 

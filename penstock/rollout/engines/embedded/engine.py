@@ -181,6 +181,7 @@ class EmbeddedEngine:
             busy_seconds=counters.busy_seconds,
             slot_seconds=counters.slot_seconds,
             version=self._scheduler.version,
+            step_seconds=self._worker.step_seconds,
             extra={
                 "decode_steps": counters.decode_steps,
                 "prefills": counters.prefills,

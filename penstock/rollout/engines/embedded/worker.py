@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -18,6 +19,7 @@ from penstock.rollout.engines.base import GenerationResult
 from penstock.rollout.engines.embedded.requests import Ticket
 from penstock.rollout.engines.embedded.scheduler import Scheduler
 from penstock.runtime.cpu import keep_own_threads, take_threads
+from penstock.runtime.threads import in_daemon_thread
 
 R = TypeVar("R")
 Future = asyncio.Future[Any]
@@ -55,6 +57,7 @@ class Worker:
         self._changed = threading.Condition()
         self._inbox: deque[Callable[[], None]] = deque()
         self._open: set[Future] = set()
+        self._since: float | None = None
         self._started = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"engine-{name}", daemon=True)
         self._thread.start()
@@ -112,7 +115,7 @@ class Worker:
         with self._changed:
             self.phase = Phase.CLOSED
             self._changed.notify()
-        await asyncio.to_thread(self._thread.join, join_seconds)
+        await in_daemon_thread("penstock-join", self._thread.join, join_seconds)
         if self._thread.is_alive():
             closed = RequestAborted(f"engine {self._name} was closed")
             self._settle([(future, None, closed) for future in list(self._open)])
@@ -125,6 +128,12 @@ class Worker:
                 self._open.add(future)
             self._inbox.append(job)
             self._changed.notify()
+
+    @property
+    def step_seconds(self) -> float:
+        """How long the step or job that the thread is in has been going on; 0 where it waits for work."""
+        since = self._since
+        return 0.0 if since is None else time.monotonic() - since
 
     def gone(self) -> EngineError:
         """Why the engine takes nothing any more."""
@@ -145,16 +154,20 @@ class Worker:
                 self._started.set()
             with torch.inference_mode():
                 while self._serve_inbox():
+                    self._since = time.monotonic()
                     self._settle_ended(self.scheduler.step())
         except BaseException as error:  # noqa: BLE001 - every caller is told, whatever it is
             self.failure = error
+        self._since = None
         self._end()
 
     def _serve_inbox(self) -> bool:
         """Do what was posted; returns when there is a token to generate (True) or the engine is closed (False)."""
         while True:
             while self._inbox:
+                self._since = time.monotonic()
                 self._inbox.popleft()()
+            self._since = None
             if self.phase is Phase.RUNNING and self.scheduler.has_work:
                 return True
             with self._changed:

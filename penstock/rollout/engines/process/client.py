@@ -7,16 +7,19 @@ import contextlib
 import itertools
 import signal
 import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, replace
 from queue import SimpleQueue
 from typing import Any
 
-from penstock.errors import EngineError, RequestAborted
+from penstock.config.timeouts import TimeoutsConfig
+from penstock.errors import EngineError, RequestAborted, SetupError
 from penstock.rollout.engines.base import EngineHealth, EngineStats, GenerationRequest, GenerationResult
 from penstock.rollout.engines.process.spawn import START_CALL, EngineProcess
 from penstock.rollout.engines.process.wire import (
+    HEARTBEAT_SECONDS,
     EngineState,
     Frame,
     decode_error,
@@ -25,11 +28,17 @@ from penstock.rollout.engines.process.wire import (
     receive,
 )
 from penstock.runtime.cancellation import to_the_end
+from penstock.runtime.silence import Silence
+from penstock.runtime.threads import in_daemon_thread
 from penstock.weights.shared_memory import write_weights
 from penstock.weights.source import WeightSource
 
 _CLOSE_SECONDS = 10.0
+"""How long a process that lives may take to abort what runs."""
+_MISSED_BEATS = 3
+"""Signs of life that are missing before an engine counts as silent; fewer may only mean a busy machine."""
 
+_SERVING = (EngineHealth.HEALTHY, EngineHealth.PAUSED)
 _Reply = Future[Frame]
 
 
@@ -39,7 +48,8 @@ class ProcessEngine:
     Weights go through shared memory: written there on this side, copied from there on the other, whatever device they
     come from or go to. `stats` and `health` are as of the last message, at most a fraction of a second old.
 
-    A process that ends, whoever ended it, fails the engine: what waits for it raises `EngineError`.
+    A process that ends, whoever ended it, fails the engine: what waits for it raises `EngineError`. One that is
+    stopped, or hangs as a whole, shows no sign of life: it is SILENT, and killed after `timeouts.silence_seconds`.
 
     Two weight updates at a time would mix in the memory: the synchronizer makes one after the other.
 
@@ -50,7 +60,17 @@ class ProcessEngine:
     caller is cancelled, `cancel` of call 7 follows, and an answer that crosses it finds nobody.
     """
 
-    def __init__(self, process: EngineProcess, weights: WeightSource) -> None:
+    def __init__(self, process: EngineProcess, weights: WeightSource, timeouts: TimeoutsConfig | None = None) -> None:
+        self._timeouts = timeouts or TimeoutsConfig()
+        self._silence = Silence(longest_tick=2 * HEARTBEAT_SECONDS)
+        self._serves = False
+        """From the answer to the first call on; what comes before it, importing and loading, may be quiet."""
+        self._killed = ""
+        """Why this side has killed the process, where it has."""
+        self._over = threading.Event()
+        """The reader has ended."""
+        self._shared_by: asyncio.Future[dict[str, Any]] | None = None
+        """The last writing to the shared memory; it may outlast an update that was given up."""
         self._process, self._name = process, "embedded"
         self._state = EngineState(EngineHealth.PAUSED)
         self._numbers = itertools.count(START_CALL + 1)
@@ -63,22 +83,40 @@ class ProcessEngine:
         self._outbox: SimpleQueue[bytes | None] = SimpleQueue()
         self._threads = [
             threading.Thread(target=work, name=f"engine-{self._name}-{what}", daemon=True)
-            for what, work in (("reader", self._read), ("writer", self._write))
+            for what, work in (("reader", self._read), ("writer", self._write), ("watch", self._watch))
         ]
         for thread in self._threads:
             thread.start()
         try:
-            started.result()
+            self._await_start(started)
             self._take_first(weights)
         except BaseException:
             self._closing = True
+            self._process.kill()
             self._end()
             raise
+
+    def _await_start(self, started: _Reply) -> None:
+        limit = self._timeouts.start_seconds
+        try:
+            started.result(limit)
+        except TimeoutError:
+            raise SetupError(
+                f"engine {self._name}: its process {self.pid} does not serve after {limit:g} s; if the model takes "
+                "longer to load, raise runtime.timeouts.start_seconds"
+            ) from None
+        self._serves = True
 
     def _take_first(self, weights: WeightSource) -> None:
         """The trainer's weights, which need not be those of the model's folder."""
         for call, head in (("pause", {}), ("update_weights", self._shared(weights)), ("resume", {})):
-            self._call(call, **head)[1].result()
+            try:
+                self._call(call, **head)[1].result(self._timeouts.weights_seconds)
+            except TimeoutError:
+                raise SetupError(
+                    f"engine {self._name}: {call} took longer than {self._timeouts.weights_seconds:g} s with the first "
+                    "weights (runtime.timeouts.weights_seconds)"
+                ) from None
 
     @property
     def name(self) -> str:
@@ -114,7 +152,10 @@ class ProcessEngine:
         self._require_process()
         if self.health() is EngineHealth.HEALTHY:
             raise EngineError(f"engine {self._name}: update_weights needs a paused engine; call pause() first")
-        shared = await asyncio.to_thread(self._shared, source)
+        if self._shared_by is not None and not self._shared_by.done():
+            raise EngineError(f"engine {self._name}: weights that were given up are still being written for it")
+        self._shared_by = in_daemon_thread("penstock-engine-weights", self._shared, source)
+        shared = await asyncio.shield(self._shared_by)
         await self._ask("update_weights", **shared)
 
     async def weight_digests(self) -> dict[str, str]:
@@ -133,11 +174,17 @@ class ProcessEngine:
 
     def stats(self) -> EngineStats:
         """Counters since the start."""
-        return self._state.stats
+        return replace(self._state.stats, process=self.pid, silent_seconds=self._silence.seconds)
 
     def health(self) -> EngineHealth:
-        """A sleeping engine counts as paused."""
-        return self._state.health
+        """A sleeping engine counts as paused, and one whose process shows no sign of life as silent."""
+        health = self._state.health
+        return EngineHealth.SILENT if health in _SERVING and self._silent else health
+
+    @property
+    def _silent(self) -> bool:
+        limit = min(_MISSED_BEATS * HEARTBEAT_SECONDS, self._timeouts.silence_seconds / 2)
+        return self._serves and self._silence.seconds >= limit
 
     async def close(self) -> None:
         """Abort what runs and end the process, also where the caller is cancelled; a second call is a no-op."""
@@ -146,10 +193,14 @@ class ProcessEngine:
             await to_the_end(self._close())
 
     async def _close(self) -> None:
-        with contextlib.suppress(EngineError, TimeoutError):
-            async with asyncio.timeout(_CLOSE_SECONDS):
+        try:
+            async with asyncio.timeout(0 if self._silent else _CLOSE_SECONDS):
                 await self._ask("close")
-        await asyncio.to_thread(self._end)
+        except TimeoutError:
+            self._process.kill()  # it does not listen, so it would not notice the end of its connection either
+        except EngineError:
+            pass  # it is gone already
+        await in_daemon_thread("penstock-engine-end", self._end)
 
     def _end(self) -> None:
         self._outbox.put(None)
@@ -200,17 +251,34 @@ class ProcessEngine:
             except OSError:
                 return  # the reader sees the same end, and says why
 
+    # In the watching thread
+
+    def _watch(self) -> None:
+        """Kill a process that shows no sign of life; its end is then seen, and told, by the reader."""
+        last = time.monotonic()
+        while not self._over.wait(HEARTBEAT_SECONDS):
+            now = time.monotonic()
+            silent, last = self._silence.tick(now - last) if self._serves else 0.0, now
+            if silent >= self._timeouts.silence_seconds and not self._killed:
+                self._killed = (
+                    f"showed no sign of life for {silent:.0f} s (runtime.timeouts.silence_seconds) and was killed; it "
+                    "may have been stopped, or the machine had no memory left"
+                )
+                self._process.kill()
+
     # In the reader's thread
 
     def _read(self) -> None:
         try:
             while (frame := receive(self._process.connection)) is not None:
+                self._silence.heard()
                 self._state = EngineState.decode(frame.head["state"])
                 if "id" in frame.head:
                     self._settle(frame)
         finally:  # whatever ended it: nobody may wait for answers that no one reads
+            self._over.set()
             status = self._process.end()
-            self._lose(f"engine {self._name}: its process {_ended(status)}")
+            self._lose(f"engine {self._name}: its process {self.pid} {self._killed or _ended(status)}")
 
     def _settle(self, frame: Frame) -> None:
         with self._lock:

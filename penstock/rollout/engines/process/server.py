@@ -10,6 +10,7 @@ import contextlib
 import os
 import socket
 import sys
+import time
 import traceback
 from collections.abc import Awaitable, Callable
 from typing import Any, ClassVar, NoReturn
@@ -19,6 +20,7 @@ from penstock.observe.streams import guarded
 from penstock.rollout.engines.base import EngineHealth
 from penstock.rollout.engines.embedded import EmbeddedEngine
 from penstock.rollout.engines.process.wire import (
+    HEARTBEAT_SECONDS,
     EngineState,
     Frame,
     decode_request,
@@ -30,7 +32,7 @@ from penstock.weights.hf import load_model, pick_device, silence_progress_bars
 from penstock.weights.shared_memory import SharedMemory, TensorPlace, read_weights
 
 _STATE_SECONDS = 0.02
-"""How often the state is told where nothing else is."""
+"""How often a state that has changed is told where nothing else is."""
 _LAST_WORDS_SECONDS = 1.0
 
 Answer = tuple[Any, bytes]
@@ -44,7 +46,8 @@ class Server:
         self._writer, self._memory = writer, memory
         self._engine: EmbeddedEngine | None = None
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._told: dict[str, Any] = {}
+        self._told: EngineState | None = None
+        self._told_at = 0.0
 
     async def serve(self, reader: asyncio.StreamReader) -> None:
         """Until the other side is gone."""
@@ -72,18 +75,19 @@ class Server:
             self._send({"id": number, "ok": content}, body)
 
     def _send(self, head: dict[str, Any], body: bytes = b"") -> None:
-        self._told = self._state()
-        self._writer.write(Frame(head | {"state": self._told}, body).encode())
+        self._told, self._told_at = self._state(), time.monotonic()
+        self._writer.write(Frame(head | {"state": self._told.encode()}, body).encode())
 
-    def _state(self) -> dict[str, Any]:
+    def _state(self) -> EngineState:
         if self._engine is None:
-            return EngineState(EngineHealth.PAUSED).encode()
-        return EngineState(self._engine.health(), self._engine.stats()).encode()
+            return EngineState(EngineHealth.PAUSED)
+        return EngineState(self._engine.health(), self._engine.stats())
 
     async def _tell_state(self) -> None:
+        """What has changed at once, and from time to time also that nothing has: that is the sign of life."""
         while True:
             await asyncio.sleep(_STATE_SECONDS)
-            if self._state() != self._told:
+            if time.monotonic() - self._told_at >= HEARTBEAT_SECONDS or self._state() != self._told:
                 self._send({})
 
     @property
@@ -163,7 +167,7 @@ async def _main(connection: int, memory: int) -> None:
 
 
 def main() -> NoReturn:
-    """Serve the connection and the memory whose descriptors are the process's two arguments."""
+    """Serve the connection and the memory whose descriptors are the process's first two arguments."""
     # What a library says must not fail or hang with the display of the run.
     sys.stdout, output = guarded(sys.stdout, "stdout")
     sys.stderr, errors = guarded(sys.stderr, "stderr")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -12,15 +13,18 @@ from typing import Any
 from penstock.config.model import ModelConfig
 from penstock.rollout.engines.process.wire import Frame
 from penstock.runtime.cpu import let_idle_threads_sleep
+from penstock.runtime.threads import in_lasting_thread
 from penstock.weights.shared_memory import SharedMemory
 
 _LAUNCH = (
     "import signal; "
     "[signal.signal(number, signal.SIG_IGN) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)]; "
+    "import sys; from penstock.runtime.orphans import end_with_parent; end_with_parent(int(sys.argv[3])); "
     "from penstock.rollout.engines.process.server import main; main()"
 )
 """A batch system that ends a job signals all of its processes; this one ends when its controller has no more use for
-it, which may be after a last checkpoint."""
+it, which may be after a last checkpoint. What comes first of all ties it to its controller, so that it cannot stay
+behind while it is stopped or still imports."""
 _END_SECONDS = 5.0
 """How long a process may take to end by itself once its connection is closed."""
 
@@ -32,23 +36,17 @@ class EngineProcess:
     """A process that loads a model and serves it; begun first, so that it loads while this process does too.
 
     Ctrl-C, SIGTERM and SIGHUP are this process's alone to handle; it does not listen to them. When its connection is
-    closed it ends, also where that is because this process was killed.
+    closed it ends, also where that is because this process was killed; the kernel ends it too where it cannot act any
+    more.
     """
 
     def __init__(self, model: ModelConfig, device: str, **engine: Any) -> None:
         self.memory = SharedMemory.create()
         self.connection, theirs = socket.socketpair()
         let_idle_threads_sleep()
-        path = os.pathsep.join(path or os.getcwd() for path in sys.path)
         try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _LAUNCH, str(theirs.fileno()), str(self.memory.fd)],
-                stdin=subprocess.DEVNULL,
-                stdout=2,  # whatever a library prints must not get into what the command prints
-                env={**os.environ, "PYTHONPATH": path},
-                pass_fds=(theirs.fileno(), self.memory.fd),
-                start_new_session=True,
-            )
+            # The kernel ends it with the thread that started it, and this one may be done when the model is loaded.
+            self._process = in_lasting_thread(lambda: _started(theirs.fileno(), self.memory.fd))
         except OSError:
             self.connection.close()
             self.memory.close()
@@ -64,6 +62,10 @@ class EngineProcess:
         """Its id."""
         return self._process.pid
 
+    def kill(self) -> None:
+        """End it now, also where it is stopped; whoever reads its connection sees the end."""
+        self._process.kill()
+
     def end(self, patience_seconds: float = _END_SECONDS) -> int:
         """Close the connection, which ends it, or kill it; gives its exit status. A second call is a no-op."""
         with contextlib.suppress(OSError):
@@ -72,7 +74,25 @@ class EngineProcess:
             status = self._process.wait(patience_seconds)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            status = self._process.wait()
+            status = self._killed_status()
         self.connection.close()
         self.memory.close()
         return status
+
+    def _killed_status(self) -> int:
+        try:
+            return self._process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:  # inside the kernel, as with a file system that is gone: it ends when it can
+            return -signal.SIGKILL
+
+
+def _started(connection: int, memory: int) -> subprocess.Popen[bytes]:
+    path = os.pathsep.join(path or os.getcwd() for path in sys.path)
+    return subprocess.Popen(
+        [sys.executable, "-P", "-c", _LAUNCH, str(connection), str(memory), str(os.getpid())],
+        stdin=subprocess.DEVNULL,
+        stdout=2,  # whatever a library prints must not get into what the command prints
+        env={**os.environ, "PYTHONPATH": path},
+        pass_fds=(connection, memory),
+        start_new_session=True,
+    )

@@ -6,7 +6,7 @@ A frame is two lengths (4 bytes each, little-endian), a JSON object and an array
                             {"id": 7, "call": "cancel"}              nobody waits for call 7 any more
     engine to controller    {"id": 7, "ok": ..., "state": ...}       and a response's arrays
                             {"id": 7, "error": ..., "state": ...}
-                            {"state": ...}                           from time to time
+                            {"state": ...}                           when it changes, and as a sign of life
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ from penstock.rollout.engines.base import (
 )
 from penstock.rollout.engines.embedded.requests import InvalidRequest
 
+HEARTBEAT_SECONDS = 0.5
+"""How often an engine's process tells its state also where nothing has changed."""
 _LENGTHS = struct.Struct("<II")
 _PROMPT, _TOKENS, _LOGPROBS = np.dtype("<i8"), np.dtype("<i4"), np.dtype("<f8")
 _ERRORS: dict[str, type[PenstockError]] = {

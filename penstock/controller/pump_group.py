@@ -1,0 +1,73 @@
+"""The pumps of a run as one: the first that fails ends all of them, and their end has a limit."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+from penstock.runtime.cancellation import end_tasks
+from penstock.runtime.ending import Ending
+
+_LAST_SECONDS = 1.0
+"""How long a pump that was told to stop for the second time may take to do so."""
+_MOMENT = 0.05
+"""Between the two where there is no time left: told twice at once is told once."""
+
+
+class PumpGroup:
+    """Tasks that are ended together, within the time of `ending`.
+
+    Like a task group it keeps the first error. Unlike one it does not wait for ever: a pump that holds on to something
+    that never ends is told a second time, which makes it let go, and is left behind where it does not listen at all.
+
+    Invariant: `first_error` is that of the pump that failed first, whatever failed because of it.
+    """
+
+    def __init__(self, ending: Ending) -> None:
+        self._ending = ending
+        self._tasks: dict[asyncio.Task[Any], str] = {}
+        self._failed = asyncio.Event()
+        self.first_error: BaseException | None = None
+        self.left_behind: list[str] = []
+        """Pumps that had not ended when their time was over."""
+
+    def start(self, name: str, pump: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Start a pump."""
+        task = asyncio.create_task(pump, name=name)
+        self._tasks[task] = name
+        task.add_done_callback(self._ended)
+        return task
+
+    async def until(self, *tasks: asyncio.Task[Any]) -> None:
+        """Wait until one of these has ended, or any pump has failed."""
+        failed = asyncio.create_task(self._failed.wait())
+        try:
+            await asyncio.wait({*tasks, failed}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            failed.cancel()
+
+    async def end(self, *tasks: asyncio.Task[Any]) -> None:
+        """Cancel these and wait for their end, but not beyond the end's time."""
+        self._ending.begin()
+        running = {task for task in tasks if not task.done()}
+        for task in running:
+            task.cancel()
+        if running:
+            await asyncio.wait(running, timeout=max(self._ending.left(), _MOMENT))
+        self.left_behind += sorted(self._tasks[task] for task in running if not task.done())
+        await end_tasks(running, _LAST_SECONDS)
+
+    async def end_all(self) -> None:
+        """`end` for everything."""
+        await self.end(*self._tasks)
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.first_error = self.first_error or _innermost(error)
+            self._failed.set()
+
+
+def _innermost(error: BaseException) -> BaseException:
+    """The first real error of nested task groups."""
+    return _innermost(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error

@@ -1,0 +1,75 @@
+"""The end of a run that does not end by itself: from inside its event loop, and from outside of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from penstock.config.models import RunConfig
+from penstock.run.directory import RunDirectory
+from penstock.run.records import RunRecords
+from penstock.runtime.cancellation import end_tasks, leave_behind
+from penstock.runtime.last_resort import LastResort
+
+_CLOSING_SECONDS = 10.0
+"""What closing may take where a run ends at once, and what is left when everything is closed."""
+_FAILED, _INTERRUPTED = 1, 130
+"""Exit codes of a process that cannot end in order, as those of one that can."""
+
+
+class ForcedEnd:
+    """Limits on the end of one run.
+
+    Inside the loop, `ended` and `leave` wait only so long for tasks that were cancelled. `blocked` and `unheard` are
+    called from other threads when the loop does not run, and `armed` is for when no thread does: these end the process.
+    """
+
+    def __init__(self, config: RunConfig, directory: RunDirectory, records: RunRecords) -> None:
+        self._failure = config.rollout.failure
+        self._stop_seconds = config.runtime.timeouts.stop_seconds
+        self._records = records
+        self._last_resort = LastResort(directory.path / "frozen.txt")
+
+    async def ended(self, work: Coroutine[Any, Any, str], at_once: Callable[[], bool]) -> str:
+        """Await `work`; cancelled, it has only so long to close everything, and less where it is to end at once."""
+        task = asyncio.create_task(work)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            task.cancel()
+            try:
+                await asyncio.wait({task}, timeout=_CLOSING_SECONDS if at_once() else self._stop_seconds)
+            finally:
+                if not task.done():
+                    self._records.view.note("not everything could be closed in time; it is left behind")
+                    leave_behind(task)
+            if task.done() and not task.cancelled() and (error := task.exception()) is not None:
+                raise error from None
+            raise
+
+    async def leave(self) -> None:
+        """End whatever else is on the loop, so that its own end waits for nothing."""
+        others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        with contextlib.suppress(asyncio.CancelledError):  # one more signal: all is done, so it changes nothing
+            await end_tasks(others, _CLOSING_SECONDS)
+
+    def armed(self) -> contextlib.AbstractContextManager[None]:
+        """With `on_stall: stop`, ends a process in which nothing can run any more."""
+        if self._failure.on_stall != "stop":
+            return contextlib.nullcontext()
+        # Longer than a thread needs to see a loop that is blocked, and to end the run with a better word.
+        return self._last_resort.armed(2 * self._failure.stall_seconds + self._stop_seconds + _CLOSING_SECONDS)
+
+    def blocked(self, place: str) -> None:
+        """From a thread: the event loop stays blocked after a stall that is to stop the run."""
+        why = (
+            f"RunStalled: the event loop is blocked, so that no pump runs, in {place} (rollout.failure.on_stall: stop)"
+        )
+        self._last_resort.end(why, _FAILED, lambda why: self._records.last_words("error", why))
+
+    def unheard(self, place: str) -> None:
+        """From a thread: a signal was not heard, as the event loop is blocked."""
+        why = f"interrupted while the event loop was blocked in {place}; there is no last checkpoint"
+        self._last_resort.end(why, _INTERRUPTED, lambda why: self._records.last_words("interrupted", why))

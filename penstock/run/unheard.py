@@ -1,0 +1,70 @@
+"""Signals that the event loop does not hear, because something blocks it."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable
+from enum import Enum
+from queue import Empty, SimpleQueue
+from types import FrameType
+
+_SECOND_SECONDS = 1.0
+"""How long the loop has to hear a signal when there was one before that it has not heard yet."""
+
+
+class _News(Enum):
+    ARRIVED = "arrived"
+    HEARD = "heard"
+    OVER = "over"
+
+
+class Unheard:
+    """Calls `end`, in a thread of its own, when the loop has not heard a signal `patience_seconds` after it arrived.
+
+    A second signal means that somebody waits: then it is a moment. Python runs a signal's handler between any two
+    bytecodes of the main thread, also where a coroutine blocks the loop there; the handler only leaves a note.
+
+    Worked example: a coroutine calls `requests.get` without a limit. Ctrl-C arrives, and the loop, which would act on
+    it, does not run. Another Ctrl-C: a second later `end` is called, and the process is gone.
+    """
+
+    def __init__(self, patience_seconds: float, end: Callable[[], None]) -> None:
+        self._patience = patience_seconds
+        self._end = end
+        self._news: SimpleQueue[_News] = SimpleQueue()  # may be put to from a signal handler, unlike an event
+        threading.Thread(target=self._watch, name="penstock-signals", daemon=True).start()
+
+    def listen(self, number: signal.Signals) -> None:
+        """Watch a signal that the running loop has a handler for; to be called in the main thread, after that."""
+        signal.signal(number, self._arrived)
+        signal.siginterrupt(number, True)  # so that a call that blocks lets the handler run
+
+    def heard(self) -> None:
+        """The loop acts on a signal."""
+        self._news.put(_News.HEARD)
+
+    def close(self) -> None:
+        """End the thread."""
+        self._news.put(_News.OVER)
+
+    def _arrived(self, number: int, frame: FrameType | None) -> None:
+        self._news.put(_News.ARRIVED)
+
+    def _watch(self) -> None:
+        deadline: float | None = None
+        while True:
+            try:
+                news = self._news.get(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
+            except Empty:
+                self._end()
+                return
+            if news is _News.OVER:
+                return
+            if news is _News.HEARD:
+                deadline = None
+            elif deadline is None:
+                deadline = time.monotonic() + self._patience
+            else:
+                deadline = min(deadline, time.monotonic() + _SECOND_SECONDS)

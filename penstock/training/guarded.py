@@ -1,0 +1,144 @@
+"""A trainer whose calls have a limit, and which can say what it is doing."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from penstock.data_plane.meta import KVBatchMeta
+from penstock.errors import TrainerStuck
+from penstock.runtime.cancellation import ended_within, leave_behind
+from penstock.training.interface import ChunkResult, Prepared, StepResult, Trainer, TrainerSnapshot
+from penstock.weights.source import WeightSource
+
+R = TypeVar("R")
+
+_CLOSE_SECONDS = 2.0
+"""How long a trainer that answered so far may take to end its threads; no call is waited for then."""
+
+
+@dataclass(eq=False)
+class _Call:
+    """A call that has not come back."""
+
+    name: str
+    made: float
+
+
+class GuardedTrainer(Trainer):
+    """Passes every call on; one that does not come back in time raises `TrainerStuck`, and so does all that follows.
+
+    A trainer carries out calls one at a time, in order, so the clock of a call runs from when it was made or when the
+    one before it ended, whichever is later. A thread that is stuck cannot be ended: the trainer is of no more use, and
+    nobody waits for it again, not even `close`.
+
+    Worked example, 10 s: `train_microbatch` is called at 0 s and again at 1 s. The first returns at 8 s, so the second
+    has until 18 s. It does not return: both its caller and whoever calls `abort_train_step` then get `TrainerStuck`.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        *,
+        call_seconds: float,
+        snapshot_seconds: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._trainer = trainer
+        self._call_seconds = call_seconds
+        self._snapshot_seconds = snapshot_seconds
+        self._clock = clock
+        self._calls: list[_Call] = []
+        """In the order they were made."""
+        self._last_end = clock()
+        self._stuck: TrainerStuck | None = None
+        self._changed = asyncio.Event()
+        """Set, and replaced, when a call has come back or the trainer counts as stuck: clocks begin anew."""
+
+    def activity(self) -> str:
+        """What it is doing, for a diagnosis."""
+        if self._stuck is not None:
+            return f"stuck: {self._stuck}"
+        if not self._calls:
+            return "waits for a call"
+        first, behind = self._calls[0], len(self._calls) - 1
+        text = f"in {first.name} for {self._clock() - self._began(first):.1f} s"
+        return f"{text}, {behind} calls behind it" if behind else text
+
+    async def begin_train_step(self, step_id: int) -> None:
+        await self._limited("begin_train_step", lambda: self._trainer.begin_train_step(step_id))
+
+    async def train_microbatch(self, step_id: int, meta: KVBatchMeta) -> ChunkResult:
+        return await self._limited("train_microbatch", lambda: self._trainer.train_microbatch(step_id, meta))
+
+    async def finish_train_step(self, step_id: int, *, last: bool = True) -> StepResult:
+        return await self._limited("finish_train_step", lambda: self._trainer.finish_train_step(step_id, last=last))
+
+    async def abort_train_step(self, step_id: int) -> None:
+        await self._limited("abort_train_step", lambda: self._trainer.abort_train_step(step_id))
+
+    async def compute_logprobs(self, meta: KVBatchMeta, field_name: str) -> None:
+        await self._limited("compute_logprobs", lambda: self._trainer.compute_logprobs(meta, field_name))
+
+    async def prepare(self, meta: KVBatchMeta) -> Prepared:
+        return await self._limited("prepare", lambda: self._trainer.prepare(meta))
+
+    async def publish_weights(self) -> WeightSource:
+        return await self._limited("publish_weights", self._trainer.publish_weights)
+
+    async def snapshot(self) -> TrainerSnapshot:
+        return await self._limited("snapshot", self._trainer.snapshot, checkpoint=True)
+
+    async def load_checkpoint(self, folder: Path) -> None:
+        await self._limited("load_checkpoint", lambda: self._trainer.load_checkpoint(folder), checkpoint=True)
+
+    async def close(self) -> None:
+        """End the trainer's threads; one that is stuck is left to itself."""
+        await ended_within(self._trainer.close(), 0.0 if self._stuck else _CLOSE_SECONDS)
+
+    async def _limited(self, name: str, begin: Callable[[], Coroutine[Any, Any, R]], *, checkpoint: bool = False) -> R:
+        if self._stuck is not None:
+            raise TrainerStuck(str(self._stuck))
+        limit = self._snapshot_seconds if checkpoint else self._call_seconds
+        call = _Call(name, self._clock())
+        self._calls.append(call)
+        work = asyncio.ensure_future(begin())
+        try:
+            while not work.done():
+                await self._wait(work, self._began(call) + limit - self._clock())
+                if work.done():
+                    break
+                if self._stuck is None and self._clock() - self._began(call) >= limit:
+                    self._stuck = TrainerStuck(_why(name, limit, checkpoint=checkpoint))
+                if self._stuck is not None:
+                    raise TrainerStuck(str(self._stuck))
+            return work.result()
+        finally:
+            if not work.done():
+                leave_behind(work)
+            self._calls.remove(call)
+            self._last_end = self._clock()
+            self._changed.set()
+            self._changed = asyncio.Event()
+
+    def _began(self, call: _Call) -> float:
+        return max(call.made, self._last_end)
+
+    async def _wait(self, work: asyncio.Future[Any], seconds: float) -> None:
+        changed = asyncio.ensure_future(self._changed.wait())
+        try:
+            await asyncio.wait({work, changed}, timeout=max(0.0, seconds), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            changed.cancel()
+
+
+def _why(name: str, limit: float, *, checkpoint: bool) -> str:
+    setting = "checkpoint_seconds" if checkpoint else "trainer_seconds"
+    return (
+        f"the trainer's call {name} did not come back within {limit:g} s (runtime.timeouts.{setting}); its thread is "
+        "still in it, so the run goes on from the last checkpoint: penstock resume"
+    )
