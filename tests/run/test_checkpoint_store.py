@@ -55,7 +55,11 @@ class FakeTrainer:
 
 
 def make_store(
-    folder: Path, saved: list[int] | None = None, resumed_step: int | None = None, **settings: Any
+    folder: Path,
+    saved: list[int] | None = None,
+    resumed_step: int | None = None,
+    limit_seconds: float = 60.0,
+    **settings: Any,
 ) -> CheckpointStore:
     found = saved if saved is not None else []
     return CheckpointStore(
@@ -64,6 +68,7 @@ def make_store(
         NoTokenizer(),
         lambda step, *_: found.append(step),
         CheckpointOwner("this-run", "seed: 0\n", resumed_step),
+        limit_seconds=limit_seconds,
     )
 
 
@@ -116,7 +121,7 @@ async def test_a_value_that_is_not_finite_is_never_the_best(tmp_path: Path) -> N
 
 async def test_a_write_that_never_ends_is_an_error_that_names_the_limit(tmp_path: Path) -> None:
     go_on = threading.Event()
-    store = CheckpointStore(tmp_path, CheckpointConfig(), NoTokenizer(), lambda *_: None, limit_seconds=0.1)
+    store = make_store(tmp_path, limit_seconds=0.1)
     await store.begin(snapshot(1, before=lambda folder: assert_true(go_on.wait(timeout=30))))
     await asyncio.sleep(0)
     assert store.activity().startswith("writing step 1 for 0.")

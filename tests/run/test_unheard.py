@@ -17,7 +17,8 @@ def unheard(place):
     os._exit(130)
 
 async def main(patience, blocks):
-    with StopSignals(lambda text: print(text, flush=True), lambda: None, patience_seconds=patience, unheard=unheard) as signals:
+    say = lambda text: print(text, flush=True)
+    with StopSignals(say, lambda: None, patience_seconds=patience, unheard=unheard) as signals:
         with signals.stopping(lambda reason: asyncio.get_running_loop().call_later(0.1, sys.exit, 3)):
             print("ready", flush=True)
             if blocks:
