@@ -2,8 +2,10 @@
 
 The run is the product's own: `penstock train` with the embedded engine, a tiny Qwen3, a reasoning-gym task, the memory
 data plane, the local trainer and checkpoints. Its parts fail at random: the engine raises, hangs or is slow; the reward
-raises, hangs or is NaN; the trainer raises after a backward pass, or at the end of a step before its optimizer; a write
-to the data plane fails. Now and then the process is killed with SIGKILL and goes on with `penstock resume`.
+raises, hangs, is NaN, holds the interpreter lock for ever or ends its process; the trainer raises after a backward
+pass, or at the end of a step before its optimizer; a write to the data plane fails. Now and then the process is killed
+with SIGKILL and goes on with `penstock resume`. Once in a run nobody reads its display any more, once its engine, then
+in a process of its own, is stopped with SIGSTOP, and once a byte of its newest checkpoint is flipped.
 
 `--rate` is the share of calls of a part that each kind of fault strikes; besides, every process has each kind once
 early on, if it lives that long. Which call fails is drawn from the seed. No prompt and no step is struck more often in
@@ -13,7 +15,7 @@ The same run without faults takes turns with the disturbed one. Ratios are media
 per second:
 
 - `throughput_ratio`: of the time in which a process trained. All that faults cost counts, with the steps that are done
-  again after a kill; the start-up of processes does not.
+  again after a kill; the start-up of processes does not, nor the time until one notices that its engine is stopped.
 - `throughput_ratio_with_restarts`: of the whole time, from the beginning of training to its end.
 
 Ends with exit code 1 if a prompt was lost, trained twice or dropped, rows were left behind, or a fault ended a process.
@@ -37,7 +39,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.support.chaos_faults import Kind
-from benchmarks.support.chaos_run import ChaosRun, Load, Outcome
+from benchmarks.support.chaos_outcome import Load, Outcome
+from benchmarks.support.chaos_run import ChaosRun
 from penstock.weights.hf import silence_progress_bars
 from tests.support.tiny_models import save_tiny_model
 
@@ -48,9 +51,14 @@ WHAT = {
     Kind.ENVIRONMENT_RAISES: "reward raises",
     Kind.ENVIRONMENT_HANGS: "reward hangs",
     Kind.ENVIRONMENT_NAN: "reward is NaN",
+    Kind.REWARD_HOLDS_LOCK: "reward holds the interpreter lock",
+    Kind.REWARD_EXITS: "reward ends its process",
     Kind.TRAINER_MICROBATCH: "trainer raises in a microbatch",
     Kind.TRAINER_FINISH: "trainer raises in finish",
     Kind.DATA_PLANE_PUT: "data-plane put fails",
+    Kind.ENGINE_STOPPED: "engine stopped (SIGSTOP)",
+    Kind.DISPLAY_LOST: "display lost",
+    Kind.CHECKPOINT_FLIPPED: "checkpoint byte flipped",
 }
 
 Pair = tuple[Outcome, Outcome]

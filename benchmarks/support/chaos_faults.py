@@ -35,18 +35,30 @@ class Kind(Enum):
     ENVIRONMENT_RAISES = "environment_raises"
     ENVIRONMENT_HANGS = "environment_hangs"
     ENVIRONMENT_NAN = "environment_nan"
+    REWARD_HOLDS_LOCK = "reward_holds_lock"
+    REWARD_EXITS = "reward_exits"
     TRAINER_MICROBATCH = "trainer_microbatch"
     TRAINER_FINISH = "trainer_finish"
     DATA_PLANE_PUT = "data_plane_put"
+    ENGINE_STOPPED = "engine_stopped"
+    DISPLAY_LOST = "display_lost"
+    CHECKPOINT_FLIPPED = "checkpoint_flipped"
 
 
 KINDS_AT = {
     Site.ENGINE: (Kind.ENGINE_RAISES, Kind.ENGINE_HANGS, Kind.ENGINE_SLOW),
-    Site.REWARD: (Kind.ENVIRONMENT_RAISES, Kind.ENVIRONMENT_HANGS, Kind.ENVIRONMENT_NAN),
+    Site.REWARD: (
+        Kind.ENVIRONMENT_RAISES,
+        Kind.ENVIRONMENT_HANGS,
+        Kind.ENVIRONMENT_NAN,
+        Kind.REWARD_HOLDS_LOCK,
+        Kind.REWARD_EXITS,
+    ),
     Site.MICROBATCH: (Kind.TRAINER_MICROBATCH,),
     Site.FINISH: (Kind.TRAINER_FINISH,),
     Site.PUT: (Kind.DATA_PLANE_PUT,),
 }
+"""Faults inside a process; the other kinds strike it from outside (`chaos_blows`)."""
 _FIRST_WITHIN = {Site.ENGINE: 40, Site.REWARD: 40, Site.MICROBATCH: 6, Site.FINISH: 3, Site.PUT: 12}
 """Among so many calls of a process, one fails with each kind, however low the rate."""
 

@@ -1,7 +1,7 @@
 """One process of a chaos run: the `penstock` command with faulty parts in the place of the real ones.
 
-    python -m benchmarks.support.chaos_process NOTES PROCESS SEED RATE train CONFIG
-    python -m benchmarks.support.chaos_process NOTES PROCESS SEED RATE resume RUN_DIR
+    python -m benchmarks.support.chaos_process NOTES PROCESS SEED RATE train CONFIG [KEY=VALUE ...]
+    python -m benchmarks.support.chaos_process NOTES PROCESS SEED RATE resume RUN_DIR [--checkpoint NAME] [KEY=VALUE]
 
 Each faulty part is the real one and fails around, or inside, its work; the product knows nothing of it. `NOTES` gets a
 line for every fault as it happens, one when training begins and one when it ends.
@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from benchmarks.support.chaos_faults import FaultPlan, Injector, Kind, Notes, Site
+from benchmarks.support.chaos_rewards import Injected, score
 from penstock.controller.controller import SingleController
 from penstock.data_plane.adapters.memory import MemoryDataPlane
 from penstock.data_plane.columns import Column
@@ -25,6 +25,7 @@ from penstock.data_plane.meta import Tags
 from penstock.errors import EngineError
 from penstock.rollout.engines.base import GenerationRequest, GenerationResult
 from penstock.rollout.engines.embedded import EmbeddedEngine
+from penstock.rollout.environments.base import GenerationHandle, Segment, Trajectory, checked_reward
 from penstock.rollout.environments.custom import PromptData
 from penstock.rollout.environments.reasoning_gym import ReasoningGymEnvironment
 from penstock.rollout.environments.reward_pool import RewardPool
@@ -41,10 +42,6 @@ _THE_STEP = "step"
 """Whose attempts faults of the trainer, and of writes for the open step, cost."""
 
 
-class Injected(Exception):
-    """A fault of no known class, as foreign code raises them."""
-
-
 class Faulty:
     """What the faulty parts share; set before the run builds them."""
 
@@ -58,7 +55,6 @@ class FaultyEngine(EmbeddedEngine):
     """Loses its connection, never answers, or answers late."""
 
     async def generate(self, request: GenerationRequest) -> GenerationResult:
-        Faulty.injector.arm()
         prompt = Faulty.prompt_of[request.group_id] = hash(request.prompt_ids)
         fault = Faulty.injector.draw(Site.ENGINE, ("machinery", prompt))
         if fault is not None and fault.kind is Kind.ENGINE_RAISES:
@@ -72,20 +68,20 @@ class FaultyEngine(EmbeddedEngine):
 
 
 class FaultyEnvironment(ReasoningGymEnvironment):
-    """Sums, whose reward raises, never comes, or is not a number."""
+    """Sums, whose reward raises, never comes, is not a number, freezes its interpreter or ends its process."""
 
     def __init__(self, data: PromptData, pool: RewardPool, seed: int) -> None:
         super().__init__("chain_sum", TASK, pool, train_size=data.train_size, eval_size=data.eval_size, seed=seed)
 
-    def score(self, prompt: Prompt, response: str) -> object:
+    async def run(self, prompt: Prompt, handle: GenerationHandle) -> Trajectory:
+        prompt_ids = handle.encode_prompt(prompt.content)
+        generation = await handle.generate(prompt_ids)
+        response = handle.decode(generation.token_ids)
         fault = Faulty.injector.draw(Site.REWARD, ("data", prompt.prompt_id))
-        if fault is None:
-            return super().score(prompt, response)
-        if fault.kind is Kind.ENVIRONMENT_RAISES:
-            raise Injected("injected")
-        if fault.kind is Kind.ENVIRONMENT_HANGS:
-            threading.Event().wait()
-        return float("nan")
+        kind = None if fault is None else fault.kind.value
+        value = await self._pool.score(score, response, str(prompt.answer), kind)
+        segments = (Segment(prompt_ids), Segment(generation.token_ids, generation))
+        return Trajectory(segments, checked_reward(value, prompt), response)
 
 
 class FaultyTrainer(LocalTrainer):
@@ -136,6 +132,7 @@ class WatchedController(SingleController):
 
     async def run(self) -> str:
         stream = self._parts.stream
+        Faulty.injector.arm()
         Faulty.notes.write("begin", visits=[[visit.epoch, visit.prompt.prompt_id] for visit in stream])
         reason = await super().run()
         rows = self._parts.data_plane.count_samples(PARTITION)
@@ -156,11 +153,11 @@ def install(plan: FaultPlan, notes: Notes) -> None:
     run_train.SingleController = WatchedController  # type: ignore[misc]
 
 
-def main(notes: str, process: str, seed: str, rate: str, command: str, target: str) -> None:
+def main(notes: str, process: str, seed: str, rate: str, *command: str) -> None:
     from penstock.cli.main import main as penstock
 
     install(FaultPlan(int(seed), int(process), float(rate)), Notes(Path(notes), int(process)))
-    sys.argv = ["penstock", command, target]
+    sys.argv = ["penstock", *command]
     penstock()
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import random
 import subprocess
 import sys
 from collections import Counter
@@ -15,11 +17,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.support.chaos_blows import Blow, flip_a_byte, plan_blows
 from benchmarks.support.chaos_faults import AT_MOST, ATTEMPTS, KINDS_AT, Fault, FaultPlan, Injector, Kind, Notes, Site
-from benchmarks.support.chaos_process import Faulty, FaultyDataPlane, FaultyEnvironment
-from benchmarks.support.chaos_run import GROUP_SIZE, ROOT, ChaosRun, Load, Outcome, lines
-from penstock.rollout.environments.custom import PromptData
-from penstock.rollout.environments.reward_pool import RewardPool
+from benchmarks.support.chaos_outcome import GROUP_SIZE, Load, Outcome, lines
+from benchmarks.support.chaos_process import Faulty, FaultyDataPlane
+from benchmarks.support.chaos_rewards import Injected, score
+from benchmarks.support.chaos_run import ROOT, ChaosRun
 from tests.support.tiny_models import save_tiny_model
 
 CALLS = 400
@@ -107,10 +110,35 @@ def test_a_failed_write_is_lost_or_done_in_turns(always: Injector) -> None:
         assert plane.count_samples("p") == rows
 
 
-def test_a_reward_that_is_struck_is_none(always: Injector) -> None:
-    environment = FaultyEnvironment(PromptData([], [], train_size=2, eval_size=1), RewardPool(1, 1.0), seed=0)
-    with pytest.raises(Exception, match="injected"):
-        environment.score(environment._train[0], "1")
+@pytest.mark.parametrize("kind", [Kind.ENVIRONMENT_RAISES, Kind.ENVIRONMENT_NAN])
+def test_a_reward_that_is_struck_is_none(kind: Kind) -> None:
+    try:
+        value = score("12", "12", kind.value)
+    except Injected:
+        value = float("nan")
+    assert math.isnan(value)
+    assert score("12", "12", None) == 2.0
+
+
+@settings(max_examples=50)
+@given(st.integers(3, 12), st.integers())
+def test_every_blow_is_planned_with_as_many_kills_as_wanted(kills: int, seed: int) -> None:
+    blows = plan_blows(kills, seed)
+    assert set(blows) >= set(Blow) - {Blow.KILLED}
+    assert sum(blow is not Blow.ENGINE_STOPPED for blow in blows) == kills
+    assert plan_blows(0, seed) == []
+
+
+def test_one_bit_of_a_checkpoint_is_flipped(tmp_path: Path) -> None:
+    (tmp_path / "inside").mkdir()
+    before = {tmp_path / "a": b"first", tmp_path / "inside" / "b": b"second"}
+    for path, content in before.items():
+        path.write_bytes(content)
+    damaged = flip_a_byte(tmp_path, random.Random(0))
+    changed = {path: (content, path.read_bytes()) for path, content in before.items() if path.read_bytes() != content}
+    assert set(changed) == {damaged}
+    old, new = (int.from_bytes(content) for content in changed[damaged])
+    assert (old ^ new).bit_count() == 1
 
 
 def write_run(folder: Path, ends: list[tuple[int, str, str]], notes: list[dict[str, Any]], sequences: int) -> None:
@@ -131,11 +159,11 @@ def test_counts_come_from_the_ledger_and_the_notes(tmp_path: Path) -> None:
         {"note": "begin", "process": 0, "t": 10.0, "visits": visits},
         {"note": "fault", "process": 0, "t": 11.0, "kind": "engine_slow"},
         {"note": "fault", "process": 0, "t": 11.0, "kind": "engine_hangs"},
-        {"note": "exit", "process": 0, "t": 12.0, "code": 1},
-        {"note": "exit", "process": 1, "t": 13.0, "code": -9},
+        {"note": "exit", "process": 0, "t": 12.0, "code": 1, "struck": False},
+        {"note": "exit", "process": 1, "t": 13.0, "code": -9, "struck": True},
         {"note": "begin", "process": 2, "t": 20.0, "visits": visits},
         {"note": "end", "process": 2, "t": 23.0, "rows": 5, "groups": 2, "reason": "data_exhausted"},
-        {"note": "exit", "process": 2, "t": 30.0, "code": 0},
+        {"note": "exit", "process": 2, "t": 30.0, "code": 0, "struck": False},
     ]
     write_run(tmp_path, ends, notes, sequences=10)
     load = Load(prompts=2, epochs=2, kills=1, rate=0.1, seed=0)
