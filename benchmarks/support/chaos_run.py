@@ -143,7 +143,7 @@ class ChaosRun:
             self._note("struck")
             wait_until(lambda: process.poll() is not None, "a run whose engine is stopped ends")
             wait_until(lambda: is_gone(engine), "the stopped engine is gone")
-            if process.returncode != 1 or "silent" not in self.output():
+            if process.returncode != 1 or "no sign of life" not in self.output():
                 raise RuntimeError(f"code {process.returncode} for a stopped engine:\n{self.output()}")
             return
         if blow is Blow.DISPLAY_LOST:

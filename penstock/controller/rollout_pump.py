@@ -14,8 +14,9 @@ from penstock.controller.ledger import Ledger, PromptEnd
 from penstock.controller.parts import Parts
 from penstock.controller.recording import Recording
 from penstock.controller.work_queue import WorkQueue
-from penstock.errors import FailureKind, RecordError
+from penstock.errors import EngineError, FailureKind, RecordError
 from penstock.observe.group_lives import GroupEnd
+from penstock.rollout.engines.base import EngineHealth
 from penstock.rollout.prompts import PromptVisit
 
 
@@ -48,6 +49,7 @@ class RolloutPump:
     ) -> None:
         self._ledger = ledger
         self._manager = parts.manager
+        self._engines = parts.engines
         self._buffer = parts.buffer
         self._data_plane = parts.data_plane
         self._events = parts.events
@@ -118,6 +120,7 @@ class RolloutPump:
                 failure = await self._attempt(visit, slot)
                 if failure is None:
                     return
+                self._raise_without_engine(failure)
                 kind = classify(failure)
                 attempts = attempts.after(kind)
                 delay = retry_delay(attempts, kind, self._failure)
@@ -133,6 +136,13 @@ class RolloutPump:
                 self._end(slot.group_id, GroupEnd.RUN_ENDED, return_quota=True)
             if self._buffer.reserved == 0:
                 self._idle.set()
+
+    def _raise_without_engine(self, failure: Exception) -> None:
+        """Where every engine is gone, no attempt can succeed: that ends the run, and no prompt is blamed for it."""
+        gone = (EngineHealth.FAILED, EngineHealth.CLOSED)
+        if self._engines and all(engine.health() in gone for engine in self._engines):
+            names = ", ".join(engine.name for engine in self._engines)
+            raise EngineError(f"no engine is left to generate ({names}): {failure}") from failure
 
     async def _attempt(self, visit: PromptVisit, slot: Slot) -> Exception | None:
         """Generate, write and commit once; what it failed with, or None when the group was committed or aborted."""

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from penstock.data_plane.meta import KVBatchMeta
+from penstock.errors import EngineError
 from penstock.rollout.engines.base import GenerationRequest
 from penstock.rollout.engines.scripted import ScriptedEngine, ScriptedResponse
 from penstock.training.interface import ChunkResult, StepResult
@@ -94,4 +95,17 @@ async def test_a_run_that_is_stopped_ends_as_such_also_where_its_step_cannot_be_
     run = ScriptedRun(scripted_config(), trainer=GoneAtTheEnd(), prompts=4, script=one_at_once)
     assert await run.run() == "interrupted"
     assert run.names("step_not_dropped")
+    assert run.rows_left == 0
+
+
+async def test_a_run_without_any_engine_left_ends_with_its_error_and_blames_no_prompt() -> None:
+    def script(request: GenerationRequest) -> ScriptedResponse:
+        return ScriptedResponse(60.0 if request.prompt_ids[0] >= 4 else 0.0)
+
+    run = ScriptedRun(scripted_config(), prompts=8, script=script)
+    run.after_step = lambda steps: run.engine.close()
+    with pytest.raises(EngineError, match="no engine is left to generate \\(scripted\\): "):
+        await run.run()
+    assert len(run.steps) == 1
+    assert run.names("prompt_dropped") == run.names("rollout_retried") == []
     assert run.rows_left == 0
