@@ -143,14 +143,13 @@ class WatchedController(SingleController):
 
 def install(plan: FaultPlan, notes: Notes) -> None:
     """Put the faulty parts where a run takes its parts from."""
-    from penstock.run import build
-    from penstock.run import train as run_train
+    from penstock.run import build, life
 
     Faulty.injector, Faulty.notes, Faulty.prompt_of = Injector(plan, notes), notes, {}
     build._ENGINES["embedded"] = FaultyEngine
     build._TRAINERS["local", "local"] = FaultyTrainer
     build._DATA_PLANES["memory"] = FaultyDataPlane
-    run_train.SingleController = WatchedController  # type: ignore[misc]
+    life.SingleController = WatchedController  # type: ignore[misc]
 
 
 def main(notes: str, process: str, seed: str, rate: str, *command: str) -> None:

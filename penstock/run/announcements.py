@@ -1,0 +1,49 @@
+"""What a run tells a person, and its events, about its own beginning."""
+
+from __future__ import annotations
+
+from penstock.config.models import RunConfig
+from penstock.observe.event_kinds import meaning_of
+from penstock.run.build import Training
+from penstock.run.records import RunRecords
+from penstock.run.resume import ResumePoint
+
+
+def tell_resume(records: RunRecords, point: ResumePoint, run_id: str) -> None:
+    """Where the run is about to go on, and with which settings."""
+    records.events.emit("run_resumed", step=point.step, ended_prompts=point.ended_prompts, run_id=run_id)
+    records.view.note(
+        "no checkpoint was complete: the run begins anew"
+        if point.checkpoint is None
+        else f"going on after step {point.step}, from {point.checkpoint}"
+    )
+    if point.changes:
+        changed = [str(change) for change in point.changes]
+        records.events.emit("settings_changed", step=point.step, changes=changed)
+        records.view.note(f"settings changed since step {point.step}: {', '.join(changed)}")
+
+
+def tell_set_aside(records: RunRecords, point: ResumePoint) -> None:
+    """Which checkpoints the run has set aside, as it does not go on from them."""
+    if point.superseded:
+        records.events.emit("checkpoints_set_aside", step=point.step, folders=list(point.superseded))
+        records.view.note(f"set aside, as aside_step_N: {', '.join(point.superseded)}")
+
+
+def tell_plan(records: RunRecords, config: RunConfig, training: Training) -> None:
+    """How many steps there will be, that the data ends early where it does, and what else is worth knowing before."""
+    records.view.expect(training.steps)
+    for note in training.notes:
+        records.view.note(note)
+    wanted = config.training.max_steps
+    if wanted is not None and training.steps < wanted:
+        records.view.note(
+            f"the data ends after {training.steps} steps, before training.max_steps = {wanted}; raise data.epochs "
+            "or data.train_size for more"
+        )
+
+
+def tell_event(records: RunRecords, event: str, **fields: str) -> None:
+    """An event that a person is told of in its own words."""
+    records.events.emit(event, **fields)
+    records.view.note(f"{meaning_of(event) or event} ({', '.join(fields.values())})")

@@ -1,0 +1,253 @@
+"""The life of one run, from setup to summary."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from penstock.config.loading import dump_config
+from penstock.config.models import RunConfig
+from penstock.controller.controller import SingleController
+from penstock.controller.parts import Parts
+from penstock.controller.traced_trainer import TracedTrainer
+from penstock.errors import EngineError, RunStalled, RunStuck, TooManyDrops, TooManyFiltered, WeightSyncError
+from penstock.observe.loggers.base import Logger
+from penstock.observe.report.reading import Lines
+from penstock.run.announcements import tell_event, tell_plan, tell_resume, tell_set_aside
+from penstock.run.between_steps import BetweenSteps
+from penstock.run.build import Serving, Training, build_training, serving_off_the_loop
+from penstock.run.checkpoint import CheckpointOwner, CheckpointStore
+from penstock.run.checkpoint_proof import prove_checkpoint
+from penstock.run.directory import RunDirectory
+from penstock.run.forced_end import ForcedEnd
+from penstock.run.periodic_eval import Evaluations
+from penstock.run.records import RunRecords
+from penstock.run.resume import ResumePoint
+from penstock.run.rewind import rewind
+from penstock.run.signals import StopSignals
+from penstock.runtime.threads import in_daemon_thread
+from penstock.training.guarded import GuardedTrainer
+
+_SAVED_AFTER = (TooManyDrops, TooManyFiltered, RunStalled, WeightSyncError, EngineError)
+"""Errors that leave trainer and controller sound: the run has lost its data, its engine or its progress."""
+_UNSOUND = "the trainer does not answer, or was in the middle of a step that it could not drop"
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """How a run ended."""
+
+    summary: dict[str, Any]
+    run_dir: Path
+    stopped_by: str
+    """`max_steps`, `data_exhausted`, `max_minutes`, `early_stop` or `interrupted`."""
+
+
+class RunLife:
+    """The life of one run: set up, evaluate, train, checkpoint, evaluate, sum up; everything closed at the end."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        directory: RunDirectory,
+        loggers: Sequence[Logger],
+        point: ResumePoint | None,
+        aside: Path | None = None,
+    ) -> None:
+        self._config = config
+        self._directory = directory
+        self._point = point
+        self._aside = aside
+        self._records = RunRecords(config, directory, loggers)
+        self._timeouts = config.runtime.timeouts
+        self._forced = ForcedEnd(config, directory, self._records)
+        self._signals = StopSignals(
+            self._records.view.note,
+            self._records.view.terminal_closed,
+            patience_seconds=self._timeouts.stop_seconds,
+            unheard=self._forced.unheard,
+        )
+        self._trainer_activity: Callable[[], str] = lambda: "is not there yet"
+
+    async def execute(self) -> RunResult:
+        stopped_by = "error"
+        with self._signals, self._forced.armed():
+            try:
+                stopped_by = await self._forced.ended(self._serve_and_train(), lambda: self._signals.received > 1)
+            except asyncio.CancelledError:
+                stopped_by = "interrupted"
+            except BaseException as error:
+                self._records.failed(error)
+                raise
+            finally:
+                with self._signals.stopping(lambda reason: self._records.hurry(), "not waiting for loggers any longer"):
+                    try:
+                        summary = await self._records.close(stopped_by)
+                    finally:
+                        await self._forced.leave()
+        return RunResult(summary, self._directory.path, stopped_by)
+
+    async def _serve_and_train(self) -> str:
+        if self._point is None:
+            self._records.open()
+        await self._records.start()
+        if self._aside is not None:
+            self._records.events.emit("old_run_moved", place=str(self._aside))
+            self._records.view.note(f"the run that was in this folder is now in {self._aside}")
+        if self._point is not None:
+            tell_resume(self._records, self._point, self._directory.run_id)
+        trains = self._config.training.backend != "none"
+        with self._records.lane.span("setting up the engine"):
+            serving = await serving_off_the_loop(self._config, trains_too=trains)
+        try:
+            with self._records.lane.span("setting up the trainer"):
+                training = self._guarded(
+                    await in_daemon_thread("penstock-build", build_training, self._config, serving)
+                )
+            try:
+                return await self._train(serving, training)
+            finally:
+                await training.close()
+        finally:
+            await serving.close()
+
+    def _guarded(self, training: Training) -> Training:
+        """The same, with limits on the trainer's calls."""
+        timeouts = self._timeouts
+        guarded = GuardedTrainer(
+            training.trainer, call_seconds=timeouts.trainer_seconds, snapshot_seconds=timeouts.checkpoint_seconds
+        )
+        self._trainer_activity = guarded.activity
+        return replace(training, trainer=guarded)
+
+    async def _train(self, serving: Serving, training: Training) -> str:
+        tell_plan(self._records, self._config, training)
+        serving.rewards.listen(partial(tell_event, self._records))
+        records, config = self._records, self._config
+        evaluations = Evaluations(serving, config, records.view, records.events, records.lane)
+        trainer = TracedTrainer(training.trainer, records.timeline)
+        store = self._store(serving)
+        between = BetweenSteps(config, trainer, store, evaluations, records)
+        controller = SingleController(config, self._parts(serving, training, trainer, store), between)
+        between.controller = controller
+        controller.hook_progress = lambda: evaluations.responses + store.progress
+        try:
+            await self._restore(controller, trainer)
+            await self._accept(between)
+            if training.buffer.clock.step < training.steps:
+                await prove_checkpoint(
+                    config.checkpoint, store, training.buffer.clock.step, controller, trainer, records
+                )
+            await between.before_first(training.buffer.clock.step)
+            stopped_by = await self._run_controller(controller, between)
+        except _SAVED_AFTER as error:
+            try:
+                await self._save_at_end(training.buffer.clock.step, store, between, controller)
+            except Exception as failed:
+                records.view.note(f"the last checkpoint was not written: {failed}")
+                raise error from failed  # the run ends with what it gave up for
+            raise
+        else:
+            step = training.buffer.clock.step
+            await self._save_at_end(step, store, between, controller, stopped_by)
+        finally:
+            await store.close()
+        wanted = config.eval.at_end and stopped_by != "interrupted" and not records.metrics.evaluated(step)
+        if wanted and not controller.engines_are_current:
+            records.events.emit("eval_failed", when="at the end", cause="the engines do not have the last weights")
+        elif wanted:
+            report = await evaluations.at_end()
+            if report is not None:
+                records.metrics.evaluation(report)
+                store.note_value(step, report.metrics().get(config.checkpoint.best_metric))
+        return stopped_by
+
+    def _store(self, serving: Serving) -> CheckpointStore:
+        config, directory, point = self._config, self._directory, self._point
+        resumed = point.step if point is not None and point.checkpoint is not None else None
+        owner = CheckpointOwner(directory.run_id, dump_config(config), resumed)
+        return CheckpointStore(
+            directory.checkpoints,
+            config.checkpoint,
+            serving.hf_tokenizer,
+            self._saved,
+            owner,
+            directory,
+            self._timeouts.checkpoint_seconds,
+        )
+
+    def _parts(self, serving: Serving, training: Training, trainer: TracedTrainer, store: CheckpointStore) -> Parts:
+        records = self._records
+        return Parts(
+            stream=training.stream,
+            manager=training.manager,
+            engines=serving.engines,
+            trainer=trainer,
+            buffer=training.buffer,
+            data_plane=training.data_plane,
+            events=records.events,
+            timeline=records.timeline,
+            samples=records.samples,
+            record_end=records.ledger.write,
+            activities={"trainer": self._trainer_activity, "checkpoint_writer": store.activity},
+            give_up=self._forced.blocked,
+        )
+
+    async def _restore(self, controller: SingleController, trainer: TracedTrainer) -> None:
+        """Bring trainer and controller to where the checkpoint was."""
+        point = self._point
+        if point is None or point.checkpoint is None or point.snapshot is None:
+            return
+        with self._records.lane.span("loading the checkpoint", step=point.step):
+            await trainer.load_checkpoint(point.checkpoint)
+            await controller.restore(point.snapshot)
+
+    async def _accept(self, between: BetweenSteps) -> None:
+        """Nothing can refuse the run any more: set its files back to the checkpoint, and make the settings its own."""
+        point = self._point
+        if point is not None:
+            await self._records.start_loggers()
+            rewind(self._directory, None if point.checkpoint is None else point.step, point.ended_prompts)
+            self._records.open()
+            tell_set_aside(self._records, point)
+            for metrics in Lines(self._directory.metrics):
+                between.remember(metrics)
+            between.stop_as_remembered(point.step)
+        self._directory.write_config(dump_config(self._config))
+
+    async def _run_controller(self, controller: SingleController, between: BetweenSteps) -> str:
+        try:
+            with self._signals.stopping(controller.stop), self._records.lane.span("training"):
+                return between.reason(await controller.run())
+        finally:
+            self._records.metrics.train_seconds = controller.elapsed_seconds
+            self._records.metrics.tokens_generated = controller.tokens_generated
+
+    async def _save_at_end(
+        self,
+        step: int,
+        store: CheckpointStore,
+        between: BetweenSteps,
+        controller: SingleController,
+        stopped_by: str = "error",
+    ) -> None:
+        """The last checkpoint; a signal does not come between."""
+        with self._signals.stopping(lambda reason: None, "writing the last checkpoint; once more ends at once"):
+            if self._config.checkpoint.at_end and step and not store.has(step):
+                if await controller.can_be_saved():
+                    await store.begin(await between.snapshot(step))
+                elif stopped_by == "interrupted":
+                    self._records.view.note(f"no last checkpoint: {_UNSOUND}")
+                else:
+                    raise RunStuck(f"the run has ended without its last checkpoint: {_UNSOUND}")
+            await store.finish()
+
+    def _saved(self, step: int, path: Path, seconds: float) -> None:
+        self._records.events.emit("checkpoint_saved", step=step, path=str(path), seconds=round(seconds, 3))
+        timeline = self._records.timeline
+        lane = timeline.lane("controller", "checkpoint writer")
+        lane.record(f"writing step {step}", timeline.now() - seconds, timeline.now())
