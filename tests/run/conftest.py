@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -65,3 +66,11 @@ def config_maker(model_folder: Path, tmp_path: Path) -> ConfigMaker:
         return run_config(tmp_path / "run", model_folder, **changes)
 
     return make
+
+
+@pytest.fixture
+def hangups_are_heard() -> Iterator[None]:
+    """Processes that a test starts hear SIGHUP, also where the tests themselves were started to ignore it (nohup)."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)

@@ -23,6 +23,8 @@ from tests.run.conftest import ConfigMaker
 from tests.run.displays import CTRL_S, LIMIT_SECONDS, Terminal, causes, check_ended, events, full_pipe, train_command
 from tests.support.process_rewards import own_pid
 
+pytestmark = pytest.mark.usefixtures("hangups_are_heard")
+
 
 def run(command: list[str], **options: Any) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(command, timeout=LIMIT_SECONDS, **options)

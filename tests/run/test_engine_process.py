@@ -22,6 +22,8 @@ from tests.engines.test_process_engine import alive, wait_until_gone
 from tests.run.conftest import ConfigMaker
 from tests.run.test_train import steps
 
+pytestmark = pytest.mark.usefixtures("hangups_are_heard")
+
 
 def test_a_deterministic_run_has_the_same_losses_to_the_bit(make_config: ConfigMaker, tmp_path: Path) -> None:
     def losses(name: str, process: bool) -> list[tuple[float, ...]]:
