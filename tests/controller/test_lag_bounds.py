@@ -155,12 +155,7 @@ def lag_max(run: ScriptedRun) -> int:
     return int(max((step.get("staleness/lag_max", 0.0) for step in run.steps), default=0.0))
 
 
-@pytest.mark.parametrize(("kind", "update"), COMBINATIONS)
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(weather=WEATHER, data=st.data())
-def test_no_lag_is_larger_than_the_policy_promises(
-    kind: str, update: str, weather: Weather, data: st.DataObject
-) -> None:
+def check_lags(kind: str, update: str, weather: Weather, data: st.DataObject) -> None:
     sampler = {"kind": kind, **data.draw(SAMPLERS[kind])}
     run, trainer = run_in(weather, sampler, update)
     assert asyncio.run(run.run(limit_seconds=60.0)) == "data_exhausted"
@@ -169,6 +164,23 @@ def test_no_lag_is_larger_than_the_policy_promises(
     ends = len(run.trained_groups) + len(run.names("group_filtered")) + len(run.names("prompt_dropped"))
     assert ends == PROMPTS
     assert run.rows_left == 0
+
+
+@pytest.mark.parametrize(("kind", "update"), COMBINATIONS)
+@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(weather=WEATHER, data=st.data())
+def test_no_lag_is_larger_than_the_policy_promises(
+    kind: str, update: str, weather: Weather, data: st.DataObject
+) -> None:
+    check_lags(kind, update, weather, data)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("kind", "update"), COMBINATIONS)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(weather=WEATHER, data=st.data())
+def test_nor_in_any_weather(kind: str, update: str, weather: Weather, data: st.DataObject) -> None:
+    check_lags(kind, update, weather, data)
 
 
 @pytest.mark.parametrize("lookahead", [0, 1, 2])

@@ -76,6 +76,7 @@ class TestStdout:
         check_ended(config)
         assert causes(config) == []
 
+    @pytest.mark.long
     def test_a_pipe_that_nobody_reads(self, make_config: ConfigMaker, tmp_path: Path) -> None:
         config = make_config(**{"observe.console": "plain"})
         with full_pipe() as pipe:

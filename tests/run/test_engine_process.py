@@ -25,6 +25,7 @@ from tests.run.test_train import steps
 pytestmark = pytest.mark.usefixtures("hangups_are_heard")
 
 
+@pytest.mark.long
 def test_a_deterministic_run_has_the_same_losses_to_the_bit(make_config: ConfigMaker, tmp_path: Path) -> None:
     def losses(name: str, process: bool) -> list[tuple[float, ...]]:
         config = make_config(

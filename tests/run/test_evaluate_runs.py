@@ -55,11 +55,13 @@ class TestBetweenSteps:
         assert f"eval {found[1]['eval/reward_mean']:.2f}" in step_3
         assert "Held-out prompts" in (result.run_dir / "report.html").read_text(encoding="utf-8")
 
+    @pytest.mark.long
     def test_the_last_step_is_not_evaluated_twice(self, make_config: ConfigMaker) -> None:
         result = penstock.train(make_config(**{"eval.every_steps": 2, "training.max_steps": 4}))
         assert [line["step"] for line in evals(result.run_dir)] == [0, 2, 4]
         assert result.summary["eval_step"] == 4
 
+    @pytest.mark.long
     def test_evaluations_change_no_bit_of_a_deterministic_run(self, make_config: ConfigMaker, tmp_path: Path) -> None:
         def losses(name: str, **evaluation: Any) -> list[tuple[float, float]]:
             config = make_config(
@@ -86,6 +88,7 @@ class TestBetweenSteps:
         assert result.summary["eval_reward_start"] == before[0]["eval/reward_mean"]
         assert result.summary["eval_reward"] == after[3]["eval/reward_mean"]
 
+    @pytest.mark.long
     def test_a_resumed_run_has_no_initial_weights_to_evaluate(self, make_config: ConfigMaker) -> None:
         quiet = {"at_start": False, "at_end": False}
         run_dir = penstock.train(make_config(**{"eval": quiet, "training.max_steps": 1})).run_dir

@@ -84,7 +84,16 @@ def test_a_resumed_deterministic_run_has_the_same_losses_bit_by_bit(
     assert [line["step"] for line in lines(run_dir / "metrics.jsonl")] == list(range(1, 7))
 
 
-@pytest.mark.parametrize("sampler", ["on_policy", "windowed", "in_order", "weight_fifo", "ready_first"])
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        "windowed",
+        *(
+            pytest.param(name, marks=pytest.mark.long)
+            for name in ("on_policy", "in_order", "weight_fifo", "ready_first")
+        ),
+    ],
+)
 def test_every_prompt_ends_once_in_every_sampler(make_config: ConfigMaker, sampler: str) -> None:
     settings: dict[str, Any] = {"kind": sampler}
     if sampler in ("windowed", "weight_fifo"):

@@ -57,6 +57,7 @@ def test_a_signal_ends_a_run_cleanly_with_a_checkpoint(
     assert (checkpoint / "model.safetensors").is_file()
 
 
+@pytest.mark.long
 def test_a_signal_during_setup_is_an_interruption_and_no_failure(make_config: ConfigMaker, tmp_path: Path) -> None:
     config = make_config(**{"data.eval_size": 2000, "data.train_size": 2000, "observe.console": "plain"})
     _, summary = interrupted(config, tmp_path, signal.SIGINT, at="setting up")
