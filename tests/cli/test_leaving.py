@@ -126,13 +126,14 @@ class TestOneDocument:
         assert json.loads(done.stdout)["error"]["type"] == "TooManyDrops"
 
     @pytest.mark.long
-    def test_where_a_module_of_the_users_prints(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("in_process", ["true", "false"])
+    def test_where_a_module_of_the_users_prints(self, tmp_path: Path, in_process: str) -> None:
         (tmp_path / "loud.py").write_text("print('imported')\ndef reward(prompt, response, answer): return 0.0\n")
         (tmp_path / "data.jsonl").write_text('{"prompt": "1", "answer": "1"}\n')
         (tmp_path / "model").mkdir()
         (tmp_path / "run.yaml").write_text(
             "model: {path: model}\ndata: {train_path: data.jsonl}\n"
-            "rollout: {environment: {kind: function, function: 'loud:reward'}}\n"
+            f"rollout: {{environment: {{kind: function, function: 'loud:reward', in_process: {in_process}}}}}\n"
         )
         (tmp_path / "model" / "config.json").write_text("{}")
         done = subprocess.run(
@@ -142,7 +143,7 @@ class TestOneDocument:
             timeout=60,
             cwd=tmp_path,
         )
-        assert "imported" in done.stderr
+        assert ("imported" in done.stderr) is (in_process == "true")
         assert "ok" in json.loads(done.stdout)
 
     def test_a_reader_that_takes_nothing_is_not_waited_for_after_a_run(self, config: str) -> None:
