@@ -43,7 +43,9 @@ class Unheard:
     def __init__(self, patience_seconds: float, end: Callable[[], None]) -> None:
         self._patience = patience_seconds
         self._end = end
-        self._news: SimpleQueue[_Arrived | _News] = SimpleQueue()  # may be put to from a signal handler, unlike an event
+        self._news: SimpleQueue[_Arrived | _News] = (
+            SimpleQueue()
+        )  # may be put to from a signal handler, unlike an event
         threading.Thread(target=self._watch, name="penstock-signals", daemon=True).start()
 
     def listen(self, number: signal.Signals) -> None:
