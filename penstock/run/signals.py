@@ -36,7 +36,8 @@ class StopSignals:
     nothing.
 
     Does nothing outside the main thread, where Python delivers no signals. A signal that a blocked event loop does not
-    hear for `patience_seconds`, or one that insists then, calls `unheard` in another thread, with where the loop stands.
+    hear for `patience_seconds`, or soon where it insists, calls `unheard` in another thread, with where the loop
+    stands.
     """
 
     def __init__(

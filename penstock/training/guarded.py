@@ -35,8 +35,8 @@ class GuardedTrainer(Trainer):
 
     A trainer carries out calls one at a time, in order, so the clock of a call runs from when it was made or when the
     one before it ended, whichever is later; it stands still while the whole process is stopped. A call whose caller was
-    cancelled is under way until the trainer comes back from it; one that waits for its turn is withdrawn. A thread that is stuck cannot be ended: the trainer is of no more use, and
-    nobody waits for it again, not even `close`.
+    cancelled is under way until the trainer comes back from it; one that waits for its turn is withdrawn. A thread that
+    is stuck cannot be ended: the trainer is of no more use, and nobody waits for it again, not even `close`.
 
     Worked example, 10 s: `train_microbatch` is called at 0 s and again at 1 s. The first returns at 8 s, so the second
     has until 18 s. It does not return: both its caller and whoever calls `abort_train_step` then get `TrainerStuck`.
@@ -155,6 +155,6 @@ def _why(name: str, limit: float, *, checkpoint: bool) -> str:
     setting = "checkpoint_seconds" if checkpoint else "trainer_seconds"
     return (
         f"the trainer's call {name} did not come back within {limit:g} s (runtime.timeouts.{setting}); its thread is "
-        "still in it, so the run goes on from the last checkpoint: penstock resume. Where a call may take so long, raise "
-        f"runtime.timeouts.{setting}"
+        "still in it, so the run goes on from the last checkpoint: penstock resume. Where a call may take so long, "
+        f"raise runtime.timeouts.{setting}"
     )

@@ -221,10 +221,14 @@ async def test_a_process_outlives_the_thread_that_checked_its_function(pool: Rew
     checked = ("tests.support.misbehaving_rewards:noted_reward", "reward", [])
     checking = threading.Thread(target=processes.check, args=checked)
     checking.start()
-    await asyncio.to_thread(checking.join, 30)
+
+    def until_gone() -> None:
+        checking.join(30)
+        while os.path.exists(f"/proc/self/task/{checking.native_id}"):  # the kernel lets it go after Python does
+            time.sleep(0.001)
+
+    await asyncio.to_thread(until_gone)
     [worker] = processes._workers
-    while os.path.exists(f"/proc/self/task/{checking.native_id}"):  # the kernel lets a thread go after Python does
-        await asyncio.sleep(0.001)
     assert await pool.score(rewards.own_pid) == worker.process.pid
 
 

@@ -78,10 +78,9 @@ def test_what_ends_programs_is_for_whoever_awaits_the_task_that_raised_it(error:
         raise error
 
     async def main() -> str:
-        try:
+        with pytest.raises(type(error)) as raised:
             await asyncio.gather(helper())
-        except (SystemExit, KeyboardInterrupt) as raised:
-            assert raised is error
+        assert raised.value is error
         await asyncio.sleep(0)
         return "back"
 
