@@ -36,6 +36,8 @@ AfterStep = Callable[[int, dict[str, float]], Awaitable[None]]
 """Called with the number of finished steps and the step's flat metrics, before the next step begins."""
 
 
+_UNHURRIED = frozenset({"max_minutes", "early_stop"})
+"""Reasons to end that nobody waits for."""
 _LEAST_SECONDS = 5.0
 """A trainer that is asked whether it answers has at least this long."""
 
@@ -45,7 +47,8 @@ class SingleController:
 
     The pumps live in one group: the first that raises ends the others, and `run` raises what it raised. The run ends by
     itself when the data or `max_steps` ends, or when `stop` is called. However it ends, `runtime.timeouts.stop_seconds`
-    later it has ended: what has not come to its end by then is left behind and named.
+    later it has ended: what has not come to its end by then is left behind and named. Where nobody waits for the end,
+    as for that of `max_minutes`, the open step has `runtime.timeouts.trainer_seconds` before that.
     """
 
     def __init__(self, config: RunConfig, parts: Parts, after_step: AfterStep) -> None:
@@ -59,6 +62,9 @@ class SingleController:
         self._stopping = asyncio.Event()
         timeouts = config.runtime.timeouts
         self._ending = Ending(timeouts.stop_seconds)
+        self._step_seconds = timeouts.trainer_seconds
+        self._hurried = asyncio.Event()
+        """Set when somebody waits for the end."""
         self._throughput = Throughput(parts.engines)
         self.drops = DropBook(config.rollout.failure, config.training.prompt_groups_per_step, parts.events)
         recording = Recording(parts.timeline, parts.buffer, parts.engines)
@@ -153,6 +159,8 @@ class SingleController:
 
     def stop(self, reason: str) -> None:
         """End the run now: the open step is aborted, or carried to its end if its optimizer has begun."""
+        if reason not in _UNHURRIED:
+            self._hurried.set()
         if self._stop_reason is None:
             self._stop_reason = reason
             self._stopping.set()
@@ -170,7 +178,7 @@ class SingleController:
         try:
             await pumps.until(training, stopping)
             reason = _result(training) or _result(stopping)
-            await pumps.end(training, stopping)
+            await pumps.end(training, stopping, patience_seconds=self._step_seconds, impatient=self._hurried)
             await pumps.end(*background)
         except asyncio.CancelledError:
             if self._ending.begun.is_set():  # it was told to end before, and now to do so at once

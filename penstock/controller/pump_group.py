@@ -47,16 +47,32 @@ class PumpGroup:
         finally:
             failed.cancel()
 
-    async def end(self, *tasks: asyncio.Task[Any]) -> None:
-        """Cancel these and wait for their end, but not beyond the end's time."""
-        self._ending.begin()
+    async def end(
+        self, *tasks: asyncio.Task[Any], patience_seconds: float = 0.0, impatient: asyncio.Event | None = None
+    ) -> None:
+        """Cancel these and wait for their end, but not beyond the end's time.
+
+        That begins only after `patience_seconds`, or when `impatient` is set or a pump fails before.
+        """
         running = {task for task in tasks if not task.done()}
         for task in running:
             task.cancel()
+        if running and impatient is not None and self.first_error is None:
+            await self._patiently(running, patience_seconds, impatient)
+        self._ending.begin()
         if running:
             await asyncio.wait(running, timeout=max(self._ending.left(), _MOMENT))
         self.left_behind += sorted(self._tasks[task] for task in running if not task.done())
         await end_tasks(running, _LAST_SECONDS)
+
+    async def _patiently(self, running: set[asyncio.Task[Any]], seconds: float, impatient: asyncio.Event) -> None:
+        ended = asyncio.create_task(asyncio.wait(running))
+        others = {asyncio.create_task(event.wait()) for event in (impatient, self._failed)}
+        try:
+            await asyncio.wait({ended, *others}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (ended, *others):
+                task.cancel()
 
     async def end_all(self) -> None:
         """`end` for everything."""

@@ -98,7 +98,7 @@ class WeightSync:
             with self._lane.span("copying weights to the engines"):
                 report = await self._synchronizer.publish(await self._trainer.publish_weights())
         except WeightSyncError as error:
-            if not self._ending.begun.is_set():
+            if not (self._ending.begun.is_set() or self.run_is_ending.is_set()):
                 raise
             self._events.emit("weights_not_published", cause=describe(error))
             current = asyncio.current_task()

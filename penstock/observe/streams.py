@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import sys
 import threading
 import time
 from collections import deque
@@ -22,6 +23,8 @@ STUCK_SECONDS = 10.0
 """A full queue of which nothing was taken for so long belongs to a reader that is gone."""
 _PIECE_BYTES = 4096
 """So much is written at a time, so that progress shows: a pipe takes it whole or not yet."""
+_LAST_SECONDS = 1.0
+"""How long the end of the process waits for a reader that takes nothing of the last words."""
 
 Listener = Callable[[str], None]
 
@@ -223,6 +226,16 @@ def guarded(stream: TextIO | None, name: str) -> tuple[TextIO, QueuedWriter]:
             sink = DescriptorSink(stream)
     writer = QueuedWriter(sink, name, is_terminal=is_terminal, descriptor=descriptor)
     return _Guarded(writer, encoding), writer
+
+
+def say_last(text: str) -> None:
+    """Write to stderr in a process that ends right away: what is queued there, and in stdout, is waited for."""
+    if sys.stderr is not None:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+    for stream in (sys.stderr, sys.stdout):
+        if isinstance(stream, _Guarded):
+            stream.writer.drain(_LAST_SECONDS)
 
 
 def _tell(listener: Listener, cause: str) -> None:

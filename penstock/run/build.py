@@ -29,6 +29,7 @@ from penstock.rollout.prompts import PromptStream
 from penstock.rollout.recorded import Recording
 from penstock.rollout.replay import RecordedEnvironment, RecordedStream, ReplaySource
 from penstock.run.rollouts import open_recording, recorded, rollout_notes
+from penstock.runtime.awake import wait_awake
 from penstock.runtime.cancellation import ended_within
 from penstock.runtime.cpu import lanes_for_rest, threads_for_half
 from penstock.runtime.threads import in_daemon_thread
@@ -147,6 +148,19 @@ async def serving_off_the_loop(config: RunConfig, *, trains_too: bool) -> Servin
         raise SetupError(
             f"model {config.model.path!r} was not there after {timeouts.start_seconds:g} s; if it takes longer to "
             "load, raise runtime.timeouts.start_seconds"
+        )
+    return building.result()
+
+
+async def training_off_the_loop(config: RunConfig, serving: Serving) -> Training:
+    """`build_training` in a thread, which is not waited for longer than `runtime.timeouts.start_seconds`."""
+    limit = config.runtime.timeouts.start_seconds
+    building = in_daemon_thread("penstock-build", build_training, config, serving)
+    await wait_awake({building}, limit)
+    if not building.done():
+        raise SetupError(
+            f"the trainer was not there after {limit:g} s; if it takes longer to set up, raise "
+            "runtime.timeouts.start_seconds"
         )
     return building.result()
 

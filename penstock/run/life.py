@@ -19,7 +19,7 @@ from penstock.observe.loggers.base import Logger
 from penstock.observe.report.reading import Lines
 from penstock.run.announcements import tell_event, tell_plan, tell_resume, tell_set_aside
 from penstock.run.between_steps import BetweenSteps
-from penstock.run.build import Serving, Training, build_training, serving_off_the_loop
+from penstock.run.build import Serving, Training, serving_off_the_loop, training_off_the_loop
 from penstock.run.checkpoint import CheckpointOwner, CheckpointStore
 from penstock.run.checkpoint_proof import prove_checkpoint
 from penstock.run.directory import RunDirectory
@@ -29,7 +29,6 @@ from penstock.run.records import RunRecords
 from penstock.run.resume import ResumePoint
 from penstock.run.rewind import rewind
 from penstock.run.signals import StopSignals
-from penstock.runtime.threads import in_daemon_thread
 from penstock.training.guarded import GuardedTrainer
 
 _SAVED_AFTER = (TooManyDrops, TooManyFiltered, RunStalled, WeightSyncError, EngineError)
@@ -105,9 +104,7 @@ class RunLife:
             serving = await serving_off_the_loop(self._config, trains_too=trains)
         try:
             with self._records.lane.span("setting up the trainer"):
-                training = self._guarded(
-                    await in_daemon_thread("penstock-build", build_training, self._config, serving)
-                )
+                training = self._guarded(await training_off_the_loop(self._config, serving))
             try:
                 return await self._train(serving, training)
             finally:

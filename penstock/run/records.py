@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,6 +19,7 @@ from penstock.observe.loggers.factory import make_loggers
 from penstock.observe.loggers.fanout import Loggers
 from penstock.observe.report.build import write_report
 from penstock.observe.samples import SampleLog
+from penstock.observe.streams import say_last
 from penstock.observe.timeline import Timeline
 from penstock.run.directory import RunDirectory
 from penstock.run.record_marks import RecordsSnapshot
@@ -118,13 +118,18 @@ class RunRecords:
         self._attempt(lambda: self.events.emit("run_failed", cause=self.metrics.error))
 
     def last_words(self, stopped_by: str, why: str) -> None:
-        """The process ends now, and the event loop cannot record it: summary and events, from any thread."""
+        """The process ends now, and the event loop cannot record it: summary and events, from any thread.
+
+        As in `close`, a run whose files were never opened, or whose folder is lost, leaves everything as it is.
+        """
         self.metrics.error = why
-        self._attempt(lambda: self._directory.write_summary(self.metrics.summary(stopped_by)))
-        self._attempt(lambda: self.events.emit("run_failed", cause=why))
-        self._attempt(lambda: self.events.emit("run_ended", stopped_by=stopped_by, steps=self.metrics.steps))
-        self._attempt(self.events.close)
-        self._attempt(lambda: sys.stderr.write(f"penstock: {why}\n"))
+        if self._writes_by_name:
+            summary = self.metrics.summary(stopped_by) | {"run_id": self._directory.run_id}
+            self._attempt(lambda: self._directory.write_summary(summary))
+            self._attempt(lambda: self.events.emit("run_failed", cause=why))
+            self._attempt(lambda: self.events.emit("run_ended", stopped_by=stopped_by, steps=self.metrics.steps))
+            self._attempt(self.events.close)
+        self._attempt(lambda: say_last(f"penstock: {why}\n"))
 
     def hurry(self) -> None:
         """Do not wait for loggers any longer."""

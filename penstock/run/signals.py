@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: the first asks the run to stop cleanly, the second stops it at once; and SIGHUP."""
+"""Ctrl-C and SIGTERM: the first asks the run to stop cleanly, one that insists stops it at once; and SIGHUP."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import asyncio
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 
 from penstock.controller.loop_watch import innermost_of
+from penstock.run.insistence import Insistence
 from penstock.run.unheard import Unheard
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -30,10 +32,12 @@ class StopSignals:
 
     SIGHUP means that the terminal was closed where there is one: `hung_up` is called, and nothing stops. Without a
     terminal it is one more signal that stops, as a batch system may send it. Where it is ignored, as nohup has it, it
-    stays so.
+    stays so. Of the signals that follow the first, only those that insist count (see `Insistence`); others change
+    nothing.
 
     Does nothing outside the main thread, where Python delivers no signals. A signal that a blocked event loop does not
-    hear for `patience_seconds`, or a second one then, calls `unheard` in another thread, with where the loop stands.
+    hear for `patience_seconds`, or soon where it insists, calls `unheard` in another thread, with where the loop
+    stands.
     """
 
     def __init__(
@@ -51,7 +55,8 @@ class StopSignals:
         self._end_unheard = unheard
         self._unheard: Unheard | None = None
         self.received = 0
-        """Signals so far."""
+        """Signals so far that count."""
+        self._insistence = Insistence()
         self._stop: Callable[[str], None] | None = None
         self._stop_note = ""
         self._task: asyncio.Task[object] | None = None
@@ -62,7 +67,7 @@ class StopSignals:
             main = threading.get_ident()
             self._unheard = Unheard(self._patience, lambda: self._end_unheard(innermost_of(main)))
             for number in _SIGNALS:
-                asyncio.get_running_loop().add_signal_handler(number, self._received)
+                asyncio.get_running_loop().add_signal_handler(number, self._received, number)
                 self._unheard.listen(number)
             self._listen_for_hangup()
         return self
@@ -87,7 +92,7 @@ class StopSignals:
         if has_terminal():
             loop.add_signal_handler(signal.SIGHUP, self._hung_up)
         else:
-            loop.add_signal_handler(signal.SIGHUP, self._received)
+            loop.add_signal_handler(signal.SIGHUP, self._received, signal.SIGHUP)
             self._unheard.listen(signal.SIGHUP)
 
     @contextmanager
@@ -101,9 +106,12 @@ class StopSignals:
         finally:
             self._stop = None
 
-    def _received(self) -> None:
+    def _received(self, number: signal.Signals) -> None:
         if self._unheard is not None:
             self._unheard.heard()
+        if not self._insistence.counts(number, time.monotonic()):
+            self._note(f"{number.name} changes nothing: the run is ending already; Ctrl-C ends it at once")
+            return
         self.received += 1
         stop, self._stop = self._stop, None
         if stop is not None:

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum
 from queue import Empty, SimpleQueue
 from types import FrameType
+
+from penstock.run.insistence import Insistence
 
 _SECOND_SECONDS = 1.0
 """How long the loop has to hear a signal when there was one before that it has not heard yet."""
 
 
+@dataclass(frozen=True)
+class _Arrived:
+    number: int
+    at: float
+
+
 class _News(Enum):
-    ARRIVED = "arrived"
     HEARD = "heard"
     OVER = "over"
 
@@ -23,8 +32,9 @@ class _News(Enum):
 class Unheard:
     """Calls `end`, in a thread of its own, when the loop has not heard a signal `patience_seconds` after it arrived.
 
-    A second signal means that somebody waits: then it is a moment. Python runs a signal's handler between any two
-    bytecodes of the main thread, also where a coroutine blocks the loop there; the handler only leaves a note.
+    One that insists means that somebody waits: then it is a moment. Those that change nothing (see `Insistence`) need
+    not be heard. Python runs a signal's handler between any two bytecodes of the main thread, also where a coroutine
+    blocks the loop there; the handler only leaves a note.
 
     Worked example: a coroutine calls `requests.get` without a limit. Ctrl-C arrives, and the loop, which would act on
     it, does not run. Another Ctrl-C: a second later `end` is called, and the process is gone.
@@ -33,7 +43,9 @@ class Unheard:
     def __init__(self, patience_seconds: float, end: Callable[[], None]) -> None:
         self._patience = patience_seconds
         self._end = end
-        self._news: SimpleQueue[_News] = SimpleQueue()  # may be put to from a signal handler, unlike an event
+        self._news: SimpleQueue[_Arrived | _News] = (
+            SimpleQueue()
+        )  # may be put to from a signal handler, unlike an event
         threading.Thread(target=self._watch, name="penstock-signals", daemon=True).start()
 
     def listen(self, number: signal.Signals) -> None:
@@ -50,10 +62,11 @@ class Unheard:
         self._news.put(_News.OVER)
 
     def _arrived(self, number: int, frame: FrameType | None) -> None:
-        self._news.put(_News.ARRIVED)
+        self._news.put(_Arrived(number, time.monotonic()))
 
     def _watch(self) -> None:
         deadline: float | None = None
+        insistence = Insistence()
         while True:
             try:
                 news = self._news.get(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
@@ -62,9 +75,9 @@ class Unheard:
                 return
             if news is _News.OVER:
                 return
-            if news is _News.HEARD:
-                deadline = None
-            elif deadline is None:
-                deadline = time.monotonic() + self._patience
+            if isinstance(news, _Arrived):
+                if insistence.counts(news.number, news.at):
+                    patience = self._patience if deadline is None else _SECOND_SECONDS
+                    deadline = min(deadline or math.inf, time.monotonic() + patience)
             else:
-                deadline = min(deadline, time.monotonic() + _SECOND_SECONDS)
+                deadline = None

@@ -47,9 +47,10 @@ async def ended_within(work: Coroutine[Any, Any, Any], limit_seconds: float) -> 
     return True
 
 
-def leave_behind(task: asyncio.Future[Any]) -> None:
-    """Cancel a task, and do not wait for it: it may be one that does not listen."""
-    task.cancel()
+def leave_behind(task: asyncio.Future[Any], *, cancel: bool = True) -> None:
+    """Cancel a task, unless it is to end by itself, and do not wait for it: it may be one that does not listen."""
+    if cancel:
+        task.cancel()
     task.add_done_callback(_hear)
 
 

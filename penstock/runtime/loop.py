@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable, Coroutine
+import traceback
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from queue import SimpleQueue
 from typing import Any, ParamSpec, TypeVar
@@ -24,7 +25,8 @@ def run_loop(main: Coroutine[Any, Any, R]) -> R:
 
     `asyncio.run` waits for every call of `asyncio.to_thread`, and for every task that is left over, however long they
     take. Here a thread that is stuck is left to itself, as a daemon, and so is a task that does not let itself be
-    cancelled within `CANCEL_SECONDS`.
+    cancelled within `CANCEL_SECONDS`. `SystemExit` and `KeyboardInterrupt` of other tasks are for those who await them,
+    and do not end the loop; Ctrl-C does, where nobody else listens for it.
     """
     with asyncio.Runner(loop_factory=_new_loop) as runner:
         return runner.run(_and_nothing_else(main))
@@ -83,8 +85,31 @@ class DaemonExecutor(ThreadPoolExecutor):
                 self._busy -= 1
 
 
+class _Loop(asyncio.SelectorEventLoop):
+    """Goes on where asyncio's own does not: when foreign code has raised what ends programs, in a task of its own.
+
+    Such a task has failed and keeps its error like any other, but asyncio also raises it through the loop, past
+    everybody who awaits the task.
+    """
+
+    def run_until_complete(self, future: Generator[Any, None, R] | Awaitable[R]) -> R:
+        awaited = asyncio.ensure_future(future, loop=self)  # type: ignore[arg-type]
+        while True:
+            try:
+                return super().run_until_complete(awaited)
+            except (SystemExit, KeyboardInterrupt) as error:
+                if awaited.done() or not _is_of_foreign_code(error):
+                    raise
+
+
+def _is_of_foreign_code(error: BaseException) -> bool:
+    """Whether something that the loop has called raised it, rather than a signal's handler."""
+    codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return asyncio.Handle._run.__code__ in codes and codes[-1] is not asyncio.Runner._on_sigint.__code__  # type: ignore[attr-defined]
+
+
 def _new_loop() -> asyncio.AbstractEventLoop:
-    loop = asyncio.new_event_loop()
+    loop = _Loop()
     loop.set_default_executor(DaemonExecutor())
     return loop
 

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from penstock.data_plane.meta import KVBatchMeta
 from penstock.errors import TrainerStuck
+from penstock.runtime.awake import wait_awake
 from penstock.runtime.cancellation import ended_within, leave_behind
 from penstock.training.interface import ChunkResult, Prepared, StepResult, Trainer, TrainerSnapshot
 from penstock.weights.source import WeightSource
@@ -33,8 +34,9 @@ class GuardedTrainer(Trainer):
     """Passes every call on; one that does not come back in time raises `TrainerStuck`, and so does all that follows.
 
     A trainer carries out calls one at a time, in order, so the clock of a call runs from when it was made or when the
-    one before it ended, whichever is later. A thread that is stuck cannot be ended: the trainer is of no more use, and
-    nobody waits for it again, not even `close`.
+    one before it ended, whichever is later; it stands still while the whole process is stopped. A call whose caller was
+    cancelled is under way until the trainer comes back from it; one that waits for its turn is withdrawn. A thread that
+    is stuck cannot be ended: the trainer is of no more use, and nobody waits for it again, not even `close`.
 
     Worked example, 10 s: `train_microbatch` is called at 0 s and again at 1 s. The first returns at 8 s, so the second
     has until 18 s. It does not return: both its caller and whoever calls `abort_train_step` then get `TrainerStuck`.
@@ -107,31 +109,44 @@ class GuardedTrainer(Trainer):
         call = _Call(name, self._clock())
         self._calls.append(call)
         work = asyncio.ensure_future(begin())
+        work.add_done_callback(lambda _: self._came_back(call))
+        spent, began = 0.0, self._began(call)
         try:
             while not work.done():
-                await self._wait(work, self._began(call) + limit - self._clock())
+                spent += await self._wait(work, limit - spent)
                 if work.done():
                     break
-                if self._stuck is None and self._clock() - self._began(call) >= limit:
+                if self._began(call) > began:
+                    spent, began = 0.0, self._began(call)
+                if self._stuck is None and spent >= limit:
                     self._stuck = TrainerStuck(_why(name, limit, checkpoint=checkpoint))
+                    self._tell_change()
                 if self._stuck is not None:
                     raise TrainerStuck(str(self._stuck))
             return work.result()
         finally:
             if not work.done():
-                leave_behind(work)
-            self._calls.remove(call)
+                is_under_way = self._stuck is None and self._calls[0] is call
+                leave_behind(work, cancel=not is_under_way)
+
+    def _came_back(self, call: _Call) -> None:
+        if self._calls[0] is call:
             self._last_end = self._clock()
-            self._changed.set()
-            self._changed = asyncio.Event()
+        self._calls.remove(call)
+        self._tell_change()
+
+    def _tell_change(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     def _began(self, call: _Call) -> float:
         return max(call.made, self._last_end)
 
-    async def _wait(self, work: asyncio.Future[Any], seconds: float) -> None:
+    async def _wait(self, work: asyncio.Future[Any], seconds: float) -> float:
+        """Until it has ended, something has changed, or so much time has passed; how much has."""
         changed = asyncio.ensure_future(self._changed.wait())
         try:
-            await asyncio.wait({work, changed}, timeout=max(0.0, seconds), return_when=asyncio.FIRST_COMPLETED)
+            return await wait_awake({work, changed}, seconds)
         finally:
             changed.cancel()
 
@@ -140,5 +155,6 @@ def _why(name: str, limit: float, *, checkpoint: bool) -> str:
     setting = "checkpoint_seconds" if checkpoint else "trainer_seconds"
     return (
         f"the trainer's call {name} did not come back within {limit:g} s (runtime.timeouts.{setting}); its thread is "
-        "still in it, so the run goes on from the last checkpoint: penstock resume"
+        "still in it, so the run goes on from the last checkpoint: penstock resume. Where a call may take so long, "
+        f"raise runtime.timeouts.{setting}"
     )

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.errors import SetupError, WeightSyncError
+from penstock.runtime.awake import wait_awake
 from penstock.runtime.cancellation import to_the_end
 from penstock.weights.receiver import WeightReceiver
 from penstock.weights.source import WeightSource
@@ -101,7 +102,7 @@ class WeightSynchronizer:
         ended = asyncio.create_task(asyncio.wait(calls))
         given_up = asyncio.create_task(self._given_up.wait())
         try:
-            await asyncio.wait({ended, given_up}, timeout=self._limit, return_when=asyncio.FIRST_COMPLETED)
+            await wait_awake({ended, given_up}, self._limit)
         finally:
             ended.cancel()
             given_up.cancel()

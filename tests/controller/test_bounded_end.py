@@ -135,11 +135,53 @@ class Stuck(ScriptedTrainer):
 @pytest.mark.parametrize("call", ["microbatch", "finish"])
 async def test_a_trainer_that_is_stuck_in_a_step_is_left_behind_and_not_saved(call: str) -> None:
     trainer = Stuck(call)
-    run = ScriptedRun(scripted_config(runtime=BRIEF), trainer=trainer, prompts=8)
+    timeouts = {"timeouts": {"stop_seconds": 0.3, "trainer_seconds": 0.1}}
+    run = ScriptedRun(scripted_config(runtime=timeouts), trainer=trainer, prompts=8)
     with pytest.raises(RunStuck, match=r"the run ended \(max_minutes\), but train pump did not come to an end within"):
         await stopped(run, trainer.inside, "max_minutes")
     assert not run.controller.training.between_steps
     assert not await run.controller.can_be_saved()
+
+
+class Slow(ScriptedTrainer):
+    """A chunk takes a while, and nothing can be dropped before it has ended, as in a thread."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside, self.let = asyncio.Event(), asyncio.Event()
+
+    async def train_microbatch(self, step_id: int, meta: KVBatchMeta) -> Any:
+        self.inside.set()
+        await self.let.wait()
+        return await super().train_microbatch(step_id, meta)
+
+    async def abort_train_step(self, step_id: int) -> None:
+        await self.let.wait()
+        await super().abort_train_step(step_id)
+
+
+@pytest.mark.parametrize("reason", ["max_minutes", "early_stop"])
+async def test_an_end_that_nobody_waits_for_gives_a_long_chunk_its_time(reason: str) -> None:
+    trainer = Slow()
+    run = ScriptedRun(scripted_config(runtime={"timeouts": {"stop_seconds": 0.05}}), trainer=trainer, prompts=8)
+    asyncio.get_running_loop().call_later(0.5, trainer.let.set)
+    assert await stopped(run, trainer.inside, reason) == reason
+    assert not run.names("left_behind")
+    assert await run.controller.can_be_saved()
+
+
+async def test_a_signal_at_such_an_end_takes_the_time_away() -> None:
+    trainer = Slow()
+    run = ScriptedRun(scripted_config(runtime=BRIEF), trainer=trainer, prompts=8)
+    running = asyncio.create_task(run.run())
+    async with asyncio.timeout(10):
+        await trainer.inside.wait()
+        run.controller.stop("early_stop")
+        await asyncio.sleep(0.05)
+        assert not run.controller._ending.begun.is_set()
+        run.controller.stop("interrupted")
+        with pytest.raises(RunStuck):
+            await running
 
 
 async def test_a_trainer_that_does_not_answer_between_two_steps_is_not_saved_either(

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 from penstock.controller.failure import classify
 from penstock.errors import EnvironmentFailure, EnvironmentTimeout, FailureKind
 from penstock.rollout.environments import process_pool
+from penstock.rollout.environments.reward_output import SharedPage
 from penstock.rollout.environments.reward_pool import RewardPool
 from tests.support import process_rewards as rewards
 
@@ -212,3 +214,30 @@ def test_processes_end_when_their_parent_is_killed(state: str, tmp_path: Path) -
     parent.kill()
     parent.wait()
     assert gone(pid)
+
+
+async def test_a_process_outlives_the_thread_that_checked_its_function(pool: RewardPool) -> None:
+    processes = pool._processes
+    checked = ("tests.support.misbehaving_rewards:noted_reward", "reward", [])
+    checking = threading.Thread(target=processes.check, args=checked)
+    checking.start()
+
+    def until_gone() -> None:
+        checking.join(30)
+        while os.path.exists(f"/proc/self/task/{checking.native_id}"):  # the kernel lets it go after Python does
+            time.sleep(0.001)
+
+    await asyncio.to_thread(until_gone)
+    [worker] = processes._workers
+    assert await pool.score(rewards.own_pid) == worker.process.pid
+
+
+def test_the_page_of_a_process_needs_no_room_on_a_disk_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    page = SharedPage.make_file()
+    assert "memfd:" in os.readlink(f"/proc/self/fd/{page}")
+    os.close(page)
+    monkeypatch.delattr(os, "memfd_create")
+    page = SharedPage.make_file()
+    held = os.fstat(page)
+    os.close(page)
+    assert held.st_blocks * 512 >= held.st_size > 0

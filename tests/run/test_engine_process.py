@@ -124,6 +124,20 @@ async def test_a_model_that_never_loads_holds_up_neither_the_start_nor_an_interr
             await asyncio.sleep(0.01)
 
 
+async def test_a_trainer_that_never_is_set_up_is_not_waited_for(
+    make_config: ConfigMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    over = threading.Event()
+    monkeypatch.setattr(build, "build_training", lambda *_: over.wait())
+    config = make_config(**{"runtime.timeouts": {"start_seconds": 0.2}})
+    async with asyncio.timeout(10):
+        with pytest.raises(
+            SetupError, match=r"the trainer was not there after 0\.2 s.*runtime\.timeouts\.start_seconds"
+        ):
+            await build.training_off_the_loop(config, None)  # type: ignore[arg-type]
+    over.set()
+
+
 @pytest.mark.long
 def test_adapters_reach_it_merged(make_config: ConfigMaker) -> None:
     config = make_config(

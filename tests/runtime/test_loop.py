@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import signal
 import subprocess
 import sys
 import threading
@@ -67,6 +69,49 @@ def test_a_task_that_does_not_let_itself_be_cancelled_is_let_go(monkeypatch: pyt
     assert run_loop(main()) == "back"
     assert ended == ["in order"]
     kept[0]._log_destroy_pending = False  # type: ignore[attr-defined]  # its end is not what is looked at
+
+
+@pytest.mark.parametrize("error", [SystemExit(7), KeyboardInterrupt()])
+def test_what_ends_programs_is_for_whoever_awaits_the_task_that_raised_it(error: BaseException) -> None:
+    async def helper() -> None:
+        await asyncio.sleep(0)
+        raise error
+
+    async def main() -> str:
+        with pytest.raises(type(error)) as raised:
+            await asyncio.gather(helper())
+        assert raised.value is error
+        await asyncio.sleep(0)
+        return "back"
+
+    async def raises() -> None:
+        await asyncio.gather(helper())
+
+    assert run_loop(main()) == "back"
+    with pytest.raises(type(error)):
+        run_loop(raises())
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_ctrl_c_ends_the_loop_also_in_a_task_and_where_the_first_is_not_heard(times: int) -> None:
+    async def other() -> None:
+        for _ in range(times):
+            await asyncio.sleep(0.01)
+            signal.raise_signal(signal.SIGINT)
+
+    async def deaf() -> None:
+        helpers.append(asyncio.create_task(other()))
+        if times == 2:
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(60)
+        await asyncio.sleep(60)
+
+    helpers: list[asyncio.Task[None]] = []
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        run_loop(deaf())
+    assert time.monotonic() - began < 30
+    assert isinstance(helpers[0].exception(), KeyboardInterrupt if times == 2 else type(None))
 
 
 class TestDaemonExecutor:

@@ -10,6 +10,7 @@ from penstock.data_plane.meta import KVBatchMeta
 from penstock.errors import TrainerStuck
 from penstock.training.guarded import GuardedTrainer
 from penstock.training.workers.scripted import ScriptedSnapshot, ScriptedTrainer
+from tests.support.clocks import StoppableClock
 
 META = KVBatchMeta("rollouts", ("g_g0",), frozenset(), (3,), ({},))
 
@@ -85,3 +86,40 @@ async def test_a_snapshot_has_the_limit_of_checkpoints() -> None:
     assert await copying == ScriptedSnapshot(0)
     with pytest.raises(TrainerStuck, match=r"runtime\.timeouts\.checkpoint_seconds"):
         await guarded(trainer, 60.0, snapshot=0.05).snapshot()
+
+
+async def test_a_call_whose_caller_was_cancelled_is_under_way_until_the_trainer_comes_back() -> None:
+    trainer = Gated()
+    guard = guarded(trainer, 60.0)
+    await guard.begin_train_step(0)
+    calls = [asyncio.create_task(guard.train_microbatch(0, META)) for _ in range(2)]
+    await asyncio.sleep(0)
+    for call in calls:
+        call.cancel()
+    await asyncio.wait(calls)
+    await asyncio.sleep(0.01)
+    assert guard.activity().startswith("in train_microbatch for 0.")
+    assert "behind" not in guard.activity(), "the one that waited for its turn is withdrawn"
+    trainer.gate.release()
+    await asyncio.sleep(0.01)
+    assert guard.activity() == "waits for a call"
+
+
+async def test_time_in_which_the_process_was_stopped_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = StoppableClock(monkeypatch)
+    trainer = Gated()
+    guard = GuardedTrainer(trainer, call_seconds=20, snapshot_seconds=20, clock=clock)
+    await guard.begin_train_step(0)
+    call = asyncio.create_task(guard.train_microbatch(0, META))
+    await asyncio.sleep(0.01)
+    clock.stopped_for(3600)
+    await asyncio.sleep(0.01)
+    assert not call.done()
+    trainer.gate.release()
+    assert (await call).valid_sequences == 1.0
+
+
+async def test_what_to_raise_is_said() -> None:
+    guard = guarded(Gated(), 0.05)
+    with pytest.raises(TrainerStuck, match=r"raise runtime\.timeouts\.trainer_seconds$"):
+        await guard.train_microbatch(0, META)

@@ -10,6 +10,7 @@ import pytest
 from penstock.errors import SetupError, WeightSyncError
 from penstock.weights.source import WeightSource
 from penstock.weights.synchronizer import WeightSynchronizer
+from tests.support.clocks import StoppableClock
 
 
 @dataclass
@@ -150,3 +151,19 @@ async def test_a_cancelled_sync_is_carried_to_its_end_but_not_when_that_is_given
         with pytest.raises(WeightSyncError, match="had no answer when the run ended"):
             await task
     assert not stuck.serving
+
+
+async def test_time_in_which_the_process_was_stopped_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = StoppableClock(monkeypatch)
+    slow, taken = Receiver("slow"), asyncio.Event()
+
+    async def update(source: WeightSource) -> None:
+        clock.stopped_for(3600)
+        await taken.wait()
+
+    slow.update_weights = update  # type: ignore[method-assign]
+    publishing = asyncio.create_task(WeightSynchronizer([slow], limit_seconds=20).publish(source(1)))
+    await asyncio.sleep(0.02)
+    assert not publishing.done()
+    taken.set()
+    assert (await publishing).failed == {}

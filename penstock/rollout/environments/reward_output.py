@@ -40,10 +40,15 @@ class SharedPage:
     @staticmethod
     def make_file() -> int:
         """The descriptor of a new page; the caller closes it."""
+        if hasattr(os, "memfd_create"):
+            descriptor = os.memfd_create("penstock-reward-page")
+            os.ftruncate(descriptor, _SIZE)
+            return descriptor
         import tempfile  # for the run's process only: a reward process starts without it
 
         with tempfile.TemporaryFile() as file:
-            file.truncate(_SIZE)
+            # A file with holes would kill whoever touches one once the disk is full; here that is an error.
+            os.posix_fallocate(file.fileno(), 0, _SIZE)
             return os.dup(file.fileno())
 
     def begin(self, request: int) -> bool:

@@ -17,6 +17,7 @@ from typing import Any
 
 from penstock.rollout.environments.plain_data import decode
 from penstock.rollout.environments.reward_output import SharedPage
+from penstock.runtime.threads import in_lasting_thread
 
 _BOOT = (
     "import sys, json; sys.path[:] = json.loads(sys.argv[1]); "
@@ -56,17 +57,7 @@ class RewardProcess:
         os.set_blocking(self._pipe, False)
         handed = (theirs.fileno(), page, self._pipe)
         try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _BOOT, json.dumps(home.search_path), str(os.getpid()), *map(str, handed)],
-                stdin=subprocess.DEVNULL,
-                stdout=writing,
-                stderr=writing,
-                cwd=home.directory,
-                # As many threads as there are calls at a time: more would take the trainer's cores.
-                env={"OMP_NUM_THREADS": "1", **os.environ},
-                pass_fds=handed,
-                start_new_session=True,
-            )
+            self._process = in_lasting_thread(lambda: _started(home, handed, writing))
             self._page = SharedPage(page)
         except BaseException:
             ours.close()
@@ -200,3 +191,17 @@ class RewardProcess:
         except OSError:  # it has ended; the reading side tells
             sent = len(self._unsent)
         del self._unsent[:sent]
+
+
+def _started(home: Home, handed: tuple[int, ...], writing: int) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-P", "-c", _BOOT, json.dumps(home.search_path), str(os.getpid()), *map(str, handed)],
+        stdin=subprocess.DEVNULL,
+        stdout=writing,
+        stderr=writing,
+        cwd=home.directory,
+        # As many threads as there are calls at a time: more would take the trainer's cores.
+        env={"OMP_NUM_THREADS": "1", **os.environ},
+        pass_fds=handed,
+        start_new_session=True,
+    )
