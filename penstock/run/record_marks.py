@@ -53,7 +53,7 @@ class RecordsSnapshot:
 def refuse_other_records(directory: RunDirectory, checkpoint: Path) -> None:
     """Raise `SetupError` where the checkpoint, or a file beside it, is not of this run, or was shortened or changed.
 
-    `samples.jsonl`, which nothing depends on, may have been deleted; it may not be another's.
+    `samples.jsonl` is not looked at: nothing depends on it, so it may have been deleted, and begun anew since.
     """
     content = _read(checkpoint)
     if content.run_id != directory.run_id:
@@ -63,7 +63,7 @@ def refuse_other_records(directory: RunDirectory, checkpoint: Path) -> None:
         )
     for name, mark in content.files.items():
         path = directory.path / name
-        if path == directory.samples and not path.exists():
+        if path == directory.samples:
             continue
         problem = _problem(path, mark)
         if problem is not None:
