@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,8 +11,6 @@ from penstock.errors import ConfigError, SetupError
 from penstock.run.identity import FILE_NAME as IDENTITY
 
 LOCK = ".lock"
-_SIGNS = ("config.yaml", IDENTITY)
-"""A folder with one of these is a run's."""
 
 
 def set_aside(path: str | Path) -> Path | None:
@@ -54,15 +53,18 @@ def refuse_settings_inside(folder: Path, settings: Mapping[str, object]) -> None
 
 def _lies_in(value: str, folder: Path) -> bool:
     try:
-        path = Path(value).absolute()
-        return path.is_relative_to(folder) and path.exists()
+        path = Path(os.path.realpath(value))
+        return path.is_relative_to(os.path.realpath(folder)) and path.exists()
     except (OSError, ValueError):
         return False
 
 
 def holds_a_run(folder: Path) -> bool:
-    """Whether a run was begun in the folder, whatever became of it."""
-    return any((folder / name).is_file() for name in _SIGNS)
+    """Whether a run was begun in the folder, whatever became of it: it has left its `run.json`.
+
+    A `config.yaml` says nothing: a person's own project has one too.
+    """
+    return (folder / IDENTITY).is_file()
 
 
 def free_name(path: Path) -> Path:

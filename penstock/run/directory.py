@@ -18,6 +18,7 @@ from penstock.run.flushing import flush_folder
 from penstock.run.identity import FILE_NAME as IDENTITY
 from penstock.run.identity import RunIdentity
 
+_CONFIG = "config.yaml"
 _RECORDS = ("summary.json", "report.html", "events.jsonl", "samples.jsonl", "ledger.jsonl", "trace.json")
 """Files that a run begins anew."""
 
@@ -115,7 +116,7 @@ class RunDirectory:
     @property
     def config(self) -> Path:
         """The resolved configuration."""
-        return self.path / "config.yaml"
+        return self.path / _CONFIG
 
     @property
     def metrics(self) -> Path:
@@ -235,7 +236,7 @@ def _traces(folder: Path) -> Iterator[str]:
 
 def _refuse_foreign_files(folder: Path) -> None:
     """What no run of Penstock has left here is somebody's own."""
-    names = () if holds_a_run(folder) else _RECORDS
+    names = () if holds_a_run(folder) else (_CONFIG, *_RECORDS)
     there = [name for name in (*names, FOLDER) if (folder / name).exists()]
     if there:
         raise SetupError(

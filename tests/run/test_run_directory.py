@@ -113,6 +113,26 @@ class TestFromScratch:
             penstock.train(config, from_scratch=True)
         assert not run_dir.with_name("run.1").exists()
 
+    def test_a_setting_that_leads_into_the_old_run_by_a_link_is_refused(
+        self, make_config: ConfigMaker, run_dir: Path, tmp_path: Path
+    ) -> None:
+        (tmp_path / "link").symlink_to(run_dir)
+        config = make_config(**QUICK, **{"model.path": str(tmp_path / "link/checkpoints/step_3")})
+        with pytest.raises(ConfigError, match=r"model\.path: .* lies in the run that --from-scratch moves aside"):
+            penstock.train(config, from_scratch=True)
+        assert not run_dir.with_name("run.1").exists()
+
+    def test_a_project_with_a_config_of_its_own_is_no_run(self, make_config: ConfigMaker, tmp_path: Path) -> None:
+        project = tmp_path / "project"
+        project.mkdir()
+        for name in ("config.yaml", "events.jsonl", "code.py"):
+            (project / name).write_text("mine")
+        before = contents(project)
+        with pytest.raises(SetupError, match=r"has config\.yaml, events\.jsonl, which a run would overwrite"):
+            penstock.train(make_config(run_dir=str(project)), from_scratch=True)
+        assert contents(project) == before
+        assert [path.name for path in tmp_path.iterdir()] == ["project"]
+
     def test_without_a_run_it_is_a_run_like_any_other(self, make_config: ConfigMaker, tmp_path: Path) -> None:
         (tmp_path / "run").mkdir()
         (tmp_path / "run" / "notes.txt").write_text("mine")
@@ -191,7 +211,7 @@ class TestCheckpointsMovedAway:
 
 
 class TestFilesOfAnotherRun:
-    @pytest.mark.parametrize("name", ["metrics.jsonl", "ledger.jsonl", "samples.jsonl"])
+    @pytest.mark.parametrize("name", ["metrics.jsonl", "ledger.jsonl"])
     def test_are_refused_by_name(self, run_dir: Path, other: Path, name: str) -> None:
         shutil.copy(other / name, run_dir / name)
         before = contents(run_dir)
@@ -216,6 +236,11 @@ class TestFilesOfAnotherRun:
         (run_dir / "samples.jsonl").unlink()
         check_goes_on(run_dir)
         check_goes_on(run_dir, 5)
+
+    def test_samples_that_were_deleted_and_begun_anew_are_never_a_reason_to_refuse(self, run_dir: Path) -> None:
+        """As a resume leaves them that is killed before its next checkpoint."""
+        (run_dir / "samples.jsonl").write_text('{"step": 4, "reward": 0.0}\n')
+        check_goes_on(run_dir)
 
     def test_a_checkpoint_of_another_run_is_refused(self, run_dir: Path, other: Path) -> None:
         shutil.rmtree(run_dir / "checkpoints/step_3")
