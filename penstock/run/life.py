@@ -137,11 +137,11 @@ class RunLife:
         controller.hook_progress = lambda: evaluations.responses + store.progress
         try:
             await self._restore(controller, trainer)
-            await self._accept(between)
             if training.buffer.clock.step < training.steps:
                 await prove_checkpoint(
                     config.checkpoint, store, training.buffer.clock.step, controller, trainer, records
                 )
+            await self._accept(between)
             await between.before_first(training.buffer.clock.step)
             stopped_by = await self._run_controller(controller, between)
         except _SAVED_AFTER as error:
