@@ -239,7 +239,7 @@ class RunLife:
         with self._signals.stopping(lambda reason: None, "writing the last checkpoint; once more ends at once"):
             if self._config.checkpoint.at_end and step and not store.has(step):
                 if await controller.can_be_saved():
-                    await store.begin(await between.snapshot(step))
+                    await store.begin(await between.last_snapshot(step))
                 elif stopped_by == "interrupted":
                     self._records.view.note(f"no last checkpoint: {_UNSOUND}")
                 else:
