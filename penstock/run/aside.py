@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Mapping
 from pathlib import Path
 
 from penstock.errors import ConfigError, SetupError
 from penstock.run.identity import FILE_NAME as IDENTITY
+from penstock.run.locking import take_lock
 
 LOCK = ".lock"
 
@@ -26,10 +26,8 @@ def set_aside(path: str | Path) -> Path | None:
         return None
     try:
         with (folder / LOCK).open("a") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise SetupError(f"run_dir: {str(path)!r} is in use: the run is still going") from None
+            if not take_lock(lock):
+                raise SetupError(f"run_dir: {str(path)!r} is in use: the run is still going")
             return folder.rename(free_name(folder))
     except OSError as error:
         raise SetupError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -17,6 +16,7 @@ from penstock.run.aside import LOCK, holds_a_run
 from penstock.run.flushing import flush_folder
 from penstock.run.identity import FILE_NAME as IDENTITY
 from penstock.run.identity import RunIdentity
+from penstock.run.locking import take_lock
 
 _CONFIG = "config.yaml"
 _RECORDS = ("summary.json", "report.html", "events.jsonl", "samples.jsonl", "ledger.jsonl", "trace.json")
@@ -107,11 +107,17 @@ class RunDirectory:
     def _take_lock(self, reopen: bool) -> None:
         assert self._lock is not None
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+            if take_lock(self._lock):
+                return
+        except OSError as error:
             self.close()
-            what = ": the run is still going" if reopen else " by another run; choose another folder"
-            raise SetupError(f"run_dir: {str(self.path)!r} is in use{what}") from None
+            raise SetupError(
+                f"run_dir: {str(self.path)!r} cannot be locked: {error.strerror or error}; choose a folder on a disk that "
+                "has locks"
+            ) from error
+        self.close()
+        what = ": the run is still going" if reopen else " by another run; choose another folder"
+        raise SetupError(f"run_dir: {str(self.path)!r} is in use{what}")
 
     @property
     def config(self) -> Path:
@@ -159,8 +165,8 @@ class RunDirectory:
         return self.path / "checkpoints"
 
     def write_config(self, text: str) -> None:
-        """The resolved configuration; whole or not at all."""
-        self._replace(self.config, text)
+        """The resolved configuration; whole or not at all, also after a power cut: no resume goes without it."""
+        self._replace(self.config, text, durable=True)
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """How the run ended; whole or not at all."""

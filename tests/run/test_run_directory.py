@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import shutil
@@ -16,6 +18,7 @@ import pytest
 import penstock
 from penstock.config.loading import dump_config
 from penstock.errors import ConfigError, RecordError, RunDirectoryLost, SetupError
+from penstock.run.aside import set_aside
 from penstock.run.checkpoint_folders import draft_of
 from penstock.run.directory import RunDirectory, check_run_dir
 from penstock.run.recorder import Recorder
@@ -71,6 +74,20 @@ class TestANewRun:
         (tmp_path / "rollouts").mkdir()
         with pytest.raises(SetupError, match=r"already holds a run \(rollouts\)"):
             RunDirectory(tmp_path)
+
+
+    def test_a_disk_without_locks_is_not_taken_for_another_run(
+        self, run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refused(*_: object) -> None:
+            raise OSError(errno.ENOLCK, "No locks available")
+
+        monkeypatch.setattr(fcntl, "flock", refused)
+        for use in (lambda: RunDirectory(tmp_path / "new"), lambda: RunDirectory(run_dir, reopen=True)):
+            with pytest.raises(SetupError, match="cannot be locked: No locks available"):
+                use()
+        with pytest.raises(SetupError, match="cannot be moved aside: No locks available"):
+            set_aside(run_dir)
 
 
 class TestFromScratch:
