@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import shutil
 import time
@@ -17,7 +18,7 @@ from safetensors import SafetensorError
 from penstock.config.models import CheckpointConfig
 from penstock.controller.snapshot import ControllerSnapshot
 from penstock.errors import CheckpointError, RunDirectoryLost
-from penstock.run.checkpoint_folders import checkpoints, draft_of, ranked_checkpoints, set_aside
+from penstock.run.checkpoint_folders import checkpoints, doomed_name, draft_of, ranked_checkpoints, set_aside
 from penstock.run.directory import RunDirectory
 from penstock.run.flushing import flush_file, flush_folder
 from penstock.run.record_marks import RecordsSnapshot
@@ -26,6 +27,8 @@ from penstock.run.write_progress import WriteProgress
 from penstock.runtime.cancellation import leave_behind
 from penstock.runtime.threads import in_daemon_thread
 from penstock.training.interface import TrainerSnapshot
+
+_log = logging.getLogger(__name__)
 
 CONTROLLER_FOLDER = "controller"
 SETTINGS_FILE = Path(CONTROLLER_FOLDER) / "config.yaml"
@@ -189,6 +192,7 @@ class CheckpointStore:
         try:
             with self._progress.watching(draft):
                 self._fill(draft, snapshot)
+                flush_folder(self._folder)  # the word of a first checkpoint is true only where its draft is on disk
                 if self._directory is not None:
                     self._directory.checkpoint_appears(final.name)
                 if os.path.lexists(final):
@@ -255,14 +259,16 @@ class CheckpointStore:
             self._directory.require()
 
     def _remove_others(self) -> None:
-        """Delete what is neither among the latest nor among the best."""
+        """Delete what is neither among the latest nor among the best; what cannot be deleted stays, and is told."""
         found = checkpoints(self._folder)
         kept = {*found[-self._config.keep_latest :], *self._best(found)}
         for path in found:
             if path not in kept:
-                # Renamed first: a folder that is half deleted must not look like a checkpoint.
-                doomed = path.rename(path.with_name(f".removing_{path.name}"))
-                shutil.rmtree(doomed, ignore_errors=True)
+                try:
+                    # Renamed first: a folder that is half deleted must not look like a checkpoint.
+                    shutil.rmtree(path.rename(doomed_name(path)), ignore_errors=True)
+                except OSError as error:
+                    _log.warning("the old checkpoint %s cannot be removed: %s", path, error.strerror or error)
 
     def _best(self, found: list[Path]) -> list[Path]:
         config = self._config

@@ -208,6 +208,34 @@ async def test_a_disk_that_refuses_leaves_the_checkpoints_before(tmp_path: Path,
     assert list((tmp_path / "run/checkpoints").glob(".*")) == []
 
 
+async def test_an_old_one_that_cannot_be_renamed_stays_with_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    rename = Path.rename
+
+    def busy(path: Path, target: Path) -> Path:
+        if path.name == "step_1":
+            raise OSError(errno.EBUSY, "Device or resource busy")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", busy)
+    store = make_store(tmp_path, keep_latest=1)
+    for step in (1, 2, 3):
+        await store.begin(snapshot(step))
+    await store.finish()
+    assert names(tmp_path) == ["step_1", "step_3"]
+    assert "step_1 cannot be removed: Device or resource busy" in caplog.text
+
+
+async def test_an_old_one_that_was_half_removed_does_not_block_its_name(tmp_path: Path) -> None:
+    store = make_store(tmp_path, keep_latest=1)
+    (store.folder / ".removing_step_1/stuck").mkdir(parents=True)
+    for step in (1, 2):
+        await store.begin(snapshot(step))
+    await store.finish()
+    assert names(tmp_path) == ["step_2"]
+
+
 async def test_a_write_that_failed_is_told_without_waiting(tmp_path: Path) -> None:
     def refuse(folder: Path) -> None:
         raise OSError(errno.ENOSPC, "full")

@@ -179,6 +179,8 @@ def test_what_a_checkpoint_refers_to_is_on_disk_before_it_appears(
     assert not any(on_loop for name, on_loop in happened if name in files)
     assert "records.json" in names[:renamed]
     assert begun + before.index("metrics.jsonl") < renamed
+    word = len(names) - 1 - names[::-1].index("run.json appears")
+    assert "checkpoints" in names[begun + len(before) : word], "the draft has its name on disk before the word of it"
 
 
 def test_a_file_that_cannot_be_brought_to_disk_leaves_no_checkpoint(
