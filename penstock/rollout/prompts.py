@@ -74,13 +74,17 @@ class PromptStream:
     A position names the same visit in every stream that has the same `digest`, whatever its number of epochs.
     """
 
-    def __init__(self, prompts: Sequence[Prompt], *, epochs: int, shuffle: bool, seed: int) -> None:
+    def __init__(
+        self, prompts: Sequence[Prompt], *, epochs: int, shuffle: bool, seed: int, generated: bool = False
+    ) -> None:
+        """`generated` prompts are made by code, not read: what is said of them may differ from process to process."""
         if not prompts:
             raise SetupError("the training dataset is empty: there is no prompt to train on")
         self._prompts = prompts
         self._epochs = epochs
         self._shuffle = shuffle
         self._seed = seed
+        self._generated = generated
         self._order_of: tuple[int, list[int]] = (-1, [])
         """The epoch whose order is known, and the order."""
 
@@ -102,10 +106,16 @@ class PromptStream:
 
     @cached_property
     def digest(self) -> str:
-        """Names the prompts and their order: all that a dataset says of each, seed and shuffling."""
+        """Names the prompts and their order: ids, texts, all else that a data file says of each, seed and shuffling.
+
+        Solvers of generated tasks go through sets, so one of several right answers comes with each process: their
+        answers are not part of it.
+        """
         digest = hashlib.blake2b(f"{self._seed if self._shuffle else None}".encode(), digest_size=16)
         for prompt in self._prompts:
-            digest.update(f"\x1e{prompt.prompt_id}\x1f{prompt.text}\x1f{_canonical(prompt)}".encode())
+            digest.update(f"\x1e{prompt.prompt_id}\x1f{prompt.text}".encode())
+            if not self._generated:
+                digest.update(f"\x1f{_canonical(prompt)}".encode())
         return digest.hexdigest()
 
     def _order(self, epoch: int) -> list[int]:

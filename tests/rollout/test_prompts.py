@@ -51,6 +51,14 @@ def test_the_digest_is_of_all_that_the_data_say(change: dict[str, Any]) -> None:
     assert digest(**change) != digest()
 
 
+def test_the_answers_of_generated_prompts_may_differ_from_process_to_process() -> None:
+    streams = [
+        PromptStream([Prompt("1", "a word ladder", answer)], epochs=1, shuffle=False, seed=0, generated=True)
+        for answer in ("COLD,CORD,WORD", "COLD,WOLD,WORD")
+    ]
+    assert streams[0].digest == streams[1].digest
+
+
 def test_objects_of_an_environment_do_not_make_the_digest_another_in_each_process() -> None:
     def digest() -> str:
         odd = [Prompt("1", "a", facts={"task": object()}), Prompt("2", "b", facts={1: 2, "x": {"b", "a"}})]

@@ -249,6 +249,24 @@ class TestFilesOfAnotherRun:
         path.write_bytes(content)
         check_goes_on(run_dir)
 
+    def test_an_older_checkpoint_that_still_fits_is_named(self, run_dir: Path) -> None:
+        """The last step's line is gone: step 3 cannot be used, and step 2 can."""
+        path = run_dir / "metrics.jsonl"
+        content = path.read_bytes()
+        path.write_bytes(content[: content.rindex(b"\n", 0, -1) + 1])
+        way = rf"The newest good one is step_2: penstock resume {run_dir} --checkpoint step_2"
+        with pytest.raises(SetupError, match=way):
+            penstock.resume(run_dir, ["training.max_steps=4"])
+        assert penstock.resume(run_dir, ["training.max_steps=4"], checkpoint="step_2").summary["steps"] == 4
+
+    def test_one_whose_records_do_not_fit_is_not_recommended(self, run_dir: Path) -> None:
+        (run_dir / "metrics.jsonl").write_bytes(b"")
+        with pytest.raises(SetupError, match=r"is shorter.*No other checkpoint of the run can be used"):
+            penstock.resume(run_dir)
+        (run_dir / "checkpoints/step_3/model.safetensors").write_bytes(b"short")
+        with pytest.raises(SetupError, match=r"(?s)model\.safetensors: .*No other checkpoint of the run can be used"):
+            penstock.resume(run_dir)
+
     def test_samples_may_have_been_deleted(self, run_dir: Path) -> None:
         (run_dir / "samples.jsonl").unlink()
         check_goes_on(run_dir)
