@@ -26,7 +26,7 @@ class BetweenSteps:
     The order matters to a run that is killed: a checkpoint is begun only when everything about its step is on disk, so
     that a run set back to it has lost nothing.
 
-    Invariant: a step is recorded once, by whoever saves it. Example: step 4 has ended, and the run is given up while its
+    Invariant: a step is recorded once, before it is saved. Example: step 4 has ended, and the run is given up while its
     evaluation hangs. `last_snapshot` records step 4 without the evaluation, which is made up after a resume.
     """
 

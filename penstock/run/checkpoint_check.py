@@ -97,7 +97,7 @@ def _wrong_content(folder: Path, seal: Seal) -> list[str]:
 
 
 def way_on(checkpoint: Path, run_id: str, command: str, fits: Fits) -> str:
-    """What to do instead of using a checkpoint: the newest other one that is good, with the command, if there is one."""
+    """What to do instead of using a checkpoint: the newest other one that is good, with the command."""
     others = [path for path in reversed(checkpoints(checkpoint.parent)) if path.name != checkpoint.name]
     good = next((path for path in others if fits(path) and not damage(path, run_id, step_of(path))), None)
     if good is None:

@@ -112,8 +112,8 @@ class RunDirectory:
         except OSError as error:
             self.close()
             raise SetupError(
-                f"run_dir: {str(self.path)!r} cannot be locked: {error.strerror or error}; choose a folder on a disk that "
-                "has locks"
+                f"run_dir: {str(self.path)!r} cannot be locked: {error.strerror or error}; choose a folder on a disk "
+                "that has locks"
             ) from error
         self.close()
         what = ": the run is still going" if reopen else " by another run; choose another folder"

@@ -13,9 +13,7 @@ _THREADS = 4
 """Together faster than most disks, and few enough to leave the cores to a run that goes on meanwhile."""
 
 
-def file_digests(
-    folder: Path, names: Iterable[str], on_progress: Callable[[], None] = lambda: None
-) -> dict[str, str]:
+def file_digests(folder: Path, names: Iterable[str], on_progress: Callable[[], None] = lambda: None) -> dict[str, str]:
     """The digest of each file: SHA-256 over the SHA-256 digests of its blocks, so that one large file uses all threads.
 
     Files are only read as bytes. `OSError` where one cannot be. An interruption ends after the blocks under way.

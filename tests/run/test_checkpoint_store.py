@@ -137,7 +137,7 @@ async def test_time_in_which_the_process_is_stopped_does_not_count(tmp_path: Pat
     store = make_store(tmp_path, limit_seconds=1.0)
     await store.begin(snapshot(1, before=lambda folder: assert_true(go_on.wait(timeout=30))))
     await asyncio.sleep(0.05)
-    time.sleep(1.2)  # nothing happens in the loop, as if the process was stopped
+    time.sleep(1.2)  # noqa: ASYNC251 - nothing happens in the loop, as if the process was stopped
     await asyncio.sleep(0.05)
     go_on.set()
     await store.finish()

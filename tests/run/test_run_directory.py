@@ -75,7 +75,6 @@ class TestANewRun:
         with pytest.raises(SetupError, match=r"already holds a run \(rollouts\)"):
             RunDirectory(tmp_path)
 
-
     def test_a_disk_without_locks_is_not_taken_for_another_run(
         self, run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
