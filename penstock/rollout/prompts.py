@@ -150,7 +150,7 @@ def _plain(value: object) -> object:
     if value is None or isinstance(value, tuple):
         return value
     if callable(getattr(value, "tolist", None)):
-        return value.tolist()  # type: ignore[attr-defined, no-any-return]
+        return value.tolist()  # type: ignore[attr-defined]
     kind = type(value)
     return repr(value) if kind.__module__ in _KNOWN_MODULES else kind.__qualname__
 

@@ -66,8 +66,8 @@ def refuse_other_records(directory: RunDirectory, checkpoint: Path) -> None:
     if problem is not None:
         older = way_on(checkpoint, directory.run_id, "resume", lambda path: records_fit(directory, path))
         raise SetupError(
-            f"{problem}, so it is not the file that checkpoint {checkpoint.name} goes with. {older} You can also put the "
-            f"run's own file back, and {_WAY_OUT.format(directory.path)}"
+            f"{problem}, so it is not the file that checkpoint {checkpoint.name} goes with. {older} You can also "
+            f"put the run's own file back, and {_WAY_OUT.format(directory.path)}"
         )
 
 
