@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +13,9 @@ from typing import Any
 
 from penstock.errors import SetupError
 from penstock.text import is_safe, safe_value
+
+_KNOWN_MODULES = ("datetime", "decimal", "fractions", "uuid")
+"""Their values look the same in every process."""
 
 Message = Mapping[str, Any]
 """One message of a chat: `role`, `content`, and what else a chat template knows."""
@@ -70,13 +74,17 @@ class PromptStream:
     A position names the same visit in every stream that has the same `digest`, whatever its number of epochs.
     """
 
-    def __init__(self, prompts: Sequence[Prompt], *, epochs: int, shuffle: bool, seed: int) -> None:
+    def __init__(
+        self, prompts: Sequence[Prompt], *, epochs: int, shuffle: bool, seed: int, generated: bool = False
+    ) -> None:
+        """`generated` prompts are made by code, not read: what is said of them may differ from process to process."""
         if not prompts:
             raise SetupError("the training dataset is empty: there is no prompt to train on")
         self._prompts = prompts
         self._epochs = epochs
         self._shuffle = shuffle
         self._seed = seed
+        self._generated = generated
         self._order_of: tuple[int, list[int]] = (-1, [])
         """The epoch whose order is known, and the order."""
 
@@ -98,10 +106,16 @@ class PromptStream:
 
     @cached_property
     def digest(self) -> str:
-        """Names the prompts and their order: ids, texts, seed and shuffling."""
+        """Names the prompts and their order: ids, texts, all else that a data file says of each, seed and shuffling.
+
+        Solvers of generated tasks go through sets, so one of several right answers comes with each process: their
+        answers are not part of it.
+        """
         digest = hashlib.blake2b(f"{self._seed if self._shuffle else None}".encode(), digest_size=16)
         for prompt in self._prompts:
             digest.update(f"\x1e{prompt.prompt_id}\x1f{prompt.text}".encode())
+            if not self._generated:
+                digest.update(f"\x1f{_canonical(prompt)}".encode())
         return digest.hexdigest()
 
     def _order(self, epoch: int) -> list[int]:
@@ -112,6 +126,33 @@ class PromptStream:
                 random.Random(derive_seed(self._seed, "order", epoch)).shuffle(order)
             self._order_of = (epoch, order)
         return order
+
+
+def _canonical(prompt: Prompt) -> str:
+    """Answer, facts and messages, as the same text in every process."""
+    content = [prompt.answer, _plain(prompt.facts), _plain(prompt.messages)]
+    try:
+        return json.dumps(content, sort_keys=True, default=_plain)
+    except (TypeError, ValueError, RecursionError):  # keys of several kinds, or a value that holds itself
+        return type(prompt.answer).__qualname__
+
+
+def _plain(value: object) -> object:
+    """A value in a form that JSON knows.
+
+    Objects of other kinds count by the name of their class: their `repr` may have an address in it, or change from one
+    process to the next in other ways, and then no resume would be accepted.
+    """
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, set | frozenset):
+        return sorted(map(repr, value))
+    if value is None or isinstance(value, tuple):
+        return value
+    if callable(getattr(value, "tolist", None)):
+        return value.tolist()  # type: ignore[attr-defined]
+    kind = type(value)
+    return repr(value) if kind.__module__ in _KNOWN_MODULES else kind.__qualname__
 
 
 def derive_seed(*parts: object) -> int:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import fcntl
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
 from penstock.errors import ConfigError, SetupError
 from penstock.run.identity import FILE_NAME as IDENTITY
+from penstock.run.locking import take_lock
 
 LOCK = ".lock"
-_SIGNS = ("config.yaml", IDENTITY)
-"""A folder with one of these is a run's."""
 
 
 def set_aside(path: str | Path) -> Path | None:
@@ -27,10 +26,8 @@ def set_aside(path: str | Path) -> Path | None:
         return None
     try:
         with (folder / LOCK).open("a") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise SetupError(f"run_dir: {str(path)!r} is in use: the run is still going") from None
+            if not take_lock(lock):
+                raise SetupError(f"run_dir: {str(path)!r} is in use: the run is still going")
             return folder.rename(free_name(folder))
     except OSError as error:
         raise SetupError(
@@ -54,15 +51,18 @@ def refuse_settings_inside(folder: Path, settings: Mapping[str, object]) -> None
 
 def _lies_in(value: str, folder: Path) -> bool:
     try:
-        path = Path(value).absolute()
-        return path.is_relative_to(folder) and path.exists()
+        path = Path(os.path.realpath(value))
+        return path.is_relative_to(os.path.realpath(folder)) and path.exists()
     except (OSError, ValueError):
         return False
 
 
 def holds_a_run(folder: Path) -> bool:
-    """Whether a run was begun in the folder, whatever became of it."""
-    return any((folder / name).is_file() for name in _SIGNS)
+    """Whether a run was begun in the folder, whatever became of it: it has left its `run.json`.
+
+    A `config.yaml` says nothing: a person's own project has one too.
+    """
+    return (folder / IDENTITY).is_file()
 
 
 def free_name(path: Path) -> Path:

@@ -11,6 +11,7 @@ from penstock.controller.controller import SingleController
 from penstock.observe.report.values import number
 from penstock.run.checkpoint import CheckpointStore, Snapshot
 from penstock.run.early_stop import EarlyStop, Verdict
+from penstock.run.eval_report import EvalReport
 from penstock.run.named_metrics import refuse_unknown_metrics
 from penstock.run.periodic_eval import Evaluations
 from penstock.run.records import RunRecords
@@ -24,6 +25,9 @@ class BetweenSteps:
 
     The order matters to a run that is killed: a checkpoint is begun only when everything about its step is on disk, so
     that a run set back to it has lost nothing.
+
+    Invariant: a step is recorded once, before it is saved. Example: step 4 has ended, and the run is given up while its
+    evaluation hangs. `last_snapshot` records step 4 without the evaluation, which is made up after a resume.
     """
 
     def __init__(
@@ -37,6 +41,8 @@ class BetweenSteps:
         self._early_stop = EarlyStop(config.training.early_stop) if config.training.early_stop else None
         self._value: tuple[int, float] | None = None
         """The last value of `checkpoint.best_metric`, and its step."""
+        self._unrecorded: tuple[dict[str, float], EvalReport | None] | None = None
+        """A step that has ended and is not in `metrics.jsonl` yet."""
         self._verdict: Verdict | None = None
         self._metrics_known = False
         self.controller: SingleController | None = None
@@ -74,20 +80,39 @@ class BetweenSteps:
         self._records.require_place()
         self._store.raise_failed()
         self._refuse_unknown_metrics(metrics)
+        self._hold(steps, metrics, None)
         report = await self._evaluations.after_step(steps, int(metrics["train/version"]), self.controller.ending)
         evaluated = {} if report is None else report.metrics()
-        value = (metrics | evaluated).get(self._config.checkpoint.best_metric)
-        self._value = None if value is None else (steps, value)
+        self._hold(steps, metrics, report)
         every = self._config.checkpoint.every_steps
         snapshot = None
         if every is not None and steps % every == 0:
             started = time.monotonic()
             snapshot = await self.snapshot(steps)
             metrics["timing/checkpoint_s"] = time.monotonic() - started
-        self._records.metrics.step(metrics, report)
+        self._record()
         if snapshot is not None:
             await self._store.begin(replace(snapshot, records=self._records.snapshot(snapshot.records)))
         self.judge(steps, metrics | evaluated)
+
+    def _hold(self, steps: int, metrics: dict[str, float], report: EvalReport | None) -> None:
+        """Keep what is known of a step until it is recorded."""
+        self._unrecorded = (metrics, report)
+        known = metrics if report is None else metrics | report.metrics()
+        value = known.get(self._config.checkpoint.best_metric)
+        self._value = None if value is None else (steps, value)
+
+    def _record(self) -> None:
+        if self._unrecorded is not None:
+            (metrics, report), self._unrecorded = self._unrecorded, None
+            self._records.metrics.step(metrics, report)
+
+    async def last_snapshot(self, steps: int) -> Snapshot:
+        """The run as it is when training is over; a step whose end-of-step work was given up is recorded first."""
+        if self._unrecorded is not None:
+            self._records.require_place()
+            self._record()
+        return await self.snapshot(steps)
 
     async def snapshot(self, steps: int) -> Snapshot:
         """The run as it is, in memory; waits until the snapshot before it is on disk."""

@@ -267,6 +267,7 @@ def _stream(config: RunConfig, serving: Serving) -> PromptStream:
         epochs=config.data.epochs,
         shuffle=config.data.shuffle,
         seed=config.seed,
+        generated=config.data.train_path is None,
     )
 
 

@@ -4,32 +4,39 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from safetensors import SafetensorError
 
 from penstock.config.models import CheckpointConfig
 from penstock.controller.snapshot import ControllerSnapshot
 from penstock.errors import CheckpointError, RunDirectoryLost
-from penstock.run.checkpoint_folders import checkpoints, draft_of, ranked_checkpoints, set_aside
+from penstock.run.checkpoint_folders import checkpoints, doomed_name, draft_of, ranked_checkpoints, set_aside
 from penstock.run.directory import RunDirectory
 from penstock.run.flushing import flush_file, flush_folder
 from penstock.run.record_marks import RecordsSnapshot
 from penstock.run.seal import SEAL, BrokenSeal, Seal
 from penstock.run.write_progress import WriteProgress
+from penstock.runtime.cancellation import leave_behind
 from penstock.runtime.threads import in_daemon_thread
 from penstock.training.interface import TrainerSnapshot
+
+_log = logging.getLogger(__name__)
 
 CONTROLLER_FOLDER = "controller"
 SETTINGS_FILE = Path(CONTROLLER_FOLDER) / "config.yaml"
 """The settings of the run, as they were."""
 _PROOF = ".writing_proof"
+_LOOKS = 20
+"""How often a write is looked at until its limit."""
+R = TypeVar("R")
 
 OnSaved = Callable[[int, Path, float], None]
 """Called with the step, the folder and the seconds of the writing."""
@@ -140,9 +147,11 @@ class CheckpointStore:
 
     async def finish(self) -> None:
         """Wait for what is being written; raises `CheckpointError` where it failed."""
-        writing, self._writing = self._writing, None
-        if writing is not None:
-            await asyncio.shield(writing)
+        while (writing := self._writing) is not None:
+            await asyncio.wait({writing})  # one who is cancelled here leaves it: the next write waits for it as well
+            if self._writing is writing:
+                self._writing = None
+            writing.result()
 
     def raise_failed(self) -> None:
         """Raise the error of a write that has failed meanwhile; does not wait."""
@@ -157,13 +166,24 @@ class CheckpointStore:
     async def _write(self, snapshot: Snapshot) -> None:
         self._started = started = time.monotonic()
         writing = in_daemon_thread("penstock-checkpoint", self._write_now, snapshot)
-        await asyncio.wait({writing}, timeout=self._limit)
-        if not writing.done():
-            raise CheckpointError(
-                f"step {snapshot.step} was not written to {str(self._folder)!r} within {self._limit:g} s "
-                "(runtime.timeouts.checkpoint_seconds); the checkpoints before it are untouched"
-            )
-        self._on_saved(snapshot.step, writing.result(), time.monotonic() - started)
+        path = await self.within_limit(writing, f"step {snapshot.step} was not written")
+        self._on_saved(snapshot.step, path, time.monotonic() - started)
+
+    async def within_limit(self, writing: asyncio.Future[R], what: str) -> R:
+        """The result of a thread that writes; `CheckpointError`, which begins with `what`, where it takes too long.
+
+        Time is counted in looks, so that hours in which the process was stopped are one look and no more.
+        """
+        look = self._limit / _LOOKS
+        for _ in range(_LOOKS):
+            done, _pending = await asyncio.wait({writing}, timeout=look)
+            if done:
+                return writing.result()
+        leave_behind(writing)
+        raise CheckpointError(
+            f"{what} to {str(self._folder)!r} within {self._limit:g} s (runtime.timeouts.checkpoint_seconds); the "
+            "checkpoints before it are untouched"
+        )
 
     def _write_now(self, snapshot: Snapshot) -> Path:
         final = self._folder / f"step_{snapshot.step}"
@@ -172,6 +192,7 @@ class CheckpointStore:
         try:
             with self._progress.watching(draft):
                 self._fill(draft, snapshot)
+                flush_folder(self._folder)  # the word of a first checkpoint is true only where its draft is on disk
                 if self._directory is not None:
                     self._directory.checkpoint_appears(final.name)
                 if os.path.lexists(final):
@@ -204,8 +225,9 @@ class CheckpointStore:
         self._tokenizer.save_pretrained(draft)
         if snapshot.records is not None:
             snapshot.records.write(draft)
-        Seal.of(draft, self._run.run_id, snapshot.step, self._config.best_metric, snapshot.value).write(draft)
-        _flush(draft, self._progress.note)
+        note = self._progress.note
+        Seal.of(draft, self._run.run_id, snapshot.step, self._config.best_metric, snapshot.value, note).write(draft)
+        _flush(draft, note)
 
     def written_for_proof(self, snapshot: Snapshot, look: Callable[[Path, str], None]) -> int:
         """Write a snapshot as a checkpoint, call `look` with the folder and the run's id, and remove it again.
@@ -237,14 +259,16 @@ class CheckpointStore:
             self._directory.require()
 
     def _remove_others(self) -> None:
-        """Delete what is neither among the latest nor among the best."""
+        """Delete what is neither among the latest nor among the best; what cannot be deleted stays, and is told."""
         found = checkpoints(self._folder)
         kept = {*found[-self._config.keep_latest :], *self._best(found)}
         for path in found:
             if path not in kept:
-                # Renamed first: a folder that is half deleted must not look like a checkpoint.
-                doomed = path.rename(path.with_name(f".removing_{path.name}"))
-                shutil.rmtree(doomed, ignore_errors=True)
+                try:
+                    # Renamed first: a folder that is half deleted must not look like a checkpoint.
+                    shutil.rmtree(path.rename(doomed_name(path)), ignore_errors=True)
+                except OSError as error:
+                    _log.warning("the old checkpoint %s cannot be removed: %s", path, error.strerror or error)
 
     def _best(self, found: list[Path]) -> list[Path]:
         config = self._config

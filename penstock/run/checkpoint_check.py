@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 from penstock.errors import SetupError
@@ -15,18 +16,22 @@ from penstock.weights.pickles import is_pickle
 _SHOWN = 5
 
 
-def require_good(checkpoint: Path, run_id: str, command: str) -> None:
+Fits = Callable[[Path], bool]
+"""Whether a checkpoint goes with what else the command needs."""
+
+
+def require_good(checkpoint: Path, run_id: str, command: str, fits: Fits = lambda path: True) -> None:
     """Raise `SetupError` where a checkpoint of the run is damaged or not its own, naming the files and a way on.
 
-    The way on is the newest other checkpoint that is good: `command` (`resume`, `eval`) with `--checkpoint`. Others are
-    only read where this one is damaged, the newest first.
+    The way on is the newest other checkpoint that is good and `fits`: `command` (`resume`, `eval`) with `--checkpoint`.
+    Others are only read where this one is damaged, the newest first.
     """
     problems = damage(checkpoint, run_id, step_of(checkpoint))
     if not problems:
         return
     more = [f"and {len(problems) - _SHOWN} more"] if len(problems) > _SHOWN else []
     lines = [f"checkpoint {checkpoint.name} in {str(checkpoint.parent)!r} cannot be used:"]
-    raise SetupError("\n  ".join([*lines, *problems[:_SHOWN], *more, _way_on(checkpoint, run_id, command)]))
+    raise SetupError("\n  ".join([*lines, *problems[:_SHOWN], *more, way_on(checkpoint, run_id, command, fits)]))
 
 
 def damage(folder: Path, run_id: str, step: int) -> list[str]:
@@ -91,10 +96,11 @@ def _wrong_content(folder: Path, seal: Seal) -> list[str]:
     ]
 
 
-def _way_on(checkpoint: Path, run_id: str, command: str) -> str:
+def way_on(checkpoint: Path, run_id: str, command: str, fits: Fits) -> str:
+    """What to do instead of using a checkpoint: the newest other one that is good, with the command."""
     others = [path for path in reversed(checkpoints(checkpoint.parent)) if path.name != checkpoint.name]
-    good = next((path for path in others if not damage(path, run_id, step_of(path))), None)
+    good = next((path for path in others if fits(path) and not damage(path, run_id, step_of(path))), None)
     if good is None:
-        return "No other checkpoint of the run is good."
+        return "No other checkpoint of the run can be used."
     run_dir = checkpoint.parent.parent
     return f"The newest good one is {good.name}: penstock {command} {run_dir} --checkpoint {good.name}"

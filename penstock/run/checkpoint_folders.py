@@ -13,6 +13,7 @@ from penstock.run.seal import SEAL, BrokenSeal, Seal
 _NAME = re.compile(r"step_([1-9]\d*|0)")
 _DRAFT = ".writing_{}"
 _ASIDE = "aside_{}"
+_DOOMED = ".removing_{}"
 
 
 def ranked_checkpoints(found: list[Path], metric: str, *, highest: bool) -> list[Path]:
@@ -53,11 +54,21 @@ def superseded(folder: Path, step: int) -> list[Path]:
 
 def set_aside(path: Path) -> Path:
     """Rename what has a checkpoint's name to the first free of `aside_step_N`, `aside_step_N.1`, …; nothing is lost."""
-    name = _ASIDE.format(path.name)
-    number = 0
-    while os.path.lexists(aside := path.with_name(f"{name}.{number}" if number else name)):
+    return path.rename(_free(path.with_name(_ASIDE.format(path.name))))
+
+
+def doomed_name(path: Path) -> Path:
+    """A free name for a checkpoint that is to be deleted; an earlier one may still be there, half deleted."""
+    return _free(path.with_name(_DOOMED.format(path.name)))
+
+
+def _free(path: Path) -> Path:
+    """The path, or the first free of `PATH.1`, `PATH.2`, …."""
+    free, number = path, 0
+    while os.path.lexists(free):
         number += 1
-    return path.rename(aside)
+        free = path.with_name(f"{path.name}.{number}")
+    return free
 
 
 def newest_checkpoint(folder: Path) -> Path:
@@ -82,6 +93,6 @@ def draft_of(checkpoint: Path) -> Path:
 
 def remove_drafts(folder: Path) -> None:
     """Delete what a killed process was writing or removing."""
-    for pattern in (_DRAFT.format("*"), ".removing_*"):
+    for pattern in (_DRAFT.format("*"), _DOOMED.format("*")):
         for draft in folder.glob(pattern):
             shutil.rmtree(draft, ignore_errors=True)

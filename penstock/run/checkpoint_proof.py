@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from penstock.errors import CheckpointError
 from penstock.run.checkpoint import CONTROLLER_FOLDER, SETTINGS_FILE, CheckpointStore, Snapshot
 from penstock.run.checkpoint_check import damage
 from penstock.run.records import RunRecords
+from penstock.runtime.threads import in_daemon_thread
 from penstock.training.interface import Trainer
 
 _GIGABYTE = 1e9
@@ -29,7 +31,8 @@ async def prove_checkpoint(
 ) -> None:
     """Write the run as it is, check it as a resume would, and remove it; `CheckpointError` where that fails.
 
-    Nothing happens in a run that writes no checkpoints. Too little room for the first real one is only a note: others
+    Comes before a resume is accepted: one that is refused by it leaves every file of the run as it was. Nothing happens
+    in a run that writes no checkpoints. Too little room for the first real one is only a note: others
     may free the disk until then.
     """
     if config.every_steps is None and not config.at_end:
@@ -49,13 +52,19 @@ async def prove_checkpoint(
 
 
 async def write_and_read_off_the_loop(store: CheckpointStore, snapshot: Snapshot) -> int:
-    """Write in a thread, so that Ctrl-C is heard; the folder is gone when this ends, however it does."""
-    writing = asyncio.ensure_future(asyncio.to_thread(_write_and_read, store, snapshot))
+    """Write in a thread, so that Ctrl-C is heard; the folder is gone when this ends.
+
+    Where a disk hangs, the thread is left behind after the store's limit, with the folder: `CheckpointError`, also
+    where it was only waited for because of a Ctrl-C.
+    """
+    writing = in_daemon_thread("penstock-proof", _write_and_read, store, snapshot)
+    waiting = asyncio.ensure_future(store.within_limit(writing, "no checkpoint was written on trial"))
     try:
-        return await asyncio.shield(writing)
+        return await asyncio.shield(waiting)
     except asyncio.CancelledError:
-        await asyncio.wait({writing})
-        writing.exception()  # how it ended does not matter any more
+        await asyncio.wait({waiting})
+        with contextlib.suppress(CheckpointError):  # how it ended does not matter any more
+            waiting.result()
         raise
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -17,7 +16,9 @@ from penstock.run.aside import LOCK, holds_a_run
 from penstock.run.flushing import flush_folder
 from penstock.run.identity import FILE_NAME as IDENTITY
 from penstock.run.identity import RunIdentity
+from penstock.run.locking import take_lock
 
+_CONFIG = "config.yaml"
 _RECORDS = ("summary.json", "report.html", "events.jsonl", "samples.jsonl", "ledger.jsonl", "trace.json")
 """Files that a run begins anew."""
 
@@ -106,16 +107,22 @@ class RunDirectory:
     def _take_lock(self, reopen: bool) -> None:
         assert self._lock is not None
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+            if take_lock(self._lock):
+                return
+        except OSError as error:
             self.close()
-            what = ": the run is still going" if reopen else " by another run; choose another folder"
-            raise SetupError(f"run_dir: {str(self.path)!r} is in use{what}") from None
+            raise SetupError(
+                f"run_dir: {str(self.path)!r} cannot be locked: {error.strerror or error}; choose a folder on a disk "
+                "that has locks"
+            ) from error
+        self.close()
+        what = ": the run is still going" if reopen else " by another run; choose another folder"
+        raise SetupError(f"run_dir: {str(self.path)!r} is in use{what}")
 
     @property
     def config(self) -> Path:
         """The resolved configuration."""
-        return self.path / "config.yaml"
+        return self.path / _CONFIG
 
     @property
     def metrics(self) -> Path:
@@ -158,8 +165,8 @@ class RunDirectory:
         return self.path / "checkpoints"
 
     def write_config(self, text: str) -> None:
-        """The resolved configuration; whole or not at all."""
-        self._replace(self.config, text)
+        """The resolved configuration; whole or not at all, also after a power cut: no resume goes without it."""
+        self._replace(self.config, text, durable=True)
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """How the run ended; whole or not at all."""
@@ -235,7 +242,7 @@ def _traces(folder: Path) -> Iterator[str]:
 
 def _refuse_foreign_files(folder: Path) -> None:
     """What no run of Penstock has left here is somebody's own."""
-    names = () if holds_a_run(folder) else _RECORDS
+    names = () if holds_a_run(folder) else (_CONFIG, *_RECORDS)
     there = [name for name in (*names, FOLDER) if (folder / name).exists()]
     if there:
         raise SetupError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,29 +13,32 @@ _THREADS = 4
 """Together faster than most disks, and few enough to leave the cores to a run that goes on meanwhile."""
 
 
-def file_digests(folder: Path, names: Iterable[str]) -> dict[str, str]:
+def file_digests(folder: Path, names: Iterable[str], on_progress: Callable[[], None] = lambda: None) -> dict[str, str]:
     """The digest of each file: SHA-256 over the SHA-256 digests of its blocks, so that one large file uses all threads.
 
     Files are only read as bytes. `OSError` where one cannot be. An interruption ends after the blocks under way.
+    `on_progress` is called after each block, by the thread that has read it.
     """
     pool = ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1), thread_name_prefix="digest")
     try:
-        blocks = {name: _begin(pool, folder / name) for name in names}
+        blocks = {name: _begin(pool, folder / name, on_progress) for name in names}
         return {name: _joined(parts) for name, parts in blocks.items()}
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _begin(pool: ThreadPoolExecutor, path: Path) -> list[Future[bytes]]:
+def _begin(pool: ThreadPoolExecutor, path: Path, on_progress: Callable[[], None]) -> list[Future[bytes]]:
     size = path.stat().st_size
     starts = range(0, size, BLOCK_BYTES)
-    return [pool.submit(_block_digest, path, start, min(BLOCK_BYTES, size - start)) for start in starts]
+    return [pool.submit(_block_digest, path, start, min(BLOCK_BYTES, size - start), on_progress) for start in starts]
 
 
-def _block_digest(path: Path, start: int, length: int) -> bytes:
+def _block_digest(path: Path, start: int, length: int, on_progress: Callable[[], None]) -> bytes:
     with path.open("rb") as file:
         file.seek(start)
-        return hashlib.sha256(file.read(length)).digest()
+        digest = hashlib.sha256(file.read(length)).digest()
+    on_progress()
+    return digest
 
 
 def _joined(parts: list[Future[bytes]]) -> str:

@@ -10,7 +10,8 @@ from pathlib import Path
 from penstock.errors import SetupError
 
 FILE_NAME = "run.json"
-_WAY_OUT = "Put the run's own file back, or begin anew with what is left moved aside: --from-scratch"
+_PUT_BACK = "Put the run's own file back"
+_WAY_OUT = f"{_PUT_BACK}, or begin anew with what is left moved aside: --from-scratch"
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,8 @@ class RunIdentity:
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
             run_id, first = content["run_id"], content.get("first_checkpoint")
+        except FileNotFoundError as error:  # nothing says any more that this is a run's folder, to be moved aside
+            raise SetupError(f"{str(path)!r}, which names the run, is gone. {_PUT_BACK}") from error
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise SetupError(f"{str(path)!r}, which names the run, cannot be read: {error}. {_WAY_OUT}") from error
         if not isinstance(run_id, str) or not run_id or not (first is None or isinstance(first, str)):

@@ -134,11 +134,11 @@ class RunLife:
         controller.hook_progress = lambda: evaluations.responses + store.progress
         try:
             await self._restore(controller, trainer)
-            await self._accept(between)
             if training.buffer.clock.step < training.steps:
                 await prove_checkpoint(
                     config.checkpoint, store, training.buffer.clock.step, controller, trainer, records
                 )
+            await self._accept(between)
             await between.before_first(training.buffer.clock.step)
             stopped_by = await self._run_controller(controller, between)
         except _SAVED_AFTER as error:
@@ -236,7 +236,7 @@ class RunLife:
         with self._signals.stopping(lambda reason: None, "writing the last checkpoint; once more ends at once"):
             if self._config.checkpoint.at_end and step and not store.has(step):
                 if await controller.can_be_saved():
-                    await store.begin(await between.snapshot(step))
+                    await store.begin(await between.last_snapshot(step))
                 elif stopped_by == "interrupted":
                     self._records.view.note(f"no last checkpoint: {_UNSOUND}")
                 else:

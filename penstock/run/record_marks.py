@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
 from penstock.errors import SetupError
 from penstock.observe.jsonl import RecordMark, mark_of
 from penstock.observe.report.reading import Lines
+from penstock.run.checkpoint_check import way_on
 from penstock.run.directory import RunDirectory
 
 FILE_NAME = "records.json"
@@ -53,7 +54,7 @@ class RecordsSnapshot:
 def refuse_other_records(directory: RunDirectory, checkpoint: Path) -> None:
     """Raise `SetupError` where the checkpoint, or a file beside it, is not of this run, or was shortened or changed.
 
-    `samples.jsonl`, which nothing depends on, may have been deleted; it may not be another's.
+    `samples.jsonl` is not looked at: nothing depends on it, so it may have been deleted, and begun anew since.
     """
     content = _read(checkpoint)
     if content.run_id != directory.run_id:
@@ -61,16 +62,29 @@ def refuse_other_records(directory: RunDirectory, checkpoint: Path) -> None:
             f"checkpoint {str(checkpoint)!r} is of another run ({content.run_id}) than the folder it lies in "
             f"({directory.run_id}). Move it back to its own run, and {_WAY_OUT.format(directory.path)}"
         )
+    problem = next(_problems(directory, content), None)
+    if problem is not None:
+        older = way_on(checkpoint, directory.run_id, "resume", lambda path: records_fit(directory, path))
+        raise SetupError(
+            f"{problem}, so it is not the file that checkpoint {checkpoint.name} goes with. {older} You can also "
+            f"put the run's own file back, and {_WAY_OUT.format(directory.path)}"
+        )
+
+
+def records_fit(directory: RunDirectory, checkpoint: Path) -> bool:
+    """Whether the run's files still hold what they held when the checkpoint was taken."""
+    try:
+        content = _read(checkpoint)
+    except SetupError:
+        return False
+    return content.run_id == directory.run_id and next(_problems(directory, content), None) is None
+
+
+def _problems(directory: RunDirectory, content: _Content) -> Iterator[str]:
     for name, mark in content.files.items():
         path = directory.path / name
-        if path == directory.samples and not path.exists():
-            continue
-        problem = _problem(path, mark)
-        if problem is not None:
-            raise SetupError(
-                f"{str(path)!r} {problem}, so it is not the file that checkpoint {checkpoint.name} goes with. Put the "
-                f"run's own file back, and {_WAY_OUT.format(directory.path)}"
-            )
+        if path != directory.samples and (problem := _problem(path, mark)) is not None:
+            yield f"{str(path)!r} {problem}"
 
 
 def refuse_other_events(directory: RunDirectory) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -79,6 +80,9 @@ FREE = frozenset(join(section, name) for section, names in _FREE.items() for nam
 from may change where they stay the same, which their digest in the checkpoint proves; `data.epochs` must not fall below
 what was handed out, which the ledger knows."""
 
+PLACES = ("model.path", "model.lora.path", "rollout.replay_from")
+"""Fixed settings that may name a file or folder: the same one may be written in several ways."""
+
 _SHOWN = 80
 
 
@@ -112,8 +116,18 @@ def _changes(before: Section, now: Section, prefix: str) -> Iterator[Change]:
                 yield from _changes(was, found, key)
             else:
                 yield Change(join(key, KIND), getattr(was, KIND), getattr(found, KIND))
-        elif was != found:
+        elif was != found and not (key in PLACES and _same_place(was, found)):
             yield Change(key, was, found)
+
+
+def _same_place(one: object, other: object) -> bool:
+    """Whether two texts lead to the same file or folder, which is there."""
+    if not isinstance(one, str) or not isinstance(other, str):
+        return False
+    try:
+        return os.path.exists(one) and os.path.realpath(one) == os.path.realpath(other)
+    except (OSError, ValueError):
+        return False
 
 
 def shown(value: object) -> str:

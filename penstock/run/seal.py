@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -49,10 +49,18 @@ class Seal:
     """The metric's, where it is known."""
 
     @classmethod
-    def of(cls, folder: Path, run_id: str, step: int, metric: str, value: float | None) -> Seal:
-        """The seal of a folder as it is now; reads all of it."""
+    def of(
+        cls,
+        folder: Path,
+        run_id: str,
+        step: int,
+        metric: str,
+        value: float | None,
+        on_progress: Callable[[], None] = lambda: None,
+    ) -> Seal:
+        """The seal of a folder as it is now; reads all of it, and calls `on_progress`, from any thread, as it goes."""
         names = [name for name, path in entries(folder).items() if path.is_file()]
-        digests = file_digests(folder, names)
+        digests = file_digests(folder, names, on_progress)
         files = {name: SealedFile((folder / name).stat().st_size, digests[name]) for name in names}
         return cls(run_id, step, files, metric, value)
 

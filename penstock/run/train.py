@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -30,8 +31,7 @@ def train(config: RunConfig, loggers: Sequence[Logger] = (), *, from_scratch: bo
     folder already is moved aside first, as a whole.
     """
     hold_standard_descriptors()
-    # Absolute before any code of the user's runs, which may change the working directory.
-    config = config.model_copy(update={"run_dir": str(Path(config.run_dir).absolute())})
+    config = _with_absolute_places(config)
     check_config(config, from_scratch=from_scratch)
     aside = None
     if from_scratch:
@@ -43,6 +43,21 @@ def train(config: RunConfig, loggers: Sequence[Logger] = (), *, from_scratch: bo
         return run_loop(RunLife(config, directory, loggers, None, aside).execute())
     finally:
         directory.close()
+
+
+def _with_absolute_places(config: RunConfig) -> RunConfig:
+    """The same, wherever it is read: code of the user's may change the working directory, and a resume have another."""
+    model, rollout = config.model, config.rollout
+    lora = model.lora and model.lora.model_copy(update={"path": _absolute(model.lora.path)})
+    model = model.model_copy(update={"path": _absolute(model.path), "lora": lora})
+    rollout = rollout.model_copy(update={"replay_from": _absolute(rollout.replay_from)})
+    run_dir = str(Path(config.run_dir).absolute())
+    return config.model_copy(update={"run_dir": run_dir, "model": model, "rollout": rollout})
+
+
+def _absolute(path: str | None) -> str | None:
+    """A path that is there, made absolute; anything else, such as the name of a model on a hub, as it is."""
+    return os.path.abspath(path) if path is not None and os.path.exists(path) else path
 
 
 def resume(

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from datetime import date
+from types import MappingProxyType
+from typing import Any
+
 import pytest
 
 from penstock.errors import SetupError
@@ -25,6 +29,43 @@ def test_the_order_follows_the_seed_alone() -> None:
         return [v.prompt.prompt_id for v in PromptStream(prompts(20), epochs=1, shuffle=True, seed=seed)]
 
     assert order(1) == order(1) != order(2)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"answer": "8"},
+        {"answer": 7},
+        {"facts": {"level": 2, "day": date(2020, 1, 1)}},
+        {"facts": {"level": 1, "day": date(2020, 1, 2)}},
+        {"messages": ({"role": "system", "content": "3+4="},)},
+    ],
+)
+def test_the_digest_is_of_all_that_the_data_say(change: dict[str, Any]) -> None:
+    def digest(**changes: Any) -> str:
+        facts = MappingProxyType({"day": date(2020, 1, 1), "level": 1})
+        content = {"answer": "7", "facts": facts, "messages": ({"role": "user", "content": "3+4="},)} | changes
+        return PromptStream([Prompt("1", "3+4=", **content)], epochs=1, shuffle=False, seed=0).digest
+
+    assert digest(facts={"level": 1, "day": date(2020, 1, 1)}) == digest()
+    assert digest(**change) != digest()
+
+
+def test_the_answers_of_generated_prompts_may_differ_from_process_to_process() -> None:
+    streams = [
+        PromptStream([Prompt("1", "a word ladder", answer)], epochs=1, shuffle=False, seed=0, generated=True)
+        for answer in ("COLD,CORD,WORD", "COLD,WOLD,WORD")
+    ]
+    assert streams[0].digest == streams[1].digest
+
+
+def test_objects_of_an_environment_do_not_make_the_digest_another_in_each_process() -> None:
+    def digest() -> str:
+        odd = [Prompt("1", "a", facts={"task": object()}), Prompt("2", "b", facts={1: 2, "x": {"b", "a"}})]
+        return PromptStream(odd, epochs=1, shuffle=False, seed=0).digest
+
+    kept = object()  # so that the second one lies at another address
+    assert digest() == digest(), kept
 
 
 def test_an_empty_dataset_is_refused() -> None:

@@ -180,7 +180,7 @@ def test_the_newest_good_one_is_looked_for_among_damaged_ones(run_dir: Path) -> 
     with pytest.raises(SetupError, match=r"checkpoint step_2 in .*cannot be used"):
         penstock.resume(run_dir, checkpoint="step_2")
     flip(run_dir / "checkpoints/step_1" / "model.safetensors")
-    with pytest.raises(SetupError, match="No other checkpoint of the run is good"):
+    with pytest.raises(SetupError, match="No other checkpoint of the run can be used"):
         penstock.resume(run_dir)
 
 

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import shutil
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -131,6 +132,50 @@ async def test_a_write_that_never_ends_is_an_error_that_names_the_limit(tmp_path
     go_on.set()
 
 
+async def test_time_in_which_the_process_is_stopped_does_not_count(tmp_path: Path) -> None:
+    go_on = threading.Event()
+    store = make_store(tmp_path, limit_seconds=1.0)
+    await store.begin(snapshot(1, before=lambda folder: assert_true(go_on.wait(timeout=30))))
+    await asyncio.sleep(0.05)
+    time.sleep(1.2)  # noqa: ASYNC251 - nothing happens in the loop, as if the process was stopped
+    await asyncio.sleep(0.05)
+    go_on.set()
+    await store.finish()
+    assert names(tmp_path) == ["step_1"]
+
+
+async def test_a_finish_that_is_cancelled_lets_no_second_write_begin(tmp_path: Path) -> None:
+    go_on, writes = threading.Event(), []
+
+    def wait(folder: Path) -> None:
+        writes.append(folder.name)
+        assert_true(go_on.wait(timeout=10))
+
+    store = make_store(tmp_path)
+    await store.begin(snapshot(1, before=wait))
+    finishing = asyncio.create_task(store.finish())
+    await asyncio.sleep(0)
+    finishing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await finishing
+    second = asyncio.create_task(store.begin(snapshot(2, before=wait)))
+    await asyncio.sleep(0.05)
+    assert (second.done(), writes) == (False, [".writing_step_1"])
+    go_on.set()
+    await second
+    await store.finish()
+    assert names(tmp_path) == ["step_1", "step_2"]
+
+
+async def test_reading_back_for_the_seal_is_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.run.file_digests.BLOCK_BYTES", 10)
+    monkeypatch.setattr("penstock.run.checkpoint._flush", lambda folder, on_progress: None)
+    store = make_store(tmp_path)
+    await store.begin(snapshot(1, before=lambda folder: assert_true((folder / "large").write_bytes(bytes(1000)) > 0)))
+    await store.finish()
+    assert store.progress > 100
+
+
 async def test_the_run_goes_on_while_a_checkpoint_is_written(tmp_path: Path) -> None:
     go_on = threading.Event()
     store = make_store(tmp_path)
@@ -161,6 +206,34 @@ async def test_a_disk_that_refuses_leaves_the_checkpoints_before(tmp_path: Path,
         await store.finish()
     assert names(tmp_path) == ["step_1"]
     assert list((tmp_path / "run/checkpoints").glob(".*")) == []
+
+
+async def test_an_old_one_that_cannot_be_renamed_stays_with_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    rename = Path.rename
+
+    def busy(path: Path, target: Path) -> Path:
+        if path.name == "step_1":
+            raise OSError(errno.EBUSY, "Device or resource busy")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", busy)
+    store = make_store(tmp_path, keep_latest=1)
+    for step in (1, 2, 3):
+        await store.begin(snapshot(step))
+    await store.finish()
+    assert names(tmp_path) == ["step_1", "step_3"]
+    assert "step_1 cannot be removed: Device or resource busy" in caplog.text
+
+
+async def test_an_old_one_that_was_half_removed_does_not_block_its_name(tmp_path: Path) -> None:
+    store = make_store(tmp_path, keep_latest=1)
+    (store.folder / ".removing_step_1/stuck").mkdir(parents=True)
+    for step in (1, 2):
+        await store.begin(snapshot(step))
+    await store.finish()
+    assert names(tmp_path) == ["step_2"]
 
 
 async def test_a_write_that_failed_is_told_without_waiting(tmp_path: Path) -> None:

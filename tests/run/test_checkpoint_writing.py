@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,8 @@ import pytest
 import penstock
 from penstock.errors import RecordError
 from penstock.run import flushing, write_progress
-from penstock.run.flushing import flush_file
+from penstock.run.directory import RunDirectory
+from penstock.run.flushing import flush_file, flush_folder
 from penstock.run.write_progress import WriteProgress
 from penstock.training.checkpointing import LocalSnapshot
 from tests.run.conftest import ConfigMaker
@@ -106,6 +109,42 @@ def test_a_large_file_is_flushed_in_pieces(tmp_path: Path, monkeypatch: pytest.M
     assert path.read_bytes() == content
 
 
+def test_a_file_system_without_memory_maps_flushes_in_one_piece(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(descriptor: int, size: int) -> None:
+        raise OSError(errno.ENODEV, "No such device")
+
+    monkeypatch.setattr(flushing, "_PIECE_BYTES", 2**16)
+    monkeypatch.setattr(flushing.mmap, "mmap", refused)
+    (tmp_path / "large").write_bytes(bytes(2**17))
+    calls: list[int] = []
+    flush_file(tmp_path / "large", lambda: calls.append(1))
+    assert calls == [1]
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EIO])
+def test_a_mount_that_flushes_no_folders_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refused(descriptor: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", refused)
+    with pytest.raises(OSError, match="Input/output") if number == errno.EIO else nullcontext():
+        flush_folder(tmp_path)
+
+
+def test_the_settings_are_on_disk_before_they_get_their_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flushed: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda number: flushed.append(Path(os.readlink(f"/proc/self/fd/{number}")).name))
+    directory = RunDirectory(tmp_path / "run")
+    flushed.clear()
+    directory.write_config("seed: 1\n")
+    directory.close()
+    assert flushed == [".config.yaml.writing", "run"]
+
+
 def test_what_a_checkpoint_refers_to_is_on_disk_before_it_appears(
     make_config: ConfigMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,6 +179,8 @@ def test_what_a_checkpoint_refers_to_is_on_disk_before_it_appears(
     assert not any(on_loop for name, on_loop in happened if name in files)
     assert "records.json" in names[:renamed]
     assert begun + before.index("metrics.jsonl") < renamed
+    word = len(names) - 1 - names[::-1].index("run.json appears")
+    assert "checkpoints" in names[begun + len(before) : word], "the draft has its name on disk before the word of it"
 
 
 def test_a_file_that_cannot_be_brought_to_disk_leaves_no_checkpoint(

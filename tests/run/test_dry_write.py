@@ -19,7 +19,7 @@ from penstock.run import checkpoint
 from penstock.run.checkpoint import CheckpointStore
 from penstock.run.checkpoint_proof import write_and_read_off_the_loop
 from tests.run.conftest import ConfigMaker
-from tests.run.test_checkpoint_store import make_store, snapshot
+from tests.run.test_checkpoint_store import assert_true, make_store, snapshot
 from tests.run.test_resume import DETERMINISTIC, lines, trained, write_prompts
 from tests.support.tiny_models import save_tiny_model
 
@@ -141,6 +141,15 @@ async def test_an_interruption_is_heard_and_leaves_no_draft(tmp_path: Path) -> N
     with pytest.raises(asyncio.CancelledError):
         await proving
     assert not store.folder.exists()
+
+
+async def test_a_disk_that_hangs_is_an_error_that_names_the_limit(tmp_path: Path) -> None:
+    go_on = threading.Event()
+    store = make_store(tmp_path, limit_seconds=0.1)
+    stuck = snapshot(0, before=lambda folder: assert_true(go_on.wait(timeout=30)))
+    with pytest.raises(CheckpointError, match=r"on trial to .*within 0\.1 s \(runtime\.timeouts\.checkpoint_seconds\)"):
+        await asyncio.wait_for(write_and_read_off_the_loop(store, stuck), timeout=10)
+    go_on.set()
 
 
 def test_a_failed_trial_is_said_without_a_traceback(make_config: ConfigMaker, tmp_path: Path) -> None:

@@ -146,12 +146,13 @@ class TestFolderUsedAgain:
         assert load_run(tmp_path / "run").status is RunStatus.ENDED
 
     def test_what_the_failed_start_left_is_removed(self, tmp_path: Path) -> None:
+        RunDirectory(tmp_path).close()
         for name in ("config.yaml", "summary.json", "report.html", "events.jsonl", "samples.jsonl", "trace.json"):
             (tmp_path / name).write_text("{}")
         RunDirectory(tmp_path).close()
         assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "config.yaml", "run.json"]
 
-    @pytest.mark.parametrize("name", ["samples.jsonl", "rollouts", "summary.json"])
+    @pytest.mark.parametrize("name", ["samples.jsonl", "rollouts", "summary.json", "config.yaml"])
     def test_what_no_run_has_left_is_not_touched(self, tmp_path: Path, name: str) -> None:
         (tmp_path / name).mkdir()
         for use in (RunDirectory, check_run_dir):
@@ -160,7 +161,7 @@ class TestFolderUsedAgain:
         assert (tmp_path / name).exists()
 
     def test_what_cannot_be_removed_is_named(self, tmp_path: Path) -> None:
-        (tmp_path / "config.yaml").touch()
+        RunDirectory(tmp_path).close()
         (tmp_path / "summary.json").mkdir()
         with pytest.raises(SetupError, match=r"run_dir: '.*summary\.json' cannot be removed"):
             RunDirectory(tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 from pathlib import Path
@@ -10,6 +11,9 @@ from typing import Any
 import pytest
 
 import penstock
+from penstock.controller.watchdog import Watchdog
+from penstock.errors import RunStalled
+from penstock.run.eval_report import EvalReport
 from penstock.run.periodic_eval import Evaluations
 from tests.run.conftest import ConfigMaker
 from tests.run.test_signals import interrupted
@@ -93,6 +97,35 @@ def test_the_evaluation_at_the_start_is_made_up_too(make_config: ConfigMaker, mo
     assert places(Path(config.run_dir)) == []
     penstock.resume(config.run_dir)
     assert places(Path(config.run_dir)) == [(0, "eval"), (1, "train"), (2, "train")]
+
+
+def test_a_step_whose_evaluation_hangs_is_recorded_before_it_is_saved(
+    make_config: ConfigMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    after_step, hung = Evaluations.after_step, asyncio.Event()
+
+    async def hangs(evaluations: Evaluations, step: int, version: int, ending: asyncio.Event) -> EvalReport | None:
+        if step != 2:
+            return await after_step(evaluations, step, version, ending)
+        hung.set()
+        await asyncio.sleep(3600)
+        return None
+
+    async def gives_up(watchdog: Watchdog) -> None:
+        await hung.wait()
+        raise RunStalled("nothing happens")
+
+    config = make_config(**CHANGES | {"training.max_steps": 4, "runtime.timeouts": {"stop_seconds": 0.5}})
+    run_dir = Path(config.run_dir)
+    with monkeypatch.context() as patched:
+        patched.setattr(Evaluations, "after_step", hangs)
+        patched.setattr(Watchdog, "run", gives_up)
+        with pytest.raises(RunStalled, match="nothing happens"):
+            penstock.train(config)
+    assert places(run_dir) == [(1, "train"), (2, "train")]
+    assert (run_dir / "checkpoints/step_2").is_dir()
+    penstock.resume(run_dir, ["training.max_steps=3"])
+    assert places(run_dir) == [(1, "train"), (2, "train"), (2, "eval"), (3, "train")]
 
 
 @pytest.mark.long

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 import penstock
-from penstock.errors import PenstockError
+from penstock.errors import CheckpointError, PenstockError
 from penstock.observe.loggers.base import Logger
+from penstock.training.checkpointing import LocalSnapshot
 from penstock.training.workers.local import LocalTrainer
 from tests.run.conftest import config_maker
 from tests.run.test_train import lines
@@ -90,6 +91,23 @@ def test_every_file_stays_as_it_was(
     for name, content in sound.items():
         if content is not None:
             (checkpoint / name).write_bytes(content)
+    assert penstock.resume(run_dir, ["training.max_steps=4"]).summary["steps"] == 4
+
+
+def test_a_trial_write_that_fails_leaves_every_file_as_it_was(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = LocalSnapshot.write
+
+    def refused(snapshot: LocalSnapshot, folder: Path) -> None:
+        if "proof" in folder.name:
+            raise OSError(28, "No space left on device")
+        write(snapshot, folder)
+
+    before = contents(run_dir)
+    with monkeypatch.context() as patched:
+        patched.setattr(LocalSnapshot, "write", refused)
+        with pytest.raises(CheckpointError, match="No space left"):
+            penstock.resume(run_dir, ["training.max_steps=4"])
+    assert contents(run_dir) == before
     assert penstock.resume(run_dir, ["training.max_steps=4"]).summary["steps"] == 4
 
 

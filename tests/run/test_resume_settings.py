@@ -68,6 +68,29 @@ def test_the_page_says_what_may_not_change() -> None:
     assert dict(rows) == FIXED
 
 
+def test_the_same_model_may_be_named_in_another_way(run_dir: Path, model_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(model_folder)
+    detour = model_folder / ".." / model_folder.name
+    for steps, path in ((4, detour), (5, tmp_path / "link")):
+        result = penstock.resume(run_dir, [f"model.path={path}", f"training.max_steps={steps}"])
+        assert result.summary["steps"] == steps
+    shutil.copytree(model_folder, tmp_path / "copy")
+    with pytest.raises(ConfigError, match=r"model\.path: is .*copy now"):
+        penstock.resume(run_dir, [f"model.path={tmp_path / 'copy'}"])
+
+
+def test_a_run_with_a_relative_model_goes_on_from_another_folder(
+    make_config: ConfigMaker, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(model_folder.parent)
+    settings = {"model.path": f"./{model_folder.name}", "eval.at_start": False, "eval.at_end": False}
+    run_dir = penstock.train(make_config(**settings)).run_dir
+    assert load_config(run_dir / "config.yaml").model.path == str(model_folder)
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert penstock.resume(run_dir, ["training.max_steps=4"]).summary["steps"] == 4
+
+
 OVERRIDES = {
     "seed": "seed=5",
     "model.dtype": "model.dtype=float64",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import shutil
@@ -16,6 +18,7 @@ import pytest
 import penstock
 from penstock.config.loading import dump_config
 from penstock.errors import ConfigError, RecordError, RunDirectoryLost, SetupError
+from penstock.run.aside import set_aside
 from penstock.run.checkpoint_folders import draft_of
 from penstock.run.directory import RunDirectory, check_run_dir
 from penstock.run.recorder import Recorder
@@ -72,6 +75,19 @@ class TestANewRun:
         with pytest.raises(SetupError, match=r"already holds a run \(rollouts\)"):
             RunDirectory(tmp_path)
 
+    def test_a_disk_without_locks_is_not_taken_for_another_run(
+        self, run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refused(*_: object) -> None:
+            raise OSError(errno.ENOLCK, "No locks available")
+
+        monkeypatch.setattr(fcntl, "flock", refused)
+        for use in (lambda: RunDirectory(tmp_path / "new"), lambda: RunDirectory(run_dir, reopen=True)):
+            with pytest.raises(SetupError, match="cannot be locked: No locks available"):
+                use()
+        with pytest.raises(SetupError, match="cannot be moved aside: No locks available"):
+            set_aside(run_dir)
+
 
 class TestFromScratch:
     def test_train_moves_the_old_run_aside_as_a_whole(self, make_config: ConfigMaker, run_dir: Path) -> None:
@@ -112,6 +128,26 @@ class TestFromScratch:
         with pytest.raises(ConfigError, match=r"model\.path: .* lies in the run that --from-scratch moves aside"):
             penstock.train(config, from_scratch=True)
         assert not run_dir.with_name("run.1").exists()
+
+    def test_a_setting_that_leads_into_the_old_run_by_a_link_is_refused(
+        self, make_config: ConfigMaker, run_dir: Path, tmp_path: Path
+    ) -> None:
+        (tmp_path / "link").symlink_to(run_dir)
+        config = make_config(**QUICK, **{"model.path": str(tmp_path / "link/checkpoints/step_3")})
+        with pytest.raises(ConfigError, match=r"model\.path: .* lies in the run that --from-scratch moves aside"):
+            penstock.train(config, from_scratch=True)
+        assert not run_dir.with_name("run.1").exists()
+
+    def test_a_project_with_a_config_of_its_own_is_no_run(self, make_config: ConfigMaker, tmp_path: Path) -> None:
+        project = tmp_path / "project"
+        project.mkdir()
+        for name in ("config.yaml", "events.jsonl", "code.py"):
+            (project / name).write_text("mine")
+        before = contents(project)
+        with pytest.raises(SetupError, match=r"has config\.yaml, events\.jsonl, which a run would overwrite"):
+            penstock.train(make_config(run_dir=str(project)), from_scratch=True)
+        assert contents(project) == before
+        assert [path.name for path in tmp_path.iterdir()] == ["project"]
 
     def test_without_a_run_it_is_a_run_like_any_other(self, make_config: ConfigMaker, tmp_path: Path) -> None:
         (tmp_path / "run").mkdir()
@@ -191,7 +227,7 @@ class TestCheckpointsMovedAway:
 
 
 class TestFilesOfAnotherRun:
-    @pytest.mark.parametrize("name", ["metrics.jsonl", "ledger.jsonl", "samples.jsonl"])
+    @pytest.mark.parametrize("name", ["metrics.jsonl", "ledger.jsonl"])
     def test_are_refused_by_name(self, run_dir: Path, other: Path, name: str) -> None:
         shutil.copy(other / name, run_dir / name)
         before = contents(run_dir)
@@ -212,10 +248,33 @@ class TestFilesOfAnotherRun:
         path.write_bytes(content)
         check_goes_on(run_dir)
 
+    def test_an_older_checkpoint_that_still_fits_is_named(self, run_dir: Path) -> None:
+        """The last step's line is gone: step 3 cannot be used, and step 2 can."""
+        path = run_dir / "metrics.jsonl"
+        content = path.read_bytes()
+        path.write_bytes(content[: content.rindex(b"\n", 0, -1) + 1])
+        way = rf"The newest good one is step_2: penstock resume {run_dir} --checkpoint step_2"
+        with pytest.raises(SetupError, match=way):
+            penstock.resume(run_dir, ["training.max_steps=4"])
+        assert penstock.resume(run_dir, ["training.max_steps=4"], checkpoint="step_2").summary["steps"] == 4
+
+    def test_one_whose_records_do_not_fit_is_not_recommended(self, run_dir: Path) -> None:
+        (run_dir / "metrics.jsonl").write_bytes(b"")
+        with pytest.raises(SetupError, match=r"is shorter.*No other checkpoint of the run can be used"):
+            penstock.resume(run_dir)
+        (run_dir / "checkpoints/step_3/model.safetensors").write_bytes(b"short")
+        with pytest.raises(SetupError, match=r"(?s)model\.safetensors: .*No other checkpoint of the run can be used"):
+            penstock.resume(run_dir)
+
     def test_samples_may_have_been_deleted(self, run_dir: Path) -> None:
         (run_dir / "samples.jsonl").unlink()
         check_goes_on(run_dir)
         check_goes_on(run_dir, 5)
+
+    def test_samples_that_were_deleted_and_begun_anew_are_never_a_reason_to_refuse(self, run_dir: Path) -> None:
+        """As a resume leaves them that is killed before its next checkpoint."""
+        (run_dir / "samples.jsonl").write_text('{"step": 4, "reward": 0.0}\n')
+        check_goes_on(run_dir)
 
     def test_a_checkpoint_of_another_run_is_refused(self, run_dir: Path, other: Path) -> None:
         shutil.rmtree(run_dir / "checkpoints/step_3")
