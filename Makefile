@@ -29,8 +29,9 @@ lint: install
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 
+# Two at a time, on two cores; whoever is through first takes over from the other.
 test: lint
-	$(PY) -m pytest tests -m "not long"
+	$(PY) -m pytest tests -m "not long" -n 2 --dist worksteal
 
 # Real processes that are killed again and again, and the like: seconds to minutes each. Triton, a gigabyte that builds of
 # torch with CUDA bring along, is for the GPU kernels' tests under its interpreter.
