@@ -422,7 +422,7 @@ class TestWhileTheRunGoes:
     @pytest.mark.long
     def test_two_real_runs_one_after_the_other_in_one_place(self, make_config: ConfigMaker, tmp_path: Path) -> None:
         """The folder is moved away under a process, and a second one begins in its place."""
-        changes = {"training.max_steps": 100_000, "data.train_size": 4000, "checkpoint.every_steps": 1}
+        changes = {"training.max_steps": 100_000, "data.train_size": 4000}
         for name, more in (("long.yaml", changes), ("short.yaml", {})):
             config = make_config(**QUICK, **more, **{"observe.console": "plain"})
             (tmp_path / name).write_text(dump_config(config), encoding="utf-8")
