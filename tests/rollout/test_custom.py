@@ -158,7 +158,7 @@ async def test_its_async_code_has_a_time_limit() -> None:
     ],
 )
 def test_what_is_no_environment_is_refused_with_the_reason(name: str, args: dict[str, Any], match: str) -> None:
-    with pytest.raises(ConfigError, match=rf"rollout\.environment\.path: .*{match}"):
+    with pytest.raises(ConfigError, match=rf"rollout\.environment\.import_path: .*{match}"):
         make(name, args=args)
 
 

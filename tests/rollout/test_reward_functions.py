@@ -144,10 +144,10 @@ def test_a_module_that_cannot_be_imported_is_a_wrong_setting(
         monkeypatch.setattr(process_pool, "_START_SECONDS", 1.0)
     module.write_text(code, encoding="utf-8")
     (tmp_path / "d.jsonl").write_text('{"prompt": "a", "answer": "b"}\n', encoding="utf-8")
-    config = EnvironmentConfig(kind="function", function="users_rewards:reward", args={"bonus": 1})
+    config = EnvironmentConfig(kind="function", import_path="users_rewards:reward", args={"bonus": 1})
     with pytest.raises(ConfigError, match=match) as caught:
         make_environment(config, DataConfig(train_path=str(tmp_path / "d.jsonl")), seed=0)
-    assert caught.value.problems[0].startswith("rollout.environment.function: ")
+    assert caught.value.problems[0].startswith("rollout.environment.import_path: ")
     assert "users_rewards" not in sys.modules
 
 
