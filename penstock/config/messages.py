@@ -210,10 +210,10 @@ def _wrong_kind(where: Location, value: Any) -> Iterator[str]:
     kinds, tag = list(where.place.kinds()), where.place.tag
     key = join(where.key, tag)
     if isinstance(value, dict) and tag not in value:
-        old = [name for name in value if RENAMED.get(join(where.key, str(name))) == key]
-        for name in old:
-            yield from _renamed(join(where.key, name), value[name])
-        if not old:
+        old = {full: below for name, below in value.items() if (full := join(where.key, str(name))) in RENAMED}
+        for name, below in old.items():
+            yield from _renamed(name, below)
+        if key not in map(RENAMED.get, old):
             yield f"{key}: is required; one of {', '.join(kinds)}"
     else:
         yield f"{key}: {unknown_name(value[tag] if isinstance(value, dict) else value, kinds)}"

@@ -22,8 +22,8 @@ def check_config(config: RunConfig, *, resumed: bool = False, from_scratch: bool
 
     Makes the staleness policy, and the environment with a prompt or two, so that tasks, reward functions and dataset
     files are really looked at, and looks whether the folders can be written and the loggers could start. Where rollouts
-    are replayed there is no environment; the recording is looked at instead. Model weights are not loaded, and nothing is
-    left behind.
+    are replayed there is no environment; the recording is looked at instead. Model weights are not loaded, and nothing
+    is left behind.
     """
     if not resumed:
         check_run_dir(config.run_dir, from_scratch=from_scratch)

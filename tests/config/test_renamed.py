@@ -21,7 +21,7 @@ def nested(key: str, value: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("old", [key for key in RENAMED if key not in OLD_SECTIONS])
 def test_every_old_name_is_answered_with_the_new_one(old: str) -> None:
-    assert problems(**nested(old, 1)) == [f"{old}: unknown setting; `{old}` is `{RENAMED[old]}` here"]
+    assert problems(**nested(old, 1))[0] == f"{old}: unknown setting; `{old}` is `{RENAMED[old]}` here"
 
 
 def test_new_names_exist_and_old_ones_do_not() -> None:
