@@ -41,7 +41,7 @@ def run_config(folder: Path, model: Path, load: Load) -> dict[str, Any]:
         "rollout": {
             "environment": {
                 "kind": "custom",
-                "path": "benchmarks.support.chaos_process:FaultyEnvironment",
+                "import_path": "benchmarks.support.chaos_process:FaultyEnvironment",
                 "timeout_seconds": 1.0,
                 "workers": 8,
             },
