@@ -258,7 +258,7 @@ class Elsewhere(Own):
 async def test_an_environment_of_ones_own_may_give_a_function_for_a_process(
     records: RewardRecords, events: list[dict[str, Any]]
 ) -> None:
-    config = EnvironmentConfig(kind="custom", path=f"{__name__}:Elsewhere")
+    config = EnvironmentConfig(kind="custom", import_path=f"{__name__}:Elsewhere")
     environment: Any = make_environment(config, DataConfig(), seed=0, records=records)
     assert await reward_of(environment) not in (os.getpid(), 0)
     assert events == []
@@ -268,7 +268,7 @@ async def test_an_environment_of_ones_own_may_give_a_function_for_a_process(
 async def test_the_score_of_an_environment_of_ones_own_stays_here(
     records: RewardRecords, events: list[dict[str, Any]]
 ) -> None:
-    config = EnvironmentConfig(kind="custom", path=f"{__name__}:Own")
+    config = EnvironmentConfig(kind="custom", import_path=f"{__name__}:Own")
     environment: Any = make_environment(config, DataConfig(), seed=0, records=records)
     assert await reward_of(environment.environment) == os.getpid()
     [event] = events
