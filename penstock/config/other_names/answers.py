@@ -97,7 +97,7 @@ def _shown(entry: _Entry, value: Any) -> str:
 
 
 def _is_value(value: Any, name: str) -> bool:
-    return isinstance(value, str | int | float) and str(value).lower() == name.lower()
+    return isinstance(value, str | bool) and str(value).lower() == name.lower()
 
 
 def _listed(names: Iterable[str], last: str) -> str:
