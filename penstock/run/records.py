@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TextIO
 
 from penstock.config.loading import dump_config
 from penstock.config.models import RunConfig
@@ -21,6 +21,7 @@ from penstock.observe.report.build import write_report
 from penstock.observe.samples import SampleLog
 from penstock.observe.streams import say_last
 from penstock.observe.timeline import Timeline
+from penstock.run.commands import resume_command
 from penstock.run.directory import RunDirectory
 from penstock.run.record_marks import RecordsSnapshot
 from penstock.run.recorder import Recorder
@@ -39,7 +40,14 @@ class RunRecords:
     kept in memory, and written by `open`.
     """
 
-    def __init__(self, config: RunConfig, directory: RunDirectory, loggers: Sequence[Logger]) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        directory: RunDirectory,
+        loggers: Sequence[Logger],
+        json_to: TextIO | None = None,
+    ) -> None:
+        """With `json_to`, steps and evaluations go there as JSON lines, in place of what `observe.console` shows."""
         self._config = config
         self._directory = directory
         self._problems: list[str] = []
@@ -53,7 +61,7 @@ class RunRecords:
         self.ledger = JsonlWriter(directory.ledger, opened=False)
         self.samples = SampleLog(directory.samples, config.observe.samples_per_step)
         self._loggers = Loggers([*make_loggers(config.observe, self.events), *loggers], self.events)
-        self.view = Display(config.observe.console, config.training.max_steps, self.events.emit)
+        self.view = Display(config.observe.console, config.training.max_steps, self.events.emit, json_to)
         self.events.subscribe(self.view.on_event)
         self.events.subscribe(self.timeline.on_event)
         self.metrics = Recorder(directory.metrics, self.view, self._loggers)
@@ -129,7 +137,8 @@ class RunRecords:
             self._attempt(lambda: self.events.emit("run_failed", cause=why))
             self._attempt(lambda: self.events.emit("run_ended", stopped_by=stopped_by, steps=self.metrics.steps))
             self._attempt(self.events.close)
-        self._attempt(lambda: say_last(f"penstock: {why}\n"))
+        way_on = "" if self._lost else f"go on with: {resume_command(self._directory.path)}\n"
+        self._attempt(lambda: say_last(f"penstock: {why}\n{way_on}"))
 
     def hurry(self) -> None:
         """Do not wait for loggers any longer."""
