@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TextIO
 
 from penstock.config.loading import dump_config
@@ -72,9 +72,9 @@ class RunRecords:
         for part in (self.events, self.timeline, self.ledger, self.samples, self.metrics):
             part.open()
 
-    async def start(self) -> None:
-        """The run begins: say so, and start the loggers of one whose files are open."""
-        self.events.emit("run_started", run_dir=str(self._directory.path), run_id=self._directory.run_id)
+    async def start(self, origin: Mapping[str, Any]) -> None:
+        """The run begins: say so, with where this process comes from, and start the loggers if files are open."""
+        self.events.emit("run_started", run_dir=str(self._directory.path), run_id=self._directory.run_id, **origin)
         self.view.open()
         self.view.note(f"setting up; files go to {self._directory.path}")
         if self._opened:

@@ -46,7 +46,10 @@ def test_json_lines_are_those_of_metrics_jsonl_and_of_this_process_only(make_con
     [
         ({}, "it reached training.max_steps = 2", "training.max_steps=4"),
         pytest.param(
-            {"training.max_steps": None, "data.train_size": 8}, "its data ended", "data.epochs=2", marks=pytest.mark.long
+            {"training.max_steps": None, "data.train_size": 8},
+            "its data ended",
+            "data.epochs=2",
+            marks=pytest.mark.long,
         ),
         pytest.param(
             {"training.early_stop": {"metric": "train/reward_mean", "reached": -1.0}, "training.max_steps": 5},
