@@ -61,7 +61,13 @@ class TestTrain:
             configs.append(config)
             if json_to is not None:
                 json_to.write('{"type": "step", "step": 3}\n')
-            summary = {"steps": 3, "end_reward": 0.5, "eval_reward": None, "best": float("nan"), "curve": [1, 2]}
+            summary = {
+                "steps": 3,
+                "train/reward_mean_end": 0.5,
+                "eval/reward_mean": None,
+                "best": float("nan"),
+                "curve": [1, 2],
+            }
             return SimpleNamespace(summary=summary, run_dir=Path("runs/x"), stopped_by="max_steps")
 
         stand_in(monkeypatch, "penstock.run.train", train=train)
@@ -72,8 +78,8 @@ class TestTrain:
         assert shown.exit_code == 0
         assert trained[0].seed == 7
         lines = [line.split() for line in shown.stdout.splitlines()]
-        assert ["end_reward", "0.5"] in lines
-        assert ["eval_reward", "-"] in lines
+        assert ["train/reward_mean_end", "0.5"] in lines
+        assert ["eval/reward_mean", "-"] in lines
         assert not any("curve" in line for line in lines)
 
     @pytest.mark.parametrize("flags", [[], ["--from-scratch"]])
@@ -98,7 +104,13 @@ class TestTrain:
         assert step == {"type": "step", "step": 3}
         assert content["type"] == "result"
         assert content["run_dir"] == "runs/x"
-        assert content["summary"] == {"steps": 3, "end_reward": 0.5, "eval_reward": None, "best": None, "curve": [1, 2]}
+        assert content["summary"] == {
+            "steps": 3,
+            "train/reward_mean_end": 0.5,
+            "eval/reward_mean": None,
+            "best": None,
+            "curve": [1, 2],
+        }
 
     def test_modules_of_the_current_folder_can_be_named_in_settings(
         self, config: str, trained: list[RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -158,7 +170,7 @@ class TestConfig:
         shown = invoke("config", "show", config, "training.max_steps=9")
         data = yaml.safe_load(shown.stdout)
         assert data["training"]["max_steps"] == 9
-        assert json.loads(invoke("config", "show", config, "--json").stdout)["sampler"] == {"kind": "on_policy"}
+        assert json.loads(invoke("config", "show", config, "--json").stdout)["staleness"] == {"policy": "on_policy"}
 
     def test_check_says_ok(self, config: str, monkeypatch: pytest.MonkeyPatch) -> None:
         stand_in(monkeypatch, "penstock.run.checks", check_config=lambda config: None)
