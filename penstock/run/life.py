@@ -25,7 +25,6 @@ from penstock.run.checkpoint_proof import prove_checkpoint
 from penstock.run.directory import RunDirectory
 from penstock.run.forced_end import ForcedEnd
 from penstock.run.periodic_eval import Evaluations
-from penstock.run.provenance import provenance
 from penstock.run.records import RunRecords
 from penstock.run.resume import ResumePoint
 from penstock.run.rewind import rewind
@@ -66,7 +65,6 @@ class RunLife:
         self._point = point
         self._aside = aside
         self._records = RunRecords(config, directory, loggers, json_to)
-        self._origin = provenance(config.seed)
         self._timeouts = config.runtime.timeouts
         self._forced = ForcedEnd(config, directory, self._records)
         self._signals = StopSignals(
@@ -100,7 +98,7 @@ class RunLife:
     async def _serve_and_train(self) -> str:
         if self._point is None:
             self._records.open()
-        await self._records.start(self._origin)
+        await self._records.start()
         if self._aside is not None:
             self._records.events.emit("old_run_moved", place=str(self._aside))
             self._records.view.note(f"the run that was in this folder is now in {self._aside}")

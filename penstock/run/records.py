@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TextIO
 
 from penstock.config.loading import dump_config
@@ -23,6 +23,7 @@ from penstock.observe.streams import say_last
 from penstock.observe.timeline import Timeline
 from penstock.run.commands import resume_command
 from penstock.run.directory import RunDirectory
+from penstock.run.provenance import provenance
 from penstock.run.record_marks import RecordsSnapshot
 from penstock.run.recorder import Recorder
 
@@ -50,6 +51,7 @@ class RunRecords:
         """With `json_to`, steps and evaluations go there as JSON lines, in place of what `observe.console` shows."""
         self._config = config
         self._directory = directory
+        self._origin = provenance(config.seed)
         self._problems: list[str] = []
         self._opened = False
         self._lost = False
@@ -72,11 +74,12 @@ class RunRecords:
         for part in (self.events, self.timeline, self.ledger, self.samples, self.metrics):
             part.open()
 
-    async def start(self, origin: Mapping[str, Any]) -> None:
+    async def start(self) -> None:
         """The run begins: say so, with where this process comes from, and start the loggers if files are open."""
-        self.events.emit("run_started", run_dir=str(self._directory.path), run_id=self._directory.run_id, **origin)
+        path, run_id = self._directory.path, self._directory.run_id
+        self.events.emit("run_started", run_dir=str(path), run_id=run_id, **self._origin)
         self.view.open()
-        self.view.note(f"setting up; files go to {self._directory.path}")
+        self.view.note(f"setting up; files go to {path}")
         if self._opened:
             await self.start_loggers()
 
