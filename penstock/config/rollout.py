@@ -35,10 +35,18 @@ class SamplingConfig(Section):
     """Nucleus sampling; below 1 it needs an off-policy correction."""
     top_k: NonNegativeInt = 0
     """Sample among the k likeliest tokens; 0 means all. Above 0 it needs an off-policy correction."""
+    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Sample among tokens at least this fraction as likely as the likeliest one; 0 means all. Applied after the
+    temperature and before `top_k` and `top_p`. Above 0 it needs an off-policy correction."""
     max_new_tokens: PositiveInt = 64
     """Longest response; one that reaches it, or the end of the engine's `max_context`, counts as truncated."""
     stop_token_ids: list[NonNegativeInt] = Field(default_factory=list)
     """Token ids that end a response, besides the tokenizer's end-of-sequence token."""
+
+    @property
+    def is_truncated(self) -> bool:
+        """Whether tokens are drawn from another distribution than the model's own at this temperature."""
+        return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
 
 
 class EnvironmentConfig(Section):
