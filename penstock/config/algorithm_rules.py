@@ -138,14 +138,8 @@ def _loss_rules(config: RunConfig) -> Iterator[str]:
 
 
 def _correction_rules(config: RunConfig) -> Iterator[str]:
-    algorithm, sampling = config.algorithm, config.rollout.sampling
+    algorithm = config.algorithm
     kind = algorithm.correction.kind
-    if sampling.is_truncated and kind == "none" and algorithm.old_policy == "trainer":
-        key = "top_p" if sampling.top_p < 1 else "top_k" if sampling.top_k > 0 else "min_p"
-        yield (
-            f"rollout.sampling.{key}: truncated sampling draws from another distribution than the one trained; set "
-            "algorithm.correction.kind to tis, or algorithm.old_policy to engine"
-        )
     if algorithm.old_policy == "engine" and kind != "none":
         yield (
             "algorithm.correction.kind: with old_policy = engine the ratio already holds the difference between engine "

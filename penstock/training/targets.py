@@ -11,6 +11,7 @@ from penstock.algorithms.reduction import Normaliser
 from penstock.config.algorithm import AlgorithmConfig, GspoLoss
 from penstock.config.training import TrainingConfig
 from penstock.data_plane import fields
+from penstock.data_plane.meta import KVBatchMeta
 from penstock.training.batching import TrainColumns
 
 
@@ -65,6 +66,11 @@ def train_fields(algorithm: AlgorithmConfig, training: TrainingConfig) -> tuple[
     if training.minibatches_per_step > 1:
         names += (fields.OLD_LOGPROBS,)
     return names
+
+
+def kept_fields(meta: KVBatchMeta) -> tuple[str, ...]:
+    """The columns that say what tokens were drawn from, as far as the rows have them."""
+    return tuple(name for name in fields.KEPT_FIELDS if name in meta.fields)
 
 
 def loss_normaliser(algorithm: AlgorithmConfig) -> Normaliser:

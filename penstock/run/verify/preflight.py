@@ -71,7 +71,7 @@ class _Preflight:
             async with built(self._config) as (serving, training):
                 self._ends = time.monotonic() + self._limits.seconds
                 self._notify("generating a few prompt groups")
-                sampled = await sample(self._config, serving, training, self._limits)
+                sampled = await sample(self._config, training, self._limits)
                 subject = Subject(self._config, serving, training, sampled)
                 rows = [await self._row(check, partial(run, subject)) for check, run in ON_ROLLOUTS]
                 return [replace(rows[0], seconds=sampled.seconds), *rows[1:]]

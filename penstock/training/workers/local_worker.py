@@ -32,7 +32,7 @@ from penstock.training.packing import Batching
 from penstock.training.policy import Policy
 from penstock.training.preparation import PREPARED_FROM, LogprobPasses
 from penstock.training.step import StepMachine, StepState
-from penstock.training.targets import loss_normaliser, target_columns, train_fields, uses_reference
+from penstock.training.targets import kept_fields, loss_normaliser, target_columns, train_fields, uses_reference
 from penstock.weights.hf import named_weights
 from penstock.weights.source import WeightSource
 
@@ -125,7 +125,8 @@ class LocalWorker:
         """Forward and backward over a chunk, in as many passes as its tokens need."""
         with self._machine.microbatch(step_id):
             started = time.perf_counter()
-            batch = self._data_plane.get_samples(meta, train_fields(self._algorithm, self._training))
+            wanted = train_fields(self._algorithm, self._training) + kept_fields(meta)
+            batch = self._data_plane.get_samples(meta, wanted)
             rows = Rows.of(batch)
             columns = TrainColumns.of(batch, rows)
             plan = self._passes.plan(rows, columns.trained_rows)
@@ -201,14 +202,15 @@ class LocalWorker:
 
     def compute_logprobs(self, meta: KVBatchMeta, field_name: str) -> None:
         """Write the current policy's log-prob of every token into a column; 0 for each row's first token."""
-        rows = Rows.of(self._data_plane.get_samples(meta, (INPUT_IDS,)))
+        rows = Rows.of(self._data_plane.get_samples(meta, (INPUT_IDS, *kept_fields(meta))))
         column = JaggedColumn(self._passes.logprobs(self._policy.logprobs, rows), rows.offsets_R1)
         self._data_plane.put_samples(meta.sample_ids, {field_name: column}, meta.partition_id)
 
     def prepare(self, meta: KVBatchMeta) -> Prepared:
         """Write the columns that advantages and loss need besides those of the rollout."""
         started = time.perf_counter()
-        columns = self._passes.added_columns(self._data_plane.get_samples(meta, PREPARED_FROM), self._algorithm)
+        batch = self._data_plane.get_samples(meta, PREPARED_FROM + kept_fields(meta))
+        columns = self._passes.added_columns(batch, self._algorithm)
         if columns:
             self._data_plane.put_samples(meta.sample_ids, columns, meta.partition_id)
         return Prepared(meta.with_fields(*columns), time.perf_counter() - started)
