@@ -19,9 +19,10 @@ from torch import Tensor
 from penstock.algorithms.reduction import Metric, Normaliser
 from penstock.algorithms.rows import dense_rows, row_totals
 
-LOG_RATIO_LIMIT = 80.0
-"""Log-ratios are held inside +-80: e^80 still fits float32, whereas an infinite ratio turns a cut-off gradient (0) into
-0 * inf = NaN."""
+LOG_RATIO_LIMIT = 20.0
+"""Log-ratios are held inside +-20 before they are exponentiated, as in verl: e^20, about 5e8, leaves room for sums over
+tokens and for the backward pass in any number format, whereas an infinite ratio turns a cut-off gradient (0) into
+0 * inf = NaN. A ratio beyond it is held without a gradient."""
 
 
 @dataclass(frozen=True)

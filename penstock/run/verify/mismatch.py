@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from penstock.algorithms.losses import LOG_RATIO_LIMIT
 from penstock.data_plane import fields
 from penstock.data_plane.meta import KVBatchMeta
 from penstock.run.verify.findings import Check, Finding, NotChecked, Status, within
@@ -46,11 +47,12 @@ async def _figures(subject: Subject, meta: KVBatchMeta) -> dict[str, Any]:
     if not len(engine_T):
         raise NotChecked("No token was sampled after another one")
     delta_T = trainer_T - engine_T
+    held_T = delta_T.clamp(max=LOG_RATIO_LIMIT)
     served = subject.serving.engine.stats().version
     return {
         "mean_abs": float(delta_T.abs().mean()),
         "max_abs": float(delta_T.abs().amax()),
-        "kl": float((delta_T.exp() - 1 - delta_T).mean()),
+        "kl": float((held_T.exp() - 1 - held_T).mean()),
         "tokens": len(delta_T),
         "foreign_versions": int((batch.jagged(fields.TOKEN_VERSIONS).values.cpu()[inside_S] != served).sum()),
     }
