@@ -26,7 +26,7 @@ from penstock.training.batching import Rows, TrainColumns, build_microbatch
 from penstock.training.checkpointing import LocalSnapshot, load_trainer
 from penstock.training.flops import FlopCounter, peak_tflops
 from penstock.training.interface import ChunkResult, Prepared, StepResult
-from penstock.training.objective import policy_objective
+from penstock.training.objective import load_loss, policy_objective
 from penstock.training.optimizer import PolicyOptimizer
 from penstock.training.packing import Batching
 from penstock.training.policy import Policy
@@ -89,6 +89,7 @@ class LocalWorker:
         self._model = model
         self._data_plane = data_plane
         self._algorithm = algorithm
+        self._custom_loss = load_loss(algorithm)
         self._training = training
         self._batching = Batching(training.batching)
         self._policy = Policy(
@@ -250,7 +251,7 @@ class LocalWorker:
             device=device,
         )
         logprobs_T, entropy_T = self._policy.logprobs(microbatch)
-        loss = policy_objective(self._algorithm, logprobs_T, entropy_T, targets)
+        loss = policy_objective(self._algorithm, logprobs_T, entropy_T, targets, self._custom_loss)
         gradients: tuple[Tensor | None, ...] = ()
         if apart:
             gradients = torch.autograd.grad(loss.total, self._optimizer.parameters, allow_unused=True)
