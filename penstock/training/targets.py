@@ -87,6 +87,7 @@ def sequence_metrics(algorithm: AlgorithmConfig) -> frozenset[str]:
     own = {"loss", "policy_loss"}
     if isinstance(algorithm.loss, GspoLoss):
         own |= {"clip_fraction", "clip_low_fraction", "clip_high_fraction", "ratio_mean"}
+        own |= {"advantage_negative_fraction", "advantage_positive_fraction"}
     return frozenset(own)
 
 

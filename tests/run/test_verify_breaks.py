@@ -37,6 +37,32 @@ def only_fails(verified: Verified, key: str) -> dict[str, Any]:
     return verified.checks[key]
 
 
+class TestCutOff:
+    def test_bounds_that_leave_every_token_out(self, verify: Verify) -> None:
+        """Engine and trainer agree up to rounding, and bounds of exactly 1 have no room for that."""
+        bounds = {"kind": "icepop", "low": 1.0, "high": 1.0}
+        verified = verify(**{"algorithm.correction": bounds, "rollout.sampling.top_k": 4})
+        assert "cut_off_tokens" in verified.with_status("fail")
+        row = verified.checks["cut_off_tokens"]
+        assert row["figures"]["masked_fraction"] > 0.9
+        assert "widen the bounds of algorithm.correction" in row["explanation"]
+
+    @pytest.mark.parametrize(
+        "changes",
+        [
+            {"algorithm.correction": {"kind": "icepop"}},
+            {"algorithm.loss": {"kind": "gspo"}, "algorithm.old_policy": "engine"},
+        ],
+        ids=["icepop", "gspo"],
+    )
+    def test_truncated_sampling_cuts_nothing_off(self, verify: Verify, changes: dict[str, Any]) -> None:
+        verified = verify(**{"rollout.sampling.top_k": 4, **changes})
+        assert verified.with_status("fail") == []
+        figures = verified.figures("cut_off_tokens")
+        assert figures.pop("tokens") > 0
+        assert set(figures.values()) == {0.0}
+
+
 class TestGradients:
     def test_a_loss_that_is_a_mean_over_its_microbatch(self, verify: Verify, monkeypatch: pytest.MonkeyPatch) -> None:
         real = local_worker.policy_objective

@@ -11,7 +11,7 @@ from functools import partial
 import torch
 
 from penstock.config.models import RunConfig
-from penstock.run.verify import custom_loss, gradients, memory, mismatch, rollouts, round_trip, weight_sync
+from penstock.run.verify import custom_loss, cut_off, gradients, memory, mismatch, rollouts, round_trip, weight_sync
 from penstock.run.verify.findings import Check, Finding, NotChecked, Report, Row, Skipped, raised
 from penstock.run.verify.subject import Limits, Subject, built, sample, verifiable
 from penstock.runtime.loop import run_loop
@@ -26,6 +26,7 @@ ON_ROLLOUTS: tuple[tuple[Check, Callable[[Subject], Awaitable[Finding]]], ...] =
     (rollouts.TRUNCATION, rollouts.check_truncation),
     (rollouts.SPREAD, rollouts.check_spread),
     (mismatch.MISMATCH, mismatch.check_mismatch),
+    (cut_off.CUT_OFF, cut_off.check_cut_off),
     (gradients.GRADIENTS, gradients.check_gradients),
     (weight_sync.WEIGHT_SYNC, weight_sync.check_weight_sync),
     (round_trip.ROUND_TRIP, round_trip.check_round_trip),
