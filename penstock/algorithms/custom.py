@@ -122,7 +122,7 @@ def _check_shape(values_T: object, logprobs_T: Tensor, name: str) -> None:
     if values_T.shape != logprobs_T.shape:
         raise CustomCodeError(
             f"{name} gave a tensor of shape {tuple(values_T.shape)} for {len(logprobs_T)} tokens; it must give a "
-            "number for each, which Penstock weighs and sums as algorithm.loss.level says"
+            "number for each, which Penstock weighs and sums as algorithm.loss.aggregation says"
         )
 
 

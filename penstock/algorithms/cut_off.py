@@ -39,18 +39,18 @@ CUT_OFFS = (
         "of the tokens with a negative advantage are clipped",
         "clip_low_fraction",
         "advantage_negative_fraction",
-        "raise algorithm.loss.clip_low, or let the policy move less (optimizer.lr, minibatches_per_step, staleness)",
+        "raise algorithm.loss.clip_ratio_low, or let the policy move less (lr, minibatches_per_step, staleness)",
     ),
     CutOff(
         "of the tokens with a positive advantage are clipped",
         "clip_high_fraction",
         "advantage_positive_fraction",
-        "raise algorithm.loss.clip_high, or let the policy move less (optimizer.lr, minibatches_per_step, staleness)",
+        "raise algorithm.loss.clip_ratio_high, or let the policy move less (lr, minibatches_per_step, staleness)",
     ),
     CutOff(
         "of the tokens with a negative advantage are held by the dual clip",
         "dual_clip_fraction",
         "advantage_negative_fraction",
-        "raise algorithm.loss.dual_clip, or let the policy move less (optimizer.lr, minibatches_per_step, staleness)",
+        "raise algorithm.loss.dual_clip, or let the policy move less (lr, minibatches_per_step, staleness)",
     ),
 )

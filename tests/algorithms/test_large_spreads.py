@@ -35,7 +35,7 @@ ALGORITHMS: tuple[dict[str, Any], ...] = (
     {"loss": {"kind": "ppo_clip"}, "correction": {"kind": "icepop", "high": 1e30}},
     {"loss": {"kind": "gspo"}, "correction": {"kind": "sequence_masked", "high": 1e300}},
     {"loss": {"kind": "gspo"}, "old_policy": "engine"},
-    {"loss": {"kind": "cispo", "clip_high": 1e30}, "old_policy": "engine"},
+    {"loss": {"kind": "cispo", "clip_ratio_high": 1e30}, "old_policy": "engine"},
     {"loss": {"kind": "reinforce"}, "correction": {"kind": "tis", "cap": 1e30}},
     {"loss": {"kind": "reinforce"}, "kl": {"coefficient": 0.1, "estimator": "k3"}},
     {"loss": {"kind": "reinforce"}, "kl": {"coefficient": 0.1, "estimator": "k2"}},

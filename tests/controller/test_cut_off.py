@@ -53,7 +53,7 @@ def test_bad_responses_alone_are_enough() -> None:
     }
     (event,) = told([step] * 3)
     assert event["what"].startswith("100% of the tokens with a negative advantage are clipped")
-    assert "algorithm.loss.clip_low" in event["advice"]
+    assert "algorithm.loss.clip_ratio_low" in event["advice"]
 
 
 def test_a_clip_that_cuts_no_gradient_is_none() -> None:

@@ -24,7 +24,7 @@ CUSTOM_LOSS = Check(
     "Which responses share a microbatch depends on their lengths and on when they arrive, so the run would train "
     "something else each time, and streaming something else than the whole batch. Compute the loss of a token from its "
     "own response (tokens.rows_T) only: no mean, deviation or maximum over all tokens that are there, and no "
-    "randomness. Penstock divides by the number of tokens or responses itself, as algorithm.loss.level says.",
+    "randomness. Penstock divides by the number of tokens or responses itself, as algorithm.loss.aggregation says.",
 )
 
 
