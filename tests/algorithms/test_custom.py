@@ -54,7 +54,8 @@ def objective(rules: AlgorithmConfig, seed: int = 0) -> tuple[LossSum, torch.Ten
     ids=lambda rest: next(iter(rest)),
 )
 def test_a_loss_written_by_hand_has_the_numbers_of_the_one_built_in(rest: dict[str, Any]) -> None:
-    ours, expected_T = objective(algorithm(loss={"kind": "ppo_clip", "clip_ratio_low": 0.3, "clip_ratio_high": 0.3}, **rest))
+    clips = {"clip_ratio_low": 0.3, "clip_ratio_high": 0.3}
+    ours, expected_T = objective(algorithm(loss={"kind": "ppo_clip", **clips}, **rest))
     theirs, found_T = objective(algorithm(loss=custom("clipped", args={"clip": 0.3}), **rest))
     assert theirs.total.item() == pytest.approx(ours.total.item(), rel=1e-12)
     torch.testing.assert_close(found_T, expected_T)

@@ -156,7 +156,7 @@ def test_gradients_at_the_limit_leave_room_for_sums_in_float32(dtype: torch.dtyp
         return logprobs_T.grad.float()
 
     for grad_T in (
-        gradient(ppo_clip_loss, clip_low=0.2, clip_high=0.2),
-        gradient(cispo_loss, clip_low=None, clip_high=1e30),
+        gradient(ppo_clip_loss, clip_ratio_low=0.2, clip_ratio_high=0.2),
+        gradient(cispo_loss, clip_ratio_low=None, clip_ratio_high=1e30),
     ):
         assert (grad_T.square().sum() * 1e6).isfinite()
