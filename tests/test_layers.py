@@ -27,6 +27,7 @@ LAYERS = (
     "runtime",
     "observe",
     "config",
+    "imports",
     "errors",
     "text",
 )
