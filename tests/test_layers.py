@@ -27,6 +27,7 @@ LAYERS = (
     "runtime",
     "observe",
     "config",
+    "given",
     "errors",
     "text",
 )

@@ -8,12 +8,13 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
 
 from penstock.controller.loop_watch import innermost_of
 from penstock.run.insistence import Insistence
 from penstock.run.unheard import Unheard
+from penstock.runtime.relay import SignalRelay
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -35,7 +36,8 @@ class StopSignals:
     stays so. Of the signals that follow the first, only those that insist count (see `Insistence`); others change
     nothing.
 
-    Does nothing outside the main thread, where Python delivers no signals. A signal that a blocked event loop does not
+    In another thread, where Python delivers no signals, it hears those of the thread's `SignalRelay`, if it has one. A
+    signal that a blocked event loop does not
     hear for `patience_seconds`, or soon where it insists, calls `unheard` in another thread, with where the loop
     stands.
     """
@@ -60,28 +62,37 @@ class StopSignals:
         self._stop: Callable[[str], None] | None = None
         self._stop_note = ""
         self._task: asyncio.Task[object] | None = None
+        self._relayed = ExitStack()
 
     def __enter__(self) -> StopSignals:
         if threading.current_thread() is threading.main_thread():
-            self._task = asyncio.current_task()
-            main = threading.get_ident()
-            self._unheard = Unheard(self._patience, lambda: self._end_unheard(innermost_of(main)))
+            unheard = self._begin()
             for number in _SIGNALS:
                 asyncio.get_running_loop().add_signal_handler(number, self._received, number)
-                self._unheard.listen(number)
+                unheard.listen(number)
             self._listen_for_hangup()
+        elif (relay := SignalRelay.of_this_thread()) is not None:
+            unheard = self._begin()
+            self._relayed.enter_context(relay.listening(self._handed_on, unheard.arrived))
         return self
+
+    def _begin(self) -> Unheard:
+        self._task = asyncio.current_task()
+        mine = threading.get_ident()
+        self._unheard = Unheard(self._patience, lambda: self._end_unheard(innermost_of(mine)))
+        return self._unheard
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._task is not None:
-            self._task = None
+        self._relayed.close()
+        if self._task is not None and threading.current_thread() is threading.main_thread():
             for number in _SIGNALS:
                 asyncio.get_running_loop().remove_signal_handler(number)
             heard = asyncio.get_running_loop().remove_signal_handler(signal.SIGHUP)
             if heard and self._hangup_before is not None:
                 signal.signal(signal.SIGHUP, self._hangup_before)
+        self._task = None
         if self._unheard is not None:
             self._unheard.close()
 
@@ -105,6 +116,15 @@ class StopSignals:
             yield
         finally:
             self._stop = None
+
+    def _handed_on(self, number: int) -> None:
+        """A signal of the main thread, which waits for this one."""
+        if number == signal.SIGHUP and has_terminal():
+            if self._unheard is not None:
+                self._unheard.heard()
+            self._hung_up()
+        else:
+            self._received(signal.Signals(number))
 
     def _received(self, number: signal.Signals) -> None:
         if self._unheard is not None:

@@ -50,7 +50,7 @@ class Unheard:
 
     def listen(self, number: signal.Signals) -> None:
         """Watch a signal that the running loop has a handler for; to be called in the main thread, after that."""
-        signal.signal(number, self._arrived)
+        signal.signal(number, self.arrived)
         signal.siginterrupt(number, True)  # so that a call that blocks lets the handler run
 
     def heard(self) -> None:
@@ -61,7 +61,8 @@ class Unheard:
         """End the thread."""
         self._news.put(_News.OVER)
 
-    def _arrived(self, number: int, frame: FrameType | None) -> None:
+    def arrived(self, number: int, frame: FrameType | None = None) -> None:
+        """Leave the note; a signal's handler, or called by whoever hands a signal on to the loop."""
         self._news.put(_Arrived(number, time.monotonic()))
 
     def _watch(self) -> None:

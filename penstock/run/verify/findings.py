@@ -96,7 +96,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Report:
+class VerifyReport:
     """All rows, in the order the checks were made."""
 
     subject: Mapping[str, Any]
