@@ -21,11 +21,7 @@ from penstock.errors import ConfigError
 from penstock.rollout.environments import Prompt, SingleTurnEnvironment, Split
 from penstock.rollout.environments.reward_pool import RewardPool
 from tests.run.conftest import ConfigMaker
-
-
-def share_of_digits(prompt: str, response: str, answer: str, bonus: float = 0.0) -> float:
-    """A reward that another process can import."""
-    return sum(letter.isdigit() for letter in response) / (len(response) or 1) + bonus
+from tests.support.rewards import letters
 
 
 def events(run_dir: Path, name: str) -> list[dict[str, Any]]:
@@ -35,13 +31,13 @@ def events(run_dir: Path, name: str) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def data_config(make_config: ConfigMaker, tmp_path: Path) -> penstock.RunConfig:
-    """A run over a file of prompts, with a reward of its own, for two steps."""
+    """A run of two steps over a file of prompts, which are also held out."""
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"prompt": f"{i}=", "answer": str(i)}) + "\n" for i in range(24)))
     environment = {"kind": "math", "timeout_seconds": 7}
     return make_config(
         **{
-            "data": {"train_path": str(prompts)},
+            "data": {"train_path": str(prompts), "eval_path": str(prompts), "eval_size": 4},
             "rollout.environment": environment,
             "training.max_steps": 2,
             "eval": {"at_start": False, "at_end": False},
@@ -52,9 +48,9 @@ def data_config(make_config: ConfigMaker, tmp_path: Path) -> penstock.RunConfig:
 def test_a_function_that_can_be_imported_is_saved_under_its_name_and_runs_in_a_process(
     data_config: penstock.RunConfig,
 ) -> None:
-    result = penstock.train(data_config, reward=share_of_digits)
+    result = penstock.train(data_config, reward=letters)
     saved = load_config(result.run_dir / "config.yaml").rollout.environment
-    assert (saved.kind, saved.function) == ("function", "tests.run.test_from_python:share_of_digits")
+    assert (saved.kind, saved.function) == ("function", "tests.support.rewards:letters")
     assert saved.timeout_seconds == 7
     assert result.summary["steps"] == 2
     assert events(result.run_dir, "reward_in_process") == []
@@ -82,12 +78,18 @@ def test_a_resume_needs_the_function_again_and_says_so_otherwise(data_config: pe
     run_dir = penstock.train(data_config, reward=first).run_dir
     with pytest.raises(ConfigError, match=r"given from Python.*give it again, with reward=first"):
         penstock.resume(run_dir, ["training.max_steps=3"])
+    result = penstock.resume(run_dir, ["training.max_steps=3"], reward=first)
+    assert result.summary["steps"] == 3
+
+
+@pytest.mark.long
+def test_the_command_line_cannot_resume_what_only_python_has(data_config: penstock.RunConfig) -> None:
+    run_dir = penstock.train(data_config, reward=lambda prompt, response, answer: len(response)).run_dir
     command = [sys.executable, "-m", "penstock.cli", "resume", str(run_dir), "training.max_steps=3"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert "rollout.environment.function: first is an object that was given from Python" in done.stderr
-    result = penstock.resume(run_dir, ["training.max_steps=3"], reward=first)
-    assert result.summary["steps"] == 3
+    assert "rollout.environment.function: lambda is an object that was given from Python" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 class Digits(SingleTurnEnvironment):
@@ -105,7 +107,7 @@ class Digits(SingleTurnEnvironment):
         return self._prompts if split is Split.TRAIN else self._prompts[:4]
 
     def score(self, prompt: Prompt, response: str) -> object:
-        return share_of_digits(prompt.text, response, "")
+        return letters(prompt.text, response, prompt.answer)
 
 
 def test_classes_take_the_place_of_environment_and_staleness_policy(make_config: ConfigMaker) -> None:
@@ -134,13 +136,16 @@ def test_classes_take_the_place_of_environment_and_staleness_policy(make_config:
     assert penstock.resume(result.run_dir, ["training.max_steps=3"], staleness=Policy).summary["steps"] == 3
 
 
-def test_settings_may_be_a_config_a_path_or_a_mapping_with_overrides(make_config: ConfigMaker, tmp_path: Path) -> None:
-    config = make_config()
+def test_settings_may_be_a_config_a_path_or_a_mapping_with_overrides(
+    data_config: penstock.RunConfig, tmp_path: Path
+) -> None:
+    config = data_config
     file = tmp_path / "run.yaml"
     file.write_text(dump_config(config), encoding="utf-8")
     mapping = parse_yaml(dump_config(config))
     overrides = ["eval.max_new_tokens=2", "data.eval_size=3"]
-    results = [penstock.evaluate(settings, overrides) for settings in (config, file, str(file), mapping)]
+    forms: list[Any] = [config, file, str(file), mapping]
+    results = [penstock.evaluate(form, overrides, reward=lambda response, **rest: len(response)) for form in forms]
     assert [result.prompts for result in results] == [3] * 4
     assert len({result.reward_mean for result in results}) == 1
     assert results[0].response_length_mean <= 2
@@ -151,15 +156,19 @@ def test_settings_may_be_a_config_a_path_or_a_mapping_with_overrides(make_config
 def test_a_mapping_needs_no_environment_where_a_reward_is_given(data_config: penstock.RunConfig) -> None:
     settings = parse_yaml(dump_config(data_config))
     del settings["rollout"]["environment"]
-    settings["data"] |= {"eval_path": settings["data"]["train_path"], "eval_size": 3}
     result = penstock.evaluate(settings, reward=lambda prompt, response, answer: 2.5)
     assert result.reward_mean == 2.5
-    assert (result.prompts, result.failures) == (3, ())
+    assert (result.prompts, result.failures) == (4, ())
 
 
-def test_results_are_frozen_and_a_run_is_evaluated_and_reported_by_its_folder(make_config: ConfigMaker) -> None:
-    trained = penstock.train(make_config(**{"training.max_steps": 1}))
-    evaluated = penstock.evaluate(trained.run_dir, checkpoint="step_1")
+def test_results_are_frozen_and_a_run_is_evaluated_and_reported_by_its_folder(data_config: penstock.RunConfig) -> None:
+    def reward(prompt: str, response: str, answer: str) -> float:
+        return float(len(response))
+
+    trained = penstock.train(data_config, ["training.max_steps=1", "eval.at_end=true"], reward=reward)
+    with pytest.raises(ConfigError, match="with reward=reward"):
+        penstock.evaluate(trained.run_dir)
+    evaluated = penstock.evaluate(trained.run_dir, checkpoint="step_1", reward=reward)
     assert evaluated.model.endswith("step_1")
     assert evaluated.reward_mean == pytest.approx(trained.summary["eval_reward"])
     written = penstock.report(trained.run_dir, trained.run_dir / "page.html")
@@ -183,7 +192,7 @@ def test_verify_checks_a_run_with_the_function_it_was_given(data_config: penstoc
     ("objects", "message"),
     [
         ({"reward": 3}, "reward: give a function or a class, not a int"),
-        ({"reward": share_of_digits, "environment": Digits}, "give one of the two"),
+        ({"reward": letters, "environment": Digits}, "give one of the two"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(
