@@ -19,7 +19,7 @@ from penstock.runtime.local import WorkerThread
 from penstock.training.interface import ChunkResult, Prepared, StepResult, Trainer, TrainerSnapshot
 from penstock.training.step import StepState
 from penstock.training.workers.local_worker import LocalWorker
-from penstock.weights.hf import load_model, pick_device
+from penstock.weights.hf import load_model, pick_device, silence_progress_bars
 from penstock.weights.lora import attach_lora
 from penstock.weights.source import WeightSource
 
@@ -80,6 +80,7 @@ class LocalTrainer(Trainer):
         new adapters, where `model.lora` asks for some. `options` are those of the constructor, such as `threads`.
         """
         config = ModelConfig(path=model) if isinstance(model, str) else model
+        silence_progress_bars()
         loaded = load_model(config, pick_device(device))
         if config.lora is not None:
             loaded = attach_lora(loaded, config.lora, seed=seed)

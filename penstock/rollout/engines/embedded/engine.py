@@ -19,7 +19,7 @@ from penstock.rollout.engines.embedded.requests import InvalidRequest, Ticket, c
 from penstock.rollout.engines.embedded.runner import ModelRunner
 from penstock.rollout.engines.embedded.worker import Phase, Worker
 from penstock.weights.digest import tensor_digests
-from penstock.weights.hf import load_model, pick_device
+from penstock.weights.hf import load_model, pick_device, silence_progress_bars
 from penstock.weights.lora import attach_lora, plain_copy
 from penstock.weights.source import WeightSource
 
@@ -118,6 +118,7 @@ class EmbeddedEngine:
         `device` is `auto`, `cpu` or `cuda`. `options` are those of the constructor, such as `kv_cache`.
         """
         config = ModelConfig(path=model) if isinstance(model, str) else model
+        silence_progress_bars()
         loaded = load_model(config, pick_device(device))
         if config.lora is not None and config.lora.path is not None:
             loaded = plain_copy(attach_lora(loaded, config.lora, seed=0))
