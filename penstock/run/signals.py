@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import TracebackType
 
 from penstock.controller.loop_watch import innermost_of
-from penstock.run.insistence import Insistence
 from penstock.run.unheard import Unheard
+from penstock.runtime.insistence import Insistence
 from penstock.runtime.relay import SignalRelay
+from penstock.runtime.signal_pipe import SignalPipe
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -37,9 +39,9 @@ class StopSignals:
     nothing.
 
     In another thread, where Python delivers no signals, it hears those of the thread's `SignalRelay`, if it has one. A
-    signal that a blocked event loop does not
-    hear for `patience_seconds`, or soon where it insists, calls `unheard` in another thread, with where the loop
-    stands.
+    signal that a blocked event loop does not hear for `patience_seconds`, or soon where it insists, calls `unheard` in
+    another thread, with where the loop stands. `guard` is for when no thread can run: it is entered with the socket
+    that holds the signals which nobody has read, and the numbers of those that count.
     """
 
     def __init__(
@@ -49,10 +51,14 @@ class StopSignals:
         *,
         patience_seconds: float,
         unheard: Callable[[str], None],
+        guard: Callable[[socket.socket, Sequence[int]], AbstractContextManager[object]] | None = None,
     ) -> None:
         self._note = note
         self._hung_up = hung_up
-        self._hangup_before = signal.getsignal(signal.SIGHUP)
+        self._guard = guard
+        self._pipe = SignalPipe()
+        self._inside = ExitStack()
+        self._numbers: list[int] = []
         self._patience = patience_seconds
         self._end_unheard = unheard
         self._unheard: Unheard | None = None
@@ -62,49 +68,48 @@ class StopSignals:
         self._stop: Callable[[str], None] | None = None
         self._stop_note = ""
         self._task: asyncio.Task[object] | None = None
-        self._relayed = ExitStack()
 
     def __enter__(self) -> StopSignals:
-        if threading.current_thread() is threading.main_thread():
-            unheard = self._begin()
-            for number in _SIGNALS:
-                asyncio.get_running_loop().add_signal_handler(number, self._received, number)
-                unheard.listen(number)
-            self._listen_for_hangup()
-        elif (relay := SignalRelay.of_this_thread()) is not None:
-            unheard = self._begin()
-            self._relayed.enter_context(relay.listening(self._handed_on, unheard.arrived))
+        with ExitStack() as inside:
+            inside.enter_context(self._pipe)
+            relay = SignalRelay.of_this_thread()
+            if self._pipe.is_open:
+                self._begin(inside)
+                for number in (*_SIGNALS, signal.SIGHUP):
+                    self._listen(number, inside)
+                if self._guard is not None:
+                    inside.enter_context(self._guard(self._pipe.pending, self._numbers))
+            elif relay is not None:
+                unheard = self._begin(inside)
+                inside.enter_context(relay.listening(self._handed_on, unheard.arrived))
+            self._inside = inside.pop_all()
         return self
 
-    def _begin(self) -> Unheard:
+    def _begin(self, inside: ExitStack) -> Unheard:
         self._task = asyncio.current_task()
         mine = threading.get_ident()
         self._unheard = Unheard(self._patience, lambda: self._end_unheard(innermost_of(mine)))
+        inside.callback(self._unheard.close)
         return self._unheard
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._relayed.close()
-        if self._task is not None and threading.current_thread() is threading.main_thread():
-            for number in _SIGNALS:
-                asyncio.get_running_loop().remove_signal_handler(number)
-            heard = asyncio.get_running_loop().remove_signal_handler(signal.SIGHUP)
-            if heard and self._hangup_before is not None:
-                signal.signal(signal.SIGHUP, self._hangup_before)
         self._task = None
-        if self._unheard is not None:
-            self._unheard.close()
+        self._inside.close()
 
-    def _listen_for_hangup(self) -> None:
-        if self._hangup_before is signal.SIG_IGN or self._unheard is None:
+    def _listen(self, number: signal.Signals, inside: ExitStack) -> None:
+        assert self._unheard is not None
+        before = signal.getsignal(number)
+        if number == signal.SIGHUP and before is signal.SIG_IGN:
             return
+        inside.callback(signal.signal, number, before if before is not None else signal.SIG_DFL)
         loop = asyncio.get_running_loop()
-        if has_terminal():
-            loop.add_signal_handler(signal.SIGHUP, self._hung_up)
-        else:
-            loop.add_signal_handler(signal.SIGHUP, self._received, signal.SIGHUP)
-            self._unheard.listen(signal.SIGHUP)
+        if number == signal.SIGHUP and has_terminal():
+            signal.signal(number, lambda *_: loop.call_soon_threadsafe(self._hung_up))
+            return
+        self._numbers.append(number)
+        self._unheard.listen(number, lambda: loop.call_soon_threadsafe(self._received, number))
 
     @contextmanager
     def stopping(
