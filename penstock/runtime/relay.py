@@ -94,16 +94,23 @@ class SignalRelay:
         self._news.put(number)
 
     def wait(self) -> None:
-        """Until the call has ended, handing signals on; `KeyboardInterrupt` where it does not end after one."""
+        """Until the call has ended, handing signals on; `KeyboardInterrupt` where it does not end after one.
+
+        What another handler raises here, such as that of an alarm, stops the call as Ctrl-C does, and is raised then.
+        """
         deadline: float | None = None
+        alarm: BaseException | None = None
         while True:
             try:
                 news = self._news.get(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
             except Empty:
                 raise KeyboardInterrupt(f"nothing heard the signal for {_UNHEARD_SECONDS:g} s") from None
-            except KeyboardInterrupt:  # not from a signal, or from one whose handler is not the relay's
+            except BaseException as error:  # noqa: BLE001 - of a handler that is not the relay's
+                alarm = error if not isinstance(error, KeyboardInterrupt) else alarm
                 news = int(signal.SIGINT)
             if isinstance(news, _Over):
+                if alarm is not None:
+                    raise alarm
                 if news.why is not None:
                     raise KeyboardInterrupt(news.why)
                 return

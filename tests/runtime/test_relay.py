@@ -91,6 +91,28 @@ async def test_the_innermost_listener_hears_a_signal_alone() -> None:
     assert heard == [("inner", signal.SIGINT)]
 
 
+async def test_what_another_handler_raises_ends_the_call_first() -> None:
+    cancelled = threading.Event()
+
+    def alarm(number: int, frame: object) -> None:
+        raise ZeroDivisionError
+
+    async def work() -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGALRM)
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    before = signal.signal(signal.SIGALRM, alarm)
+    try:
+        with pytest.raises(ZeroDivisionError):
+            beside_running_loop(run_loop, work())
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert cancelled.is_set()
+
+
 async def test_a_call_that_does_not_hear_a_signal_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_UNHEARD_SECONDS", 0.05)
     release = threading.Event()
