@@ -64,7 +64,7 @@ async def evaluate_prompts(
         return None
     started = time.monotonic()
     sampling = eval_sampling(parts.sampling, config.eval)
-    limit = asyncio.Semaphore(config.rollout.engine.slots)
+    limit = asyncio.Semaphore(config.rollout.engine.max_num_seqs)
     samples = config.eval.samples_per_prompt
 
     async def one(prompt: Prompt, sample: int) -> Trajectory | _Failed:
@@ -140,23 +140,8 @@ class EvalResult(EvalReport):
     """Folder or hub id of the model; of a run, the folder of the checkpoint."""
 
     def as_object(self) -> dict[str, Any]:
-        """For people and programs; the figures a model is judged by come first."""
-        passes = {f"pass@{found.k}": found.value for found in self.pass_at}
-        left_out = {f"pass@{found.k}_left_out": found.left_out for found in self.pass_at if found.left_out}
-        return {
-            "model": self.model,
-            "environment": self.environment,
-            "reward_mean": self.reward_mean,
-            **passes,
-            **left_out,
-            "prompts": self.prompts,
-            "responses": self.responses,
-            "failed": len(self.failures),
-            "truncation_rate": self.truncation_rate,
-            "response_length_mean": self.response_length_mean,
-            "seconds": self.seconds,
-            "failures": list(self.failures),
-        }
+        """For people and programs, by the names of `metrics.jsonl`; the figures a model is judged by come first."""
+        return _figures(self)
 
 
 def evaluate(config: RunConfig, run_dir: Path | None = None, checkpoint: str | None = None) -> dict[str, Any]:
@@ -187,3 +172,23 @@ async def _evaluate(config: RunConfig) -> EvalResult:
     if report is None:
         raise SetupError("there are no held-out prompts; set data.eval_path")
     return EvalResult(**{each.name: getattr(report, each.name) for each in fields(report)}, model=config.model.path)
+
+
+def _figures(report: EvalResult) -> dict[str, Any]:
+    """For people and programs, by the names of `metrics.jsonl`; the figures a model is judged by come first."""
+    passes = {f"eval/pass@{found.k}": found.value for found in report.pass_at}
+    left_out = {f"eval/pass@{found.k}_left_out": found.left_out for found in report.pass_at if found.left_out}
+    return {
+        "model": report.model,
+        "environment": report.environment,
+        "eval/reward_mean": report.reward_mean,
+        **passes,
+        **left_out,
+        "prompts": report.prompts,
+        "eval/responses": report.responses,
+        "eval/failures": len(report.failures),
+        "eval/truncation_rate": report.truncation_rate,
+        "eval/response_length_mean": report.response_length_mean,
+        "timing/eval_s": report.seconds,
+        "failures": list(report.failures),
+    }

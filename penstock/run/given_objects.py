@@ -13,6 +13,9 @@ from penstock.config.models import RunConfig
 from penstock.config.yaml_dialect import parse_yaml
 from penstock.errors import ConfigError
 
+IMPORT_PATH = "import_path"
+"""The setting that names code, in every section."""
+
 
 @dataclass(frozen=True)
 class _Place:
@@ -21,22 +24,17 @@ class _Place:
     section: str
     chosen_by: str
     choice: str
-    names: str
-    """The setting with the import path."""
     shared: tuple[str, ...] = ()
     """Settings of the section that belong to every choice."""
 
 
+_OF_ENVIRONMENTS = ("timeout_seconds", "workers", "in_process")
 _PLACES = {
-    "reward": _Place(
-        "rollout.environment", "kind", "function", "function", ("timeout_seconds", "workers", "in_process")
-    ),
-    "environment": _Place(
-        "rollout.environment", "kind", "custom", "path", ("timeout_seconds", "workers", "in_process")
-    ),
-    "staleness": _Place("sampler", "kind", "custom", "class_path"),
-    "loss": _Place("algorithm.loss", "kind", "custom", "import_path"),
-    "advantage": _Place("algorithm.advantage", "kind", "custom", "import_path"),
+    "reward": _Place("rollout.environment", "kind", "function", _OF_ENVIRONMENTS),
+    "environment": _Place("rollout.environment", "kind", "custom", _OF_ENVIRONMENTS),
+    "staleness": _Place("staleness", "policy", "custom"),
+    "loss": _Place("algorithm.loss", "kind", "custom"),
+    "advantage": _Place("algorithm.advantage", "kind", "custom"),
 }
 
 
@@ -81,7 +79,7 @@ class GivenObjects:
             before = _section(settings, place.section)
             same = before.get(place.chosen_by, place.choice) == place.choice
             kept = before if same else {key: before[key] for key in place.shared if key in before}
-            path = {place.chosen_by: place.choice, place.names: given.import_path(thing)}
+            path = {place.chosen_by: place.choice, IMPORT_PATH: given.import_path(thing)}
             changed[place.section] = {**kept, **path}
         return changed
 
@@ -104,11 +102,11 @@ def require_given(config: RunConfig, names: Sequence[str] = tuple(_PLACES)) -> N
     for name in names:
         place = _PLACES[name]
         section = _section(settings, place.section)
-        path = section.get(place.names)
+        path = section.get(IMPORT_PATH)
         if section.get(place.chosen_by) == place.choice and isinstance(path, str) and given.is_lost(path):
             thing = path.partition(":")[2]
             problems[place.section] = (
-                f"{place.section}.{place.names}: {thing} is an object that was given from Python and has no name that "
+                f"{place.section}.{IMPORT_PATH}: {thing} is an object that was given from Python and has no name that "
                 f"another process could import; give it again, with {name}={thing} "
                 f"(penstock.resume({config.run_dir!r}, {name}={thing}))"
             )

@@ -50,7 +50,7 @@ def test_a_function_that_can_be_imported_is_saved_under_its_name_and_runs_in_a_p
 ) -> None:
     result = penstock.train(data_config, reward=letters)
     saved = load_config(result.run_dir / "config.yaml").rollout.environment
-    assert (saved.kind, saved.function) == ("function", "tests.support.rewards:letters")
+    assert (saved.kind, saved.import_path) == ("function", "tests.support.rewards:letters")
     assert saved.timeout_seconds == 7
     assert result.summary["steps"] == 2
     assert events(result.run_dir, "reward_in_process") == []
@@ -67,7 +67,7 @@ def test_a_closure_is_called_for_every_response_stays_here_and_is_said_to(data_c
     assert len(seen) >= 2 * 4 * 3
     (told,) = events(result.run_dir, "reward_in_process")
     assert told["function"] == "penstock.given:counted"
-    assert result.summary["end_reward"] > 0
+    assert result.summary["train/reward_mean_end"] > 0
     assert given.is_lost("penstock.given:counted")
 
 
@@ -88,7 +88,7 @@ def test_the_command_line_cannot_resume_what_only_python_has(data_config: pensto
     command = [sys.executable, "-m", "penstock.cli", "resume", str(run_dir), "training.max_steps=3"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert "rollout.environment.function: lambda is an object that was given from Python" in done.stderr
+    assert "rollout.environment.import_path: lambda is an object that was given from Python" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -123,15 +123,15 @@ def test_classes_take_the_place_of_environment_and_staleness_policy(make_config:
     assert result.summary["steps"] == 2
     assert 4 in made
     saved = parse_yaml((result.run_dir / "config.yaml").read_text(encoding="utf-8"))
-    assert saved["rollout"]["environment"]["path"] == "tests.run.test_from_python:Digits"
-    assert saved["sampler"]["class_path"] == "penstock.given:Policy"
-    with pytest.raises(ConfigError, match=r"sampler\.class_path.*staleness=Policy"):
+    assert saved["rollout"]["environment"]["import_path"] == "tests.run.test_from_python:Digits"
+    assert saved["staleness"]["import_path"] == "penstock.given:Policy"
+    with pytest.raises(ConfigError, match=r"staleness\.import_path.*staleness=Policy"):
         penstock.resume(result.run_dir, ["training.max_steps=3"])
 
     class Other(Policy):
         pass
 
-    with pytest.raises(ConfigError, match=r"sampler\.class_path: is penstock\.given:Other now"):
+    with pytest.raises(ConfigError, match=r"staleness\.import_path: is penstock\.given:Other now"):
         penstock.resume(result.run_dir, ["training.max_steps=3"], staleness=Other)
     assert penstock.resume(result.run_dir, ["training.max_steps=3"], staleness=Policy).summary["steps"] == 3
 
@@ -170,7 +170,7 @@ def test_results_are_frozen_and_a_run_is_evaluated_and_reported_by_its_folder(da
         penstock.evaluate(trained.run_dir)
     evaluated = penstock.evaluate(trained.run_dir, checkpoint="step_1", reward=reward)
     assert evaluated.model.endswith("step_1")
-    assert evaluated.reward_mean == pytest.approx(trained.summary["eval_reward"])
+    assert evaluated.reward_mean == pytest.approx(trained.summary["eval/reward_mean"])
     written = penstock.report(trained.run_dir, trained.run_dir / "page.html")
     assert written.path.read_bytes().startswith(b"<!")
     for result in (trained, evaluated, written):
