@@ -21,7 +21,7 @@ def __getattr__(name: str) -> object:
     try:
         return _objects[name]
     except KeyError:
-        raise AttributeError(f"no object was given to this process as {name!r}") from None
+        raise AttributeError(lost_words(name)) from None
 
 
 def import_path(thing: object) -> str:
@@ -44,6 +44,15 @@ def is_lost(path: str) -> bool:
     """Whether `path` names an object that was given to another process, or to an earlier call."""
     module, _, name = path.partition(":")
     return module == __name__ and name not in _objects
+
+
+def lost_words(path: str) -> str:
+    """What to say of such a path, after its key."""
+    name = path.rpartition(":")[2]
+    return (
+        f"{name} is an object that was given from Python and has no name that another process could import; give it "
+        "again, from Python"
+    )
 
 
 @contextmanager

@@ -9,7 +9,6 @@ from penstock.config.models import RunConfig
 from penstock.observe.loggers.checks import check_loggers
 from penstock.rollout.environments.factory import make_environment
 from penstock.run.directory import check_run_dir
-from penstock.run.given_objects import require_given
 from penstock.run.rollouts import check_recording
 from penstock.runtime.loop import run_loop
 from penstock.weights.hf import check_model_folder
@@ -26,7 +25,6 @@ def check_config(config: RunConfig, *, resumed: bool = False, from_scratch: bool
     are replayed there is no environment; the recording is looked at instead. Model weights are not loaded, and nothing
     is left behind.
     """
-    require_given(config)
     if not resumed:
         check_run_dir(config.run_dir, from_scratch=from_scratch)
     check_loggers(config.observe)

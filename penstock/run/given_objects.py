@@ -98,17 +98,14 @@ def _section(settings: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 def require_given(config: RunConfig, names: Sequence[str] = tuple(_PLACES)) -> None:
     """Raise `ConfigError` where settings name an object that was given from Python, but not to this call."""
     settings = parse_yaml(dump_config(config))
-    problems = {}
+    problems = []
     for name in names:
         place = _PLACES[name]
         section = _section(settings, place.section)
         path = section.get(IMPORT_PATH)
         if section.get(place.chosen_by) == place.choice and isinstance(path, str) and given.is_lost(path):
-            thing = path.partition(":")[2]
-            problems[place.section] = (
-                f"{place.section}.{IMPORT_PATH}: {thing} is an object that was given from Python and has no name that "
-                f"another process could import; give it again, with {name}={thing} "
-                f"(penstock.resume({config.run_dir!r}, {name}={thing}))"
-            )
+            again = f"{name}={path.partition(':')[2]}"
+            call = f"penstock.resume({config.run_dir!r}, {again})"
+            problems.append(f"{place.section}.{IMPORT_PATH}: {given.lost_words(path)}, with {again}: {call}")
     if problems:
-        raise ConfigError(list(problems.values()))
+        raise ConfigError(problems)

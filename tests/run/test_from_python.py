@@ -76,7 +76,7 @@ def test_a_resume_needs_the_function_again_and_says_so_otherwise(data_config: pe
         return float(len(response))
 
     run_dir = penstock.train(data_config, reward=first).run_dir
-    with pytest.raises(ConfigError, match=r"given from Python.*give it again, with reward=first"):
+    with pytest.raises(ConfigError, match=r"given from Python.*give it again, from Python, with reward=first"):
         penstock.resume(run_dir, ["training.max_steps=3"])
     result = penstock.resume(run_dir, ["training.max_steps=3"], reward=first)
     assert result.summary["steps"] == 3
@@ -89,7 +89,19 @@ def test_the_command_line_cannot_resume_what_only_python_has(data_config: pensto
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "rollout.environment.import_path: lambda is an object that was given from Python" in done.stderr
+    assert "with reward=lambda" in done.stderr
     assert "Traceback" not in done.stderr
+    check = [
+        sys.executable,
+        "-m",
+        "penstock.cli",
+        "config",
+        "check",
+        str(run_dir / "config.yaml"),
+        f"run_dir={run_dir}2",
+    ]
+    done = subprocess.run(check, capture_output=True, text=True, check=False)
+    assert "rollout.environment.import_path: lambda is an object that was given from Python" in done.stderr
 
 
 class Digits(SingleTurnEnvironment):
