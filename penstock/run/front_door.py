@@ -19,7 +19,7 @@ from penstock.observe.report.build import WrittenReport, write_report
 from penstock.rollout.environments.base import Environment
 from penstock.run import train as runs
 from penstock.run.evaluate import EvalResult, evaluate_model
-from penstock.run.given_objects import GivenObjects, require_given
+from penstock.run.given_objects import GivenObjects, Rewards, require_given
 from penstock.run.life import RunResult
 from penstock.run.verify.findings import VerifyReport
 from penstock.run.verify.preflight import verify as run_checks
@@ -28,7 +28,6 @@ from penstock.runtime.relay import beside_running_loop
 
 Settings = RunConfig | str | os.PathLike[str] | Mapping[str, Any]
 """A configuration, the path of its YAML file, or its content as a mapping."""
-RewardFunction = Callable[..., object]
 MakesEnvironment = Callable[..., Environment]
 MakesSampler = Callable[..., StalenessSampler]
 
@@ -38,7 +37,7 @@ def train(
     overrides: Sequence[str] = (),
     loggers: Sequence[Logger] = (),
     *,
-    reward: RewardFunction | None = None,
+    reward: Rewards | None = None,
     environment: MakesEnvironment | None = None,
     staleness: MakesSampler | None = None,
     loss: Callable[..., Any] | None = None,
@@ -51,12 +50,12 @@ def train(
     (`"training.max_steps=20"`). `loggers` are your own, on top of those that `observe` asks for. With `from_scratch` a
     run that is in the folder already is moved aside first, as a whole.
 
-    A function or class replaces what the settings name: `reward` is a reward function (environment `function`),
-    `environment` an environment class (environment `custom`), `staleness` the class of a staleness policy, and `loss`
-    and `advantage` are those of `algorithm`. Settings of the section that belong to another choice are dropped; `args`
-    of the same choice are kept. An object that other processes can import is saved under its name, and `penstock
-    resume` finds it. Any other (a lambda, a class of a notebook) stays in this process, and must be given to `resume`
-    again.
+    A function or class replaces what the settings name: `reward` is a reward function (environment `function`), or a
+    list of functions and `(function, weight)` pairs; `environment` is an environment class (environment `custom`),
+    `staleness` the class of a staleness policy; `loss` and `advantage` are those of `algorithm`. Settings of the
+    section that belong to another choice are dropped; `args` of the same choice are kept. An object that other
+    processes can import is saved under its name, and `penstock resume` finds it. Any other (a lambda, a class of a
+    notebook) stays in this process, and must be given to `resume` again.
 
     Ctrl-C and SIGTERM stop the run with a checkpoint; the result then says `interrupted`. Inside a running event loop,
     as in a notebook, the run has a thread and a loop of its own; the call waits for it and hands these signals on.
@@ -75,7 +74,7 @@ def resume(
     loggers: Sequence[Logger] = (),
     *,
     checkpoint: str | None = None,
-    reward: RewardFunction | None = None,
+    reward: Rewards | None = None,
     environment: MakesEnvironment | None = None,
     staleness: MakesSampler | None = None,
     loss: Callable[..., Any] | None = None,
@@ -105,7 +104,7 @@ def evaluate(
     overrides: Sequence[str] = (),
     *,
     checkpoint: str | None = None,
-    reward: RewardFunction | None = None,
+    reward: Rewards | None = None,
     environment: MakesEnvironment | None = None,
 ) -> EvalResult:
     """Evaluate a model on the held-out prompts, as `penstock eval` does it.
@@ -133,7 +132,7 @@ def verify(
     groups: int = 8,
     seconds: float = 600.0,
     notify: Callable[[str], None] | None = None,
-    reward: RewardFunction | None = None,
+    reward: Rewards | None = None,
     environment: MakesEnvironment | None = None,
     staleness: MakesSampler | None = None,
     loss: Callable[..., Any] | None = None,

@@ -20,8 +20,9 @@ from penstock.config.yaml_dialect import parse_yaml
 from penstock.errors import ConfigError
 from penstock.rollout.environments import Prompt, SingleTurnEnvironment, Split
 from penstock.rollout.environments.reward_pool import RewardPool
+from penstock.run.given_objects import GivenObjects
 from tests.run.conftest import ConfigMaker
-from tests.support.rewards import letters
+from tests.support.rewards import length, letters
 
 
 def events(run_dir: Path, name: str) -> list[dict[str, Any]]:
@@ -203,7 +204,9 @@ def test_verify_checks_a_run_with_the_function_it_was_given(data_config: penstoc
 @pytest.mark.parametrize(
     ("objects", "message"),
     [
-        ({"reward": 3}, "reward: give a function or a class, not a int"),
+        ({"reward": 3}, "reward: give a function, or a list of functions .*, not 3"),
+        ({"staleness": "windowed"}, "staleness: give a function or a class, not 'windowed'"),
+        ({"reward": [letters, (letters, 0.5)]}, "letters: two objects have this name"),
         ({"reward": letters, "environment": Digits}, "give one of the two"),
     ],
 )
@@ -214,6 +217,40 @@ def test_what_cannot_be_meant_is_refused(
         penstock.train(data_config, **objects)
     with pytest.raises(TypeError, match="loggers go to loggers="):
         penstock.train(data_config, [object()])  # type: ignore[list-item]
+
+
+def test_sections_keep_what_belongs_to_every_choice() -> None:
+    def shortest(response: str) -> float:
+        return -float(len(response))
+
+    settings = {
+        "rollout": {"environment": {"kind": "math", "args": {"wrong": -1}, "workers": 2}},
+        "staleness": {"policy": "custom", "import_path": "old:Policy", "args": {"window": 2}},
+        "algorithm": {"loss": {"kind": "ppo_clip", "aggregation": "sequence_mean", "clip_ratio_low": 0.1}},
+    }
+    sections = GivenObjects(reward=shortest, staleness=Windowed, loss=letters).sections(settings)
+    assert sections == {
+        "rollout.environment": {"kind": "function", "import_path": "penstock.given:shortest", "workers": 2},
+        "staleness": {
+            "policy": "custom",
+            "import_path": "penstock.buffer.samplers.windowed:Windowed",
+            "args": {"window": 2},
+        },
+        "algorithm.loss": {
+            "kind": "custom",
+            "import_path": "tests.support.rewards:letters",
+            "aggregation": "sequence_mean",
+        },
+    }
+
+
+def test_several_rewards_have_weights_and_keep_the_settings_they_had() -> None:
+    had = {"import_path": "tests.support.rewards:letters", "weight": 3.0, "args": {"x": 1}}
+    settings = {"rollout": {"environment": {"kind": "function", "rewards": [had]}}}
+    (section,) = GivenObjects(reward=[letters, (length, 0.5)]).sections(settings).values()
+    assert section["rewards"] == [had, {"import_path": "tests.support.rewards:length", "weight": 0.5}]
+    (single,) = GivenObjects(reward=length).sections(settings).values()
+    assert single == {"kind": "function", "import_path": "tests.support.rewards:length"}
 
 
 def test_two_calls_at_once_may_share_an_object_but_not_a_name() -> None:

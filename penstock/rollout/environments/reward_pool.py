@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import MethodType
 from typing import Any
 
-from penstock.given import is_importable
+from penstock.given import is_importable as is_importable
 from penstock.rollout.environments.plain_data import NotPlain
 from penstock.rollout.environments.process_pool import ProcessRewardPool
 from penstock.rollout.environments.reward_records import RewardRecords
