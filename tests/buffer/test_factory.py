@@ -95,7 +95,7 @@ def test_a_buffer_that_is_too_small_is_rejected_with_the_number_to_use() -> None
     with pytest.raises(ConfigError) as caught:
         check_capacity(sampler, 4, min_groups_per_chunk=2)
     (problem,) = caught.value.problems
-    assert problem.startswith("buffer.max_buffered_groups: 4 is too small for the in_order policy")
+    assert problem.startswith("buffer.max_buffered_groups: 4 is too small for the staleness policy in_order")
     assert problem.endswith("use at least 10")
 
 

@@ -155,7 +155,7 @@ def test_a_raising_reward_leaves_nothing_on_stderr_but_the_message(make_config: 
 
 
 def test_more_keys_and_values_than_memory_holds(make_config: ConfigMaker) -> None:
-    with pytest.raises(SetupError, match=r"rollout\.engine: 10000000000 slots.*GiB"):
+    with pytest.raises(SetupError, match=r"rollout\.engine: max_num_seqs = 10000000000 slots.*GiB"):
         penstock.train(make_config(**{"rollout.engine.max_num_seqs": 10_000_000_000}))
 
 

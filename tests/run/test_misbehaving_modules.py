@@ -73,7 +73,10 @@ def test_an_environment_that_ends_the_process_or_is_none(make_config: ConfigMake
     ("name", "line"),
     [
         ("ExitingSampler", f"staleness.args: {MODULES}.names:ExitingSampler cannot be constructed: SystemExit: 0"),
-        ("UnsureSampler", "staleness.import_path: required_capacity of the on_policy sampler raised TypeError: "),
+        (
+            "UnsureSampler",
+            "staleness.import_path: required_capacity of the staleness policy on_policy raised TypeError: ",
+        ),
     ],
 )
 def test_a_sampler_that_ends_the_process_or_cannot_be_used(make_config: ConfigMaker, name: str, line: str) -> None:

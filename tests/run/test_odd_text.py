@@ -60,7 +60,7 @@ def test_a_run_over_odd_records_trains_saves_goes_on_and_reports(
     assert len(set(ids)) == len(ids) == 12
     assert all(name.startswith("\ufffd\0\x1b[31m") for name in ids)
     assert write_report(result.run_dir).size > 0
-    assert evaluate(config, result.run_dir)["responses"] > 0
+    assert evaluate(config, result.run_dir)["eval/responses"] > 0
     assert_everything_can_be_read(result.run_dir)
     replayed = make_config(
         **{

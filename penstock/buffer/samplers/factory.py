@@ -53,12 +53,12 @@ def check_capacity(sampler: StalenessSampler, max_groups: int, min_groups_per_ch
         needed = sampler.required_capacity(min_groups_per_chunk)
         too_small = max_groups < needed
     except BaseException as error:  # a sampler may be the user's own
-        reason = f"required_capacity of the {name} policy raised {named_error(error)}"
+        reason = f"required_capacity of the staleness policy {name} raised {named_error(error)}"
         raise ConfigError([f"staleness.import_path: {reason}"]) from error
     if too_small:
         raise ConfigError(
             [
-                f"buffer.max_buffered_groups: {max_groups} is too small for the {name} policy with "
+                f"buffer.max_buffered_groups: {max_groups} is too small for the staleness policy {name} with "
                 f"training.min_groups_per_chunk = {min_groups_per_chunk}, which could then wait for ever; "
                 f"use at least {needed}"
             ]
