@@ -15,6 +15,7 @@ import pytest
 import penstock
 from penstock import given
 from penstock.buffer.samplers.windowed import Windowed
+from penstock.config import algorithm, rollout
 from penstock.config.loading import dump_config, load_config
 from penstock.config.yaml_dialect import parse_yaml
 from penstock.errors import ConfigError
@@ -147,6 +148,45 @@ def test_classes_take_the_place_of_environment_and_staleness_policy(make_config:
     with pytest.raises(ConfigError, match=r"staleness\.import_path: is penstock\.given:Other now"):
         penstock.resume(result.run_dir, ["training.max_steps=3"], staleness=Other)
     assert penstock.resume(result.run_dir, ["training.max_steps=3"], staleness=Policy).summary["steps"] == 3
+
+
+class Centred:
+    """An advantage estimator: rewards less their mean."""
+
+    def __call__(self, scores: Any) -> Any:
+        return scores.rewards_S - scores.rewards_S.mean()
+
+
+@pytest.mark.skipif(not hasattr(algorithm, "CustomLoss"), reason="there are no custom losses and advantages")
+def test_a_function_is_the_loss_and_a_class_the_advantage(data_config: penstock.RunConfig) -> None:
+    seen: list[int] = []
+
+    def surrogate(tokens: Any) -> Any:
+        seen.append(len(tokens.advantages_T))
+        return -tokens.advantages_T * tokens.logprobs_T
+
+    result = penstock.train(data_config, reward=letters, loss=surrogate, advantage=Centred)
+    assert result.summary["steps"] == 2
+    assert seen
+    saved = parse_yaml((result.run_dir / "config.yaml").read_text(encoding="utf-8"))["algorithm"]
+    assert saved["loss"]["import_path"] == "penstock.given:surrogate"
+    assert saved["advantage"]["import_path"] == "tests.run.test_from_python:Centred"
+    with pytest.raises(ConfigError, match=r"algorithm\.loss\.import_path: surrogate .* with loss=surrogate"):
+        penstock.resume(result.run_dir, ["training.max_steps=3"])
+    assert penstock.resume(result.run_dir, ["training.max_steps=3"], loss=surrogate).summary["steps"] == 3
+
+
+@pytest.mark.skipif(not hasattr(rollout, "RewardFunctionConfig"), reason="there are no several rewards")
+def test_several_functions_are_weighed(data_config: penstock.RunConfig) -> None:
+    def two(response: str) -> float:
+        return 2.0
+
+    def three(response: str) -> float:
+        return 3.0
+
+    result = penstock.evaluate(data_config, reward=[two, (three, 0.5)])
+    assert result.reward_mean == 3.5
+    assert result.components == {"two": 2.0, "three": 3.0}
 
 
 def test_settings_may_be_a_config_a_path_or_a_mapping_with_overrides(
