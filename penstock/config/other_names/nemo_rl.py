@@ -65,7 +65,8 @@ GENERATION = Table(
         Row(
             "`policy.generation.top_p`, `policy.generation.top_k`",
             "`rollout.sampling.top_p`, `rollout.sampling.top_k`",
-            "theirs filters the trainer's logits too; ours asks for a correction",
+            "theirs filters the trainer's logits by its own probabilities; ours takes the tokens that the engine had "
+            "left",
         ),
         Row("`policy.generation.stop_strings`", "no equivalent"),
         Row("`policy.generation.backend`", "`rollout.engine.kind: embedded`"),

@@ -52,6 +52,16 @@ PRIME_RL = Table(
             "theirs leaves out mean rewards of 0 and 1, ours groups whose rewards are all the same",
         ),
         Row(
+            "`trainer.loss.import_path`, `trainer.loss.kwargs`",
+            "`algorithm.loss.import_path`, `algorithm.loss.args`",
+            "with `algorithm.loss.kind: custom`; `module:callable` here",
+        ),
+        Row(
+            "`orchestrator.advantage.import_path`, `orchestrator.advantage.kwargs`",
+            "`algorithm.advantage.import_path`, `algorithm.advantage.args`",
+            "with `algorithm.advantage.kind: custom`; `module:callable` here",
+        ),
+        Row(
             "`trainer.optim.lr`, `trainer.optim.weight_decay`, `trainer.optim.max_norm`",
             "`training.optimizer.lr`, `training.optimizer.weight_decay`, `training.optimizer.max_grad_norm`",
             "AdamW is the only optimizer",

@@ -75,9 +75,10 @@ GENERATION = Table(
         Row(
             "`temperature`, `top_p`, `top_k`",
             "`rollout.sampling.temperature`, `rollout.sampling.top_p`, `rollout.sampling.top_k`",
-            "`top_p` and `top_k` need a correction or `algorithm.old_policy: engine`",
+            "with `top_p` and `top_k` the trainer's log-probs are over the tokens that were left; theirs are over all",
         ),
-        Row("`min_p`, `repetition_penalty`, `generation_kwargs`, `chat_template_kwargs`", "no equivalent"),
+        Row("`min_p`", "`rollout.sampling.min_p`"),
+        Row("`repetition_penalty`, `generation_kwargs`, `chat_template_kwargs`", "no equivalent"),
         Row(
             "`use_vllm`, `vllm_mode`, `use_transformers_continuous_batching`",
             "`rollout.engine.kind: embedded`",
@@ -286,7 +287,12 @@ DEFAULTS = Defaults(
         Default("`vllm_importance_sampling_mode`", "`sequence_mask`", "algorithm.correction.kind"),
         Default("`vllm_importance_sampling_clip_max`", "`3.0`"),
         Default("`use_bias_correction_kl`", "`true`"),
-        Default("`save_steps`", "`500`", "checkpoint.every_steps", "at the end only"),
+        Default(
+            "`save_steps`",
+            "`500`",
+            "checkpoint.every_steps",
+            "every 10 minutes (`checkpoint.every_minutes`) and at the end",
+        ),
         Default("`save_total_limit`", "nothing: all", "checkpoint.keep_latest"),
         Default("`eval_strategy`", "`no`", "eval.at_start"),
         Default("`seed`", "`42`", "seed"),
