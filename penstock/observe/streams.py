@@ -136,7 +136,7 @@ class QueuedWriter(io.RawIOBase):
         return tuple(self._listeners)
 
     def _come_back(self) -> None:
-        """The reader takes what is written again."""
+        """The reader has taken all that it was stuck with."""
         self._stuck = False
         self.cause = None
         if self._sink is not None:
@@ -193,8 +193,6 @@ class QueuedWriter(io.RawIOBase):
                         self._moved = self._clock()
                         if self.is_lost:
                             return
-                        if self._stuck:
-                            self._come_back()
         except Exception as error:  # noqa: BLE001 - whatever a display raises, the run goes on without it
             self.lose(f"{self._label}: {_words(error)}")
         finally:
@@ -210,7 +208,7 @@ class QueuedWriter(io.RawIOBase):
             self._writing = False
             self._changed.notify_all()
             while self._changed.wait_for(lambda: self._queue or self.closed or self.cause is not None) and self._stuck:
-                self._come_back()  # it was this thread that did not run, not the reader
+                self._come_back()
             if not self._queue:
                 return b""
             content = b"".join(self._queue)
