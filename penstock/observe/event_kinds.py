@@ -53,6 +53,9 @@ EVENT_KINDS: dict[str, EventKind] = {
     "reward_in_process": EventKind(
         Severity.NOTABLE, "a reward function runs in the run's own process, where nothing can stop it"
     ),
+    "gradients_cut": EventKind(
+        Severity.NOTABLE, "for several steps, a clip or a correction left almost nothing of a kind of token to train"
+    ),
     "partial_step_dropped": EventKind(Severity.NOTABLE, "the data ended in the middle of a step (data.partial_step)"),
     "settings_changed": EventKind(Severity.NOTABLE, "the run went on with other settings than its checkpoint's"),
     "checkpoints_set_aside": EventKind(

@@ -41,7 +41,9 @@ class RunResult:
     """How a run ended."""
 
     summary: dict[str, Any]
+    """The content of `summary.json`."""
     run_dir: Path
+    """Folder with everything the run wrote."""
     stopped_by: str
     """`max_steps`, `data_exhausted`, `max_minutes`, `early_stop` or `interrupted`."""
     nothing_left: str | None = None

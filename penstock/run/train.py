@@ -16,6 +16,7 @@ from penstock.observe.sinks import hold_standard_descriptors
 from penstock.run.aside import refuse_settings_inside, set_aside
 from penstock.run.checks import check_config
 from penstock.run.directory import RunDirectory
+from penstock.run.given_objects import require_given
 from penstock.run.life import RunLife, RunResult
 from penstock.run.record_marks import refuse_other_events, refuse_other_records
 from penstock.run.resume import own_config, resume_point
@@ -40,6 +41,7 @@ def train(
     """
     hold_standard_descriptors()
     config = _with_absolute_places(config)
+    require_given(config)
     check_config(config, from_scratch=from_scratch)
     aside = None
     if from_scratch:
@@ -87,6 +89,7 @@ def resume(
     hold_standard_descriptors()
     folder = Path(run_dir).absolute()
     config = own_config(folder, overrides)
+    require_given(config)
     if from_scratch:
         if checkpoint is not None:
             raise ConfigError(["--from-scratch begins anew and --checkpoint goes on; give one of the two"])
