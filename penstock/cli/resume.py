@@ -38,7 +38,8 @@ def resume(
     However the run ended (Ctrl-C, a crash, kill -9, a full disk), every prompt is trained exactly once or reported:
     prompts that were under way are dispatched again, and metrics, samples and ledger are set back to the checkpoint.
     A run that had no checkpoint yet begins anew. A damaged checkpoint is refused, with the name of one that is good;
-    when a run goes on from an older one, later ones are set aside. A resume that is refused changes nothing.
+    when a run goes on from an older one, later ones are set aside. A resume that is refused changes nothing. To resume
+    a run that has finished is no error: it says so, and how to train on.
 
     \b
     Example:

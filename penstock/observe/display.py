@@ -39,8 +39,10 @@ class Display:
     Invariants:
     - no call raises, whatever the view or the stream does, and none waits for a reader but `settle` and `close`, which
       wait for a bounded time;
-    - when stdout fails, is closed or is not read, when the terminal is closed, or when the view raises, the display is
-      lost: it shows nothing more, and `report("display_lost", cause=...)` is called, once.
+    - when stdout fails or is closed, when the terminal is closed, or when the view raises, the display is lost: it
+      shows nothing more, and `report("display_lost", cause=...)` is called, once;
+    - while stdout is not read it shows nothing either, and that is told in the same way each time; it is back when
+      somebody reads on.
 
     Example, `penstock train run.yaml | head -1`: `head` takes the first line and ends. The next line cannot be written:
     the stream is lost, `display_lost` says "stdout: Broken pipe", stdout leads nowhere from then on, and the steps that
@@ -118,7 +120,7 @@ class Display:
         self._guard(view.close)
         self.settle()
         if self._writer is not None:
-            self._writer.forget(self._lose)
+            self._writer.forget(self._lose_stream)
             self._writer = None
         if self._own_stream is not None:
             self._guard(self._own_stream.close)
@@ -127,14 +129,14 @@ class Display:
     def _open(self) -> None:
         stream, self._writer = guarded(sys.stdout, "stdout")
         self._own_stream = stream if stream is not sys.stdout else None
-        self._writer.when_lost(self._lose)
+        self._writer.when_lost(self._lose_stream)
         console = Console(file=stream, highlight=False)
         self._show(make_console(self._mode, self._max_steps, console, failed=self._failed))
 
     def _open_lines(self, json_to: TextIO | None) -> None:
         stream, self._writer = guarded_lines(json_to, "stdout", left_out_line)
         self._own_stream = stream if stream is not json_to else None
-        self._writer.when_lost(self._lose)
+        self._writer.when_lost(self._lose_stream)
         self._show(JsonLinesView(stream))
 
     def _show(self, view: ProgressView) -> None:
@@ -151,6 +153,14 @@ class Display:
 
     def _failed(self, error: Exception) -> None:
         self._lose(f"{type(error).__name__}: {error}")
+
+    def _lose_stream(self, cause: str) -> None:
+        """stdout takes nothing: the view goes on where it may take something again, which costs nobody anything."""
+        if self._writer is None or self._writer.is_lost:
+            self._lose(cause)
+        else:
+            self._tell(cause)
+            self._told.set()
 
     def _lose(self, cause: str) -> None:
         with self._lock:

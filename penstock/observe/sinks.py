@@ -23,6 +23,9 @@ class Sink(Protocol):
     def give_up(self) -> None:
         """Nothing more is written; whoever else writes to the same place must not meet what was met here."""
 
+    def take_back(self) -> None:
+        """After `give_up`: the place takes what is written again, from whoever else too."""
+
     def close(self) -> None:
         """Let go."""
 
@@ -59,6 +62,12 @@ class DescriptorSink:
             with contextlib.suppress(OSError):  # no descriptor is free: then it stays as it is
                 point_away(self._descriptor)
 
+    def take_back(self) -> None:
+        """Point stdout or stderr where they were."""
+        if self._descriptor in _STANDARD:
+            with contextlib.suppress(OSError):
+                os.dup2(self._own, self._descriptor)
+
     def close(self) -> None:
         """Close the copy."""
         os.close(self._own)
@@ -81,6 +90,9 @@ class TextSink:
 
     def give_up(self) -> None:
         """Nothing: the stream belongs to somebody else."""
+
+    def take_back(self) -> None:
+        """Nothing, as above."""
 
     def close(self) -> None:
         """Nothing, as above."""

@@ -35,13 +35,16 @@ class QueuedWriter(io.RawIOBase):
 
     Invariants, all under one condition:
     - at most `capacity` bytes wait; what does not fit is left out, and a line says how much;
-    - the first error of the sink, or a queue that is full and of which nothing was taken for `stuck_seconds`, loses
-      the stream: what waits is thrown away, and so is everything written later; `cause` says why;
-    - a stream is lost at most once, and each listener told once, in a thread of its own.
+    - the first error of the sink, or `lose`, loses the stream for good: what waits is thrown away, and so is everything
+      written later; `cause` says why;
+    - a queue that is full and of which nothing was taken for `stuck_seconds` makes the stream stuck: it is as if lost,
+      until the sink takes something again;
+    - each listener is told of each loss, in a thread of its own; one that was stuck first is the same loss.
 
     Example with `capacity = 8` and a reader that has stopped: `write(b"step 1\\n")` is taken out at once and sticks in
     the sink, `write(b"step 2\\n")` waits, `write(b"step 3\\n")` is left out, and the first `write` that does not fit
-    after `stuck_seconds` loses the stream. None of them has waited.
+    after `stuck_seconds` finds the stream stuck. None of them has waited. When the reader takes step 1 after all, later
+    lines are shown again, after one that says how much was left out.
 
     A process forked from this one has no such thread: there, bytes go to the sink directly.
     """
@@ -74,6 +77,7 @@ class QueuedWriter(io.RawIOBase):
         self._writing = sink is not None
         self._moved = clock()
         self._listeners: list[Listener] = []
+        self._stuck = False
         self._process = os.getpid()
         if sink is not None:
             threading.Thread(target=self._run, args=(sink,), name=f"{name}-writer", daemon=True).start()
@@ -84,9 +88,11 @@ class QueuedWriter(io.RawIOBase):
         if os.getpid() != self._process:
             self._write_directly(piece)
             return len(piece)
-        cause = None
+        told: tuple[Listener, ...] = ()
         with self._changed:
-            if self.cause is None and not self.closed and piece:
+            if self._stuck:
+                self._left_out += len(piece)
+            elif self.cause is None and not self.closed and piece:
                 if not self._writing and not self._queue:
                     self._moved = self._clock()
                 if self._waiting + len(piece) <= self._capacity:
@@ -96,25 +102,45 @@ class QueuedWriter(io.RawIOBase):
                 elif self._clock() - self._moved < self._stuck_seconds:
                     self._left_out += len(piece)
                 else:
-                    cause = f"{self._label}: nobody read it for {self._stuck_seconds:g} s"
-        if cause is not None:
-            self.lose(cause)
+                    self._left_out += self._waiting + len(piece)
+                    self._stuck = True
+                    told = self._cut_off(f"{self._label}: nobody read it for {self._stuck_seconds:g} s")
+        for listener in told:
+            _tell(listener, f"{self._label}: nobody read it for {self._stuck_seconds:g} s")
         return len(piece)
 
     def lose(self, cause: str) -> None:
-        """Write no more, for this reason; a second call is a no-op."""
+        """Write no more, for this reason; a second call is a no-op, and nobody is told twice of one that is stuck."""
         with self._changed:
+            self._stuck = False
             if self.cause is not None:
                 return
-            self.cause = cause
-            self._queue.clear()
-            self._waiting = self._left_out = 0
-            if self._sink is not None:
-                self._sink.give_up()
-            self._changed.notify_all()
-            listeners = tuple(self._listeners)
+            listeners = self._cut_off(cause)
+            self._left_out = 0
         for listener in listeners:
             _tell(listener, cause)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether nothing is ever written again."""
+        return self.cause is not None and not self._stuck
+
+    def _cut_off(self, cause: str) -> tuple[Listener, ...]:
+        """Throw away what waits, and keep others from what was met here; whom to tell."""
+        self.cause = cause
+        self._queue.clear()
+        self._waiting = 0
+        if self._sink is not None:
+            self._sink.give_up()
+        self._changed.notify_all()
+        return tuple(self._listeners)
+
+    def _come_back(self) -> None:
+        """The reader has taken all that it was stuck with."""
+        self._stuck = False
+        self.cause = None
+        if self._sink is not None:
+            self._sink.take_back()
 
     def when_lost(self, listener: Listener) -> None:
         """Call `listener(cause)` when the stream is lost, or at once where it is."""
@@ -165,7 +191,7 @@ class QueuedWriter(io.RawIOBase):
                     sink.write(content[start : start + _PIECE_BYTES])
                     with self._changed:
                         self._moved = self._clock()
-                        if self.cause is not None:
+                        if self.is_lost:
                             return
         except Exception as error:  # noqa: BLE001 - whatever a display raises, the run goes on without it
             self.lose(f"{self._label}: {_words(error)}")
@@ -181,7 +207,8 @@ class QueuedWriter(io.RawIOBase):
         with self._changed:
             self._writing = False
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._queue or self.closed or self.cause is not None)
+            while self._changed.wait_for(lambda: self._queue or self.closed or self.cause is not None) and self._stuck:
+                self._come_back()
             if not self._queue:
                 return b""
             content = b"".join(self._queue)

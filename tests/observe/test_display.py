@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from penstock.observe.display import Display
+from penstock.observe.streams import QueuedWriter
 from tests.observe.test_console import STEP
 
 HUNG_UP = "the terminal was closed (SIGHUP)"
@@ -182,3 +183,45 @@ class TestJsonLines:
         display.close()
         assert json.loads(stdout.getvalue()) == {"type": "step", "step": 1}
         assert told.causes == [HUNG_UP]
+
+
+class Halting(io.StringIO):
+    """A reader that stops, and goes on when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads = threading.Event()
+        self.reads.set()
+        self.stopped = threading.Event()
+
+    def write(self, text: str) -> int:
+        self.stopped.set()
+        self.reads.wait()
+        return super().write(text)
+
+
+def test_it_is_back_when_somebody_reads_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    stdout = Halting()
+    monkeypatch.setattr(sys, "stdout", stdout)
+    quick = {**(QueuedWriter.__init__.__kwdefaults__ or {}), "capacity": 8, "stuck_seconds": 0.0}
+    monkeypatch.setattr(QueuedWriter.__init__, "__kwdefaults__", quick)
+    told = Told()
+    display = opened(told)
+    stdout.reads.clear()
+    display.note("step 1")
+    assert stdout.stopped.wait(30)
+    display.note("step 2 " * 10)
+    assert told.heard.wait(30)
+    display.note("step 3")
+    stdout.reads.set()
+    assert display._writer is not None
+    with display._writer._changed:
+        assert display._writer._changed.wait_for(
+            lambda: display._writer is not None and display._writer.cause is None, 30
+        )
+    display.note("step 4")
+    display.close()
+    shown = stdout.getvalue().splitlines()
+    assert shown[:2] == ["step 1", "step 4"]
+    assert "bytes are not shown" in shown[2]
+    assert told.causes == ["stdout: nobody read it for 0 s"]

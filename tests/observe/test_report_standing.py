@@ -93,7 +93,7 @@ def test_filtered_groups_are_neither_failures_nor_waste(tmp_path: Path) -> None:
 def test_rewards_of_samples_and_of_held_out_prompts_have_one_scale(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", steps=10)
     steps = [step_metrics(step) | {"train/reward_mean": 0.1} for step in range(1, 10)]
-    evals = [{"step": step, "eval/reward_mean": 0.9, "eval/pass@4": 3.0} for step in (1, 5, 9)]
+    evals = [{"step": step, "eval/reward_mean": 2.9, "eval/pass@4": 3.0} for step in (1, 5, 9)]
     write_lines(folder / "metrics.jsonl", [*steps, *evals])
     page = page_of(folder)
     scales = []

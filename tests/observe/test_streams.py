@@ -24,6 +24,7 @@ class FakeSink:
         self.begun = threading.Event()
         self.error = error
         self.given_up = 0
+        self.taken_back = 0
 
     def begin(self) -> None:
         return
@@ -37,6 +38,9 @@ class FakeSink:
 
     def give_up(self) -> None:
         self.given_up += 1
+
+    def take_back(self) -> None:
+        self.taken_back += 1
 
     def close(self) -> None:
         return
@@ -118,7 +122,31 @@ class TestAReaderThatStops:
         writer.write(b"step 4\n")
         assert event.wait(30)
         assert causes == ["stdout: nobody read it for 10 s"]
+        assert not writer.drain(30)
+        writer.lose("the run has ended")
         sink.gate.set()
+        assert writer.is_lost
+        assert causes == ["stdout: nobody read it for 10 s"], "of one loss it is told once"
+
+    def test_it_is_written_to_again_when_it_reads_on_and_says_what_is_missing(self, sink: FakeSink) -> None:
+        clock = FakeClock()
+        writer = QueuedWriter(sink, "stdout", capacity=8, stuck_seconds=10, clock=clock)
+        causes, event = told(writer)
+        writer.write(b"step 1\n")
+        assert sink.begun.wait(30)
+        writer.write(b"step 2\n")
+        clock.now = 10.0
+        writer.write(b"step 3\n")
+        writer.write(b"step 4\n")
+        assert event.wait(30)
+        assert (sink.given_up, writer.is_lost) == (1, False)
+        sink.gate.set()
+        with writer._changed:
+            assert writer._changed.wait_for(lambda: writer.cause is None and not writer._writing, 30)
+        writer.write(b"step 5\n")
+        assert writer.drain(30)
+        assert sink.content == b"step 1\nstep 5\n[21 bytes are not shown: stdout did not keep up]\n"
+        assert (sink.taken_back, len(causes)) == (1, 1)
 
     def test_the_end_does_not_wait_for_it(self, sink: FakeSink) -> None:
         writer = QueuedWriter(sink, "stdout")

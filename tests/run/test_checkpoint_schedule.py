@@ -65,6 +65,9 @@ class TestWhenOneIsDue:
     def test_what_is_being_written_is_not_doubled_by_time_and_minutes_count_from_its_end(self) -> None:
         assert saved(CheckpointConfig(), 5.0, 9, writing=(3, 4, 5)) == [2, 7, 9]
 
+    def test_nor_where_a_step_takes_longer_than_the_minutes(self) -> None:
+        assert saved(CheckpointConfig(), 25.0, 4, writing=(2,)) == [1, 3, 4]
+
     def test_steps_are_due_also_while_one_is_written(self) -> None:
         assert saved(CheckpointConfig(every_steps=3), 1.0, 6, writing=(3,)) == [3, 6]
 
