@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from penstock.config.environment_args import wrong_args
 
 if TYPE_CHECKING:
     from penstock.config.models import RunConfig
-    from penstock.config.rollout import EnvironmentConfig
+    from penstock.config.rollout import EnvironmentConfig, RewardConfig
 
 _NEEDS_DATA = ("function", "math")
 _TAKES_DATA = (*_NEEDS_DATA, "custom")
@@ -17,13 +18,17 @@ _NO_POOL = ("calculator", "verifiers")
 """Environments without a reward function that could run elsewhere."""
 _OF_FILES = ("train_path", "eval_path", "prompt_key", "answer_key", "format")
 _OF_DATASETS = ("subset", "download")
+_COMPONENT = re.compile(r"[\w.-]{1,100}")
+"""What the name of a reward among several looks like."""
 
 
 def environment_rules(config: RunConfig) -> Iterator[str]:
     """Settings that the environment needs and does not have, or that name nothing."""
     environment = config.rollout.environment
     kind = environment.kind
-    if kind == "function":
+    if kind == "function" and environment.rewards is not None:
+        yield from _rewards(environment, environment.rewards)
+    elif kind == "function":
         yield from _names(environment, "function", "callable", "my_rewards:exact_match")
     if kind == "custom":
         yield from _names(environment, "path", "Class", "my_environments:GuessingGame")
@@ -34,11 +39,32 @@ def environment_rules(config: RunConfig) -> Iterator[str]:
     yield from wrong_args(kind, environment.args)
 
 
+def _rewards(environment: EnvironmentConfig, rewards: Sequence[RewardConfig]) -> Iterator[str]:
+    """Rules of several functions: each is named as code is, and has a name of its own."""
+    if environment.args:
+        yield "rollout.environment.args: has no effect beside rollout.environment.rewards, which have args of their own"
+    where: dict[str, int] = {}
+    for place, reward in enumerate(rewards):
+        key = f"rollout.environment.rewards[{place}]"
+        if not _is_import_path(reward.import_path):
+            yield f"{key}.import_path: {reward.import_path!r} is not module:callable"
+        elif not _COMPONENT.fullmatch(reward.component):
+            yield f"{key}.name: {reward.component!r} is no name for a metric; use letters, digits, _, - and ."
+        elif reward.component in where:
+            other = f"rollout.environment.rewards[{where[reward.component]}]"
+            yield f"{key}.name: {reward.component!r} is the name of {other} too; give one of them another"
+        where.setdefault(reward.component, place)
+
+
+def _is_import_path(value: str) -> bool:
+    return value.count(":") == 1 and all(value.split(":"))
+
+
 def _names(environment: EnvironmentConfig, setting: str, what: str, example: str) -> Iterator[str]:
     value = getattr(environment, setting)
     if value is None:
         yield f"rollout.environment.{setting}: is needed with kind = {environment.kind}, for example {example}"
-    elif value.count(":") != 1 or not all(value.split(":")):
+    elif not _is_import_path(value):
         yield f"rollout.environment.{setting}: {value!r} is not module:{what}"
 
 
@@ -47,9 +73,11 @@ def idle_environment_settings(config: RunConfig) -> dict[str, str]:
     kind = config.rollout.environment.kind
     idle = {
         f"rollout.environment.{setting}": f"has no effect with kind = {kind}; it belongs to kind = {owner}"
-        for setting, owner in (("function", "function"), ("path", "custom"))
+        for setting, owner in (("function", "function"), ("rewards", "function"), ("path", "custom"))
         if kind != owner
     }
+    if kind == "function" and config.rollout.environment.rewards is not None:
+        idle["rollout.environment.function"] = "has no effect beside rollout.environment.rewards; make it one of them"
     if kind.partition(":")[0] in _NO_POOL:
         idle["rollout.environment.in_process"] = f"has no effect with {kind}, which is always in the run's process"
     if kind.partition(":")[0] not in _TAKES_DATA:

@@ -41,6 +41,26 @@ class SamplingConfig(Section):
     """Token ids that end a response, besides the tokenizer's end-of-sequence token."""
 
 
+class RewardConfig(Section):
+    """One of several reward functions."""
+
+    import_path: str
+    """`module:callable`, called by keyword with what its parameters name, and with `args`."""
+    weight: Annotated[float, Field(allow_inf_nan=False)] = 1.0
+    """Its part in the reward, which is the weighted sum of all; with 0 it is only measured."""
+    name: str | None = None
+    """What its value is called in metrics, samples and report (`reward/<name>`); nothing: the function's own name."""
+    args: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments for the function."""
+    batched: bool = False
+    """Call it once for a whole group, with a list for every parameter but `args`; it returns a list."""
+
+    @property
+    def component(self) -> str:
+        """`name`, or that of the function."""
+        return self.name if self.name is not None else self.import_path.rpartition(":")[2]
+
+
 class EnvironmentConfig(Section):
     """Where prompts get their reward."""
 
@@ -49,7 +69,11 @@ class EnvironmentConfig(Section):
     args: dict[str, Any] = Field(default_factory=dict)
     """Settings of the environment itself; for `function` and `custom` keyword arguments for the function or class."""
     function: str | None = None
-    """For `function`: `module:callable`, called as `callable(prompt, response, answer, **args)`; returns a number."""
+    """For `function`: `module:callable`, called by keyword with what its parameters name (`prompt`, `response`,
+    `answer`, columns of the data, …) and with `args`; returns a number, or a mapping with `reward` and components."""
+    rewards: list[RewardConfig] | None = Field(default=None, min_length=1)
+    """For `function`, in place of a single one: several functions, each with `import_path`, `weight`, `name`, `args`
+    and `batched`. The reward is the weighted sum of theirs."""
     path: str | None = None
     """For `custom`: `module:Class`, an environment of your own, constructed with `args`."""
     timeout_seconds: PositiveFloat = 30.0

@@ -13,6 +13,7 @@ from penstock.observe.report.values import number
 
 COLOURS = ("c1", "c2", "c3", "c4", "c5", "ink")
 _REWARD = "train/reward_mean"
+_COMPONENT = "reward/"
 _SMALL_MULTIPLES = (
     ("train/loss", "Loss", None),
     ("train/grad_norm", "Gradient norm, before clipping", 0.0),
@@ -33,7 +34,14 @@ _SMOOTH = ("train/lr",)
 _PASS_AT = re.compile(r"eval/pass@\d+")
 _CURVE = 3
 """Fewer evaluations than this are no curve."""
-_SHOWN_ELSEWHERE = ("staleness/lag_histogram/", "timing/", "throughput/", "rollout/groups_", "rollout/prompts_")
+_SHOWN_ELSEWHERE = (
+    _COMPONENT,
+    "staleness/lag_histogram/",
+    "timing/",
+    "throughput/",
+    "rollout/groups_",
+    "rollout/prompts_",
+)
 
 
 def window_of(count: int) -> int:
@@ -61,7 +69,7 @@ def reward_section(data: RunData) -> Html:
     evals = thinned((number(line["step"]) or 0.0, number(line.get("eval/reward_mean"))) for line in data.evals)
     lines.append(Line("held-out prompts", evals, "c2", Look.DOTS))
     chart = line_chart("Mean reward", lines, note="of a step's samples, and of the held-out prompts", size="tall")
-    return section("reward", "Reward", join([chart, _held_out(data), _by_environment(data)]))
+    return section("reward", "Reward", join([chart, _held_out(data), _components(data), _by_environment(data)]))
 
 
 def _held_out(data: RunData) -> Html:
@@ -78,18 +86,26 @@ def _held_out(data: RunData) -> Html:
     return line_chart("Held-out prompts", lines, note=note, size=LARGE)
 
 
+def _components(data: RunData) -> Html:
+    """What the rewards are made of, one line each."""
+    keys = [key for key in data.metric_names() if key.startswith(_COMPONENT)]
+    return _means(data, "Components of the reward", keys, _COMPONENT)
+
+
 def _by_environment(data: RunData) -> Html:
     prefix = f"{_REWARD}/"
     keys = [key for key in data.metric_names() if key.startswith(prefix)]
-    if len(keys) < 2:
-        return NOTHING
+    return _means(data, "Reward by environment", keys, prefix) if len(keys) > 1 else NOTHING
+
+
+def _means(data: RunData, title: str, keys: list[str], prefix: str) -> Html:
     lines = []
     for place, key in enumerate(keys):
         points = data.points(key)
         means = smoothed([y for _, y in points], window_of(len(points)))
         series = thinned(zip((x for x, _ in points), means, strict=True))
         lines.append(Line(key.removeprefix(prefix), series, COLOURS[place % len(COLOURS)]))
-    return line_chart("Reward by environment", lines, note="running means", size=LARGE)
+    return line_chart(title, lines, note="running means", size=LARGE) if lines else NOTHING
 
 
 def optimisation_section(data: RunData) -> Html:

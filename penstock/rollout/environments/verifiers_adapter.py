@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import verifiers.v1 as vf
@@ -94,7 +95,8 @@ class VerifiersEnvironment:
         if sample.failure is not None:
             raise sample.failure
         trace = _trained_trace(episode, self.name)
-        return _trajectory(sample.talks[trace.id], _reward(trace, self.name), sample.out_of_room)
+        reward, talk = _reward(trace, self.name), sample.talks[trace.id]
+        return replace(_trajectory(talk, reward, sample.out_of_room), **_numbers(trace, talk))
 
 
 def _trained_trace(episode: Any, name: str) -> Any:
@@ -117,6 +119,13 @@ def _reward(trace: Any, name: str) -> float:
         why = f"{', '.join(missing)} not scored" if missing else "its task has no @reward"
         raise EnvironmentFailure(f"{name}: there is no reward: {why} (stopped by {trace.stop_condition})")
     return float(trace.reward)
+
+
+def _numbers(trace: Any, talk: Conversation) -> dict[str, Any]:
+    """What verifiers has by name: rewards, without their weights, and metrics; the turns are counted here."""
+    components = {name: float(reward.score) for name, reward in trace.rewards.items()}
+    metrics = {name: float(value) for name, value in trace.metrics.items() if value is not None}
+    return {"components": components, "metrics": {"turns": float(talk.generations), **metrics}}
 
 
 def _trajectory(talk: Conversation, reward: float, out_of_room: bool) -> Trajectory:
