@@ -91,9 +91,9 @@ class Evaluations:
         told = list(zip(report.failures, report.failure_facts, strict=True))
         for failure, facts in told[:_SHOWN_FAILURES]:
             self._events.emit("eval_failed", when=when, cause=failure, **facts)
-        more = len(told) - _SHOWN_FAILURES
-        if more > 0:
-            self._events.emit("eval_failed", when=when, cause=f"{more} more responses", **told[-1][1])
+        if more := told[_SHOWN_FAILURES:]:
+            last = max((facts for _, facts in more), key=lambda facts: int(facts.get("failed_by_count", 0)))
+            self._events.emit("eval_failed", when=when, cause=f"{len(more)} more responses", **last)
         return report
 
     def _count(self) -> None:

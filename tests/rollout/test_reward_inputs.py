@@ -121,8 +121,8 @@ async def test_a_column_that_some_records_have_needs_a_default(make: Make) -> No
             "later",
             {},
             rf"rollout\.environment\.function: {HERE}:later has a parameter 'unit' without a default that nothing "
-            r"supplies: it is neither a column that every record of the data has \(question, solution, unitt, id\), nor in "
-            r"rollout\.environment\.args \(nothing\), nor one of prompt, .*; did you mean unitt\?",
+            r"supplies: it is neither a column that every record of the data has \(question, solution, unitt, id\), "
+            r"nor in rollout\.environment\.args \(nothing\), nor one of prompt, .*; did you mean unitt\?",
         ),
         (
             "exact",

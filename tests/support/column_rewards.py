@@ -118,3 +118,10 @@ def odd(response: str, kind: str) -> Any:
         "number as name": {"reward": 1.0, 7: 1.0},
         "list": [1.0, 2.0],
     }[kind]
+
+
+def picky(response: str, prompt: str) -> float:
+    """Raises for prompts that say so."""
+    if "fail" in prompt:
+        return float(convert(response))
+    return sum(map(ord, response)) % 101 / 101

@@ -59,11 +59,9 @@ class RaisedCause:
         """Failures in all processes; at least the one that was told of."""
         return max(self.before + self.latest, 1)
 
-    def counted(self, number: int) -> None:
-        """A failure that is the `number`-th of its process."""
-        if number <= self.latest:
-            self.before += self.latest
-        self.latest = number
+    def next_process(self) -> None:
+        """The run goes on in another process, which counts from 1."""
+        self.before, self.latest = self.before + self.latest, 0
 
 
 @dataclass
@@ -90,6 +88,8 @@ class EventTally:
             tally.started = tally.started or time
             if name == "run_started":  # of the run's next process, where it was resumed
                 tally.stopped_by = None
+                for known in tally.raised.values():
+                    known.next_process()
             elif name == "run_ended":
                 tally.stopped_by = str(event.get("stopped_by"))
             cause = event.get("cause") or event.get("reason")
@@ -112,7 +112,7 @@ class EventTally:
         if told:
             known.first = known.first or event
         elif isinstance(number := event.get("failed_by_count"), int):
-            known.counted(number)
+            known.latest = max(known.latest, number)
 
     def count(self, name: str) -> int:
         """How many events of this name there were."""
