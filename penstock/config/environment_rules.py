@@ -7,10 +7,11 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from penstock.config.environment_args import wrong_args
+from penstock.config.values import component_name
 
 if TYPE_CHECKING:
     from penstock.config.models import RunConfig
-    from penstock.config.rollout import EnvironmentConfig, RewardConfig
+    from penstock.config.rollout import EnvironmentConfig, RewardFunctionConfig
 
 _NEEDS_DATA = ("function", "math")
 _TAKES_DATA = (*_NEEDS_DATA, "custom")
@@ -39,21 +40,21 @@ def environment_rules(config: RunConfig) -> Iterator[str]:
     yield from wrong_args(kind, environment.args)
 
 
-def _rewards(environment: EnvironmentConfig, rewards: Sequence[RewardConfig]) -> Iterator[str]:
+def _rewards(environment: EnvironmentConfig, rewards: Sequence[RewardFunctionConfig]) -> Iterator[str]:
     """Rules of several functions: each is named as code is, and has a name of its own."""
     if environment.args:
         yield "rollout.environment.args: has no effect beside rollout.environment.rewards, which have args of their own"
     where: dict[str, int] = {}
     for place, reward in enumerate(rewards):
-        key = f"rollout.environment.rewards[{place}]"
+        key, name = f"rollout.environment.rewards[{place}]", component_name(reward.name, reward.import_path)
         if not _is_import_path(reward.import_path):
             yield f"{key}.import_path: {reward.import_path!r} is not module:callable"
-        elif not _COMPONENT.fullmatch(reward.component):
-            yield f"{key}.name: {reward.component!r} is no name for a metric; use letters, digits, _, - and ."
-        elif reward.component in where:
-            other = f"rollout.environment.rewards[{where[reward.component]}]"
-            yield f"{key}.name: {reward.component!r} is the name of {other} too; give one of them another"
-        where.setdefault(reward.component, place)
+        elif not _COMPONENT.fullmatch(name):
+            yield f"{key}.name: {name!r} is no name for a metric; use letters, digits, _, - and ."
+        elif name in where:
+            other = f"rollout.environment.rewards[{where[name]}]"
+            yield f"{key}.name: {name!r} is the name of {other} too; give one of them another"
+        where.setdefault(name, place)
 
 
 def _is_import_path(value: str) -> bool:

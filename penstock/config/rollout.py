@@ -41,7 +41,7 @@ class SamplingConfig(Section):
     """Token ids that end a response, besides the tokenizer's end-of-sequence token."""
 
 
-class RewardConfig(Section):
+class RewardFunctionConfig(Section):
     """One of several reward functions."""
 
     import_path: str
@@ -55,11 +55,6 @@ class RewardConfig(Section):
     batched: bool = False
     """Call it once for a whole group, with a list for every parameter but `args`; it returns a list."""
 
-    @property
-    def component(self) -> str:
-        """`name`, or that of the function."""
-        return self.name if self.name is not None else self.import_path.rpartition(":")[2]
-
 
 class EnvironmentConfig(Section):
     """Where prompts get their reward."""
@@ -71,7 +66,7 @@ class EnvironmentConfig(Section):
     function: str | None = None
     """For `function`: `module:callable`, called by keyword with what its parameters name (`prompt`, `response`,
     `answer`, columns of the data, …) and with `args`; returns a number, or a mapping with `reward` and components."""
-    rewards: list[RewardConfig] | None = Field(default=None, min_length=1)
+    rewards: list[RewardFunctionConfig] | None = Field(default=None, min_length=1)
     """For `function`, in place of a single one: several functions, each with `import_path`, `weight`, `name`, `args`
     and `batched`. The reward is the weighted sum of theirs."""
     path: str | None = None

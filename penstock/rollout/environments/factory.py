@@ -7,6 +7,7 @@ from collections.abc import Callable
 from penstock.config.data import PROCEDURAL_TRAIN_SIZE, DataConfig
 from penstock.config.environment_args import CalculatorArgs, MathArgs
 from penstock.config.rollout import EnvironmentConfig
+from penstock.config.values import component_name
 from penstock.errors import ConfigError
 from penstock.rollout.datasets import read_prompts
 from penstock.rollout.environments import gym_scoring, math_grading
@@ -93,7 +94,7 @@ def _reward_specs(config: EnvironmentConfig) -> list[RewardSpec]:
             reward.args,
             key=f"rollout.environment.rewards[{place}].import_path",
             args_key=f"rollout.environment.rewards[{place}].args",
-            component=reward.component,
+            component=component_name(reward.name, reward.import_path),
             weight=reward.weight,
             batched=reward.batched,
         )

@@ -10,8 +10,8 @@ import importlib
 from typing import Any
 
 from penstock.errors import EnvironmentFailure, UserTrace
-from penstock.rollout.environments.user_frames import innermost, shown, user_places
-from penstock.text import cut, named_error, safe
+from penstock.rollout.environments.user_frames import innermost, shown, user_places, user_places_in
+from penstock.text import LONGEST_ERROR, cut, named_error, safe
 
 _DEEPEST = 8
 """How far causes are followed, and how many members of a group are told."""
@@ -53,6 +53,14 @@ def told(error: BaseException, depth: int = _DEEPEST, *, with_frames: bool = Tru
         else [],
         "cause": told(cause, depth - 1, with_frames=with_frames) if cause is not None and depth else None,
     }
+
+
+def told_by_others(name: str, message: str, traceback: str | None) -> dict[str, Any]:
+    """An error that a library has caught, of which its name, its text and its printed traceback are left."""
+    places = user_places_in(traceback or "")
+    text = cut(safe(f"{name}: {message}"), LONGEST_ERROR)
+    frames = [safe(frame) for frame in shown(places)]
+    return {"text": text, "frames": frames, "place": innermost(places), "members": [], "cause": None}
 
 
 def raised_by_user(what: str, error: BaseException | dict[str, Any], printed: str = "") -> EnvironmentFailure:

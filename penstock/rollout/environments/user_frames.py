@@ -27,10 +27,18 @@ def user_places(traceback: TracebackType | None) -> list[Place]:
     places = []
     while traceback is not None:
         code = traceback.tb_frame.f_code
-        if not code.co_filename.startswith(_CALLERS):
-            places.append((code.co_filename, traceback.tb_lineno, code.co_name))
+        places.append((code.co_filename, traceback.tb_lineno, code.co_name))
         traceback = traceback.tb_next
-    return places
+    return [place for place in places if not place[0].startswith(_CALLERS)]
+
+
+def user_places_in(traceback: str) -> list[Place]:
+    """The same of a traceback that somebody else has printed; of a chain of errors, of the last one."""
+    import re  # needed where something was raised only
+
+    last = traceback.rpartition("Traceback (most recent call last):")[2]
+    found = re.findall(r'^\s*File "(.+?)", line (\d+), in (.+)$', last, re.MULTILINE)
+    return [(file, int(line), name) for file, line, name in found if not file.startswith(_CALLERS)]
 
 
 def innermost(places: list[Place]) -> Place | None:

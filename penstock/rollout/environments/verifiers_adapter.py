@@ -16,6 +16,7 @@ from penstock.errors import EnvironmentFailure
 from penstock.rollout.environments.base import GenerationHandle, Split, Trajectory
 from penstock.rollout.environments.conversation import Conversation
 from penstock.rollout.environments.limits import TurnLimits
+from penstock.rollout.environments.reward_errors import raised_by_user, told_by_others
 from penstock.rollout.environments.verifiers_client import EngineClient, Sample
 from penstock.rollout.environments.verifiers_tasks import load_verifiers, read_tasks
 from penstock.rollout.prompts import Prompt
@@ -102,8 +103,10 @@ class VerifiersEnvironment:
 def _trained_trace(episode: Any, name: str) -> Any:
     if not episode.ok:
         errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
-        reason = f"{errors[-1].type}: {errors[-1].message}" if errors else "no reason given"
-        raise EnvironmentFailure(f"{name}: the episode failed: {reason}")
+        if errors:
+            said = told_by_others(errors[-1].type, errors[-1].message, errors[-1].traceback)
+            raise raised_by_user(f"{name}: the episode failed: its code", said)
+        raise EnvironmentFailure(f"{name}: the episode failed: no reason given")
     traces = [trace for trace in episode.traces if trace.agent.trainable]
     if len(traces) != 1:
         raise EnvironmentFailure(
