@@ -289,6 +289,27 @@ async def test_a_group_that_raises_tells_the_cause_of_the_cause(make: Make) -> N
     assert f"{os.sep}penstock{os.sep}rollout" not in text
 
 
+async def test_an_error_that_a_library_wraps_counts_by_the_users_line() -> None:
+    import json.decoder
+
+    from penstock.rollout.environments.reward_errors import raised_by_user
+
+    def convert_number(text: str) -> float:
+        raise KeyError(text)
+
+    try:
+        try:
+            json.loads("1.5", parse_float=convert_number)
+        except KeyError as error:
+            json.loads("{", object_hook=error.with_traceback(error.__traceback__))  # type: ignore[arg-type]
+    except json.JSONDecodeError as error:
+        error.__traceback__ = error.__traceback__.tb_next if error.__traceback__ else None
+        trace = raised_by_user("it", error).trace
+    assert trace is not None
+    assert trace.cause.endswith("in convert_number")
+    assert trace.cause.startswith("JSONDecodeError at ")
+
+
 async def test_the_frames_of_a_deep_recursion_are_cut() -> None:
     from penstock.rollout.environments.reward_errors import raised_by_user
 

@@ -10,7 +10,7 @@ import importlib
 from typing import Any
 
 from penstock.errors import EnvironmentFailure, UserTrace
-from penstock.rollout.environments.user_frames import innermost, shown, user_places, user_places_in
+from penstock.rollout.environments.user_frames import Place, innermost, is_own, shown, user_places, user_places_in
 from penstock.text import LONGEST_ERROR, cut, named_error, safe
 
 _DEEPEST = 8
@@ -75,10 +75,17 @@ def raised_by_user(what: str, error: BaseException | dict[str, Any], printed: st
     return failure
 
 
-def _place(said: dict[str, Any]) -> tuple[str, int, str] | None:
-    """The innermost line of user code; of a group, that of its first member."""
-    inner = _place(said["members"][0]) if said["members"] else None
-    return inner or said["place"]
+def _place(said: dict[str, Any]) -> Place | None:
+    """The innermost line of user code; where that of a library stands last, the line of the error that led to it.
+
+    Of a group, it is that of its first member.
+    """
+    found = [_place(said["members"][0])] if said["members"] else []
+    found.append(said["place"])
+    if said["cause"] is not None:
+        found.append(_place(said["cause"]))
+    places = [place for place in found if place is not None]
+    return next((place for place in places if is_own(place[0])), places[0] if places else None)
 
 
 def _traceback(said: dict[str, Any]) -> str:

@@ -33,17 +33,16 @@ def user_places(traceback: TracebackType | None) -> list[Place]:
 
 
 def user_places_in(traceback: str) -> list[Place]:
-    """The same of a traceback that somebody else has printed; of a chain of errors, of the last one."""
+    """The same of a traceback that somebody else has printed, with the errors that led to it."""
     import re  # needed where something was raised only
 
-    last = traceback.rpartition("Traceback (most recent call last):")[2]
-    found = re.findall(r'^\s*File "(.+?)", line (\d+), in (.+)$', last, re.MULTILINE)
+    found = re.findall(r'^\s*File "(.+?)", line (\d+), in (.+)$', traceback, re.MULTILINE)
     return [(file, int(line), name) for file, line, name in found if not file.startswith(_CALLERS)]
 
 
 def innermost(places: list[Place]) -> Place | None:
     """The last line of the user's own code; where there is none, the last of a library's."""
-    own = [place for place in places if _is_own(place[0])] or places
+    own = [place for place in places if is_own(place[0])] or places
     return own[-1] if own else None
 
 
@@ -62,6 +61,6 @@ def shown(places: list[Place]) -> list[str]:
     return [*map(frame, places[:_FIRST]), f"  … {left_out} frames …\n", *map(frame, places[-_LAST:])]
 
 
-def _is_own(file: str) -> bool:
+def is_own(file: str) -> bool:
     """Whether a file is neither of the standard library, nor installed, nor made up, as that of code in a text is."""
     return not (file.startswith((_LIBRARY, "<")) or any(part in file for part in _INSTALLED))
