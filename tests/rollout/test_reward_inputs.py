@@ -45,7 +45,9 @@ def maker(folder: Path, *, in_process: bool) -> Make:
     ) -> Any:
         file = folder / "d.jsonl"
         file.write_text("".join(json.dumps(record) + "\n" for record in records or (RECORD,)), encoding="utf-8")
-        named: dict[str, Any] = {"rewards": rewards} if isinstance(rewards, list) else {"function": f"{HERE}:{rewards}"}
+        named: dict[str, Any] = (
+            {"rewards": rewards} if isinstance(rewards, list) else {"import_path": f"{HERE}:{rewards}"}
+        )
         config = EnvironmentConfig.model_validate(
             {"kind": "function", "workers": 1, "in_process": in_process, "args": args or {}, **named}
         )
@@ -120,7 +122,7 @@ async def test_a_column_that_some_records_have_needs_a_default(make: Make) -> No
         (
             "later",
             {},
-            rf"rollout\.environment\.function: {HERE}:later has a parameter 'unit' without a default that nothing "
+            rf"rollout\.environment\.import_path: {HERE}:later has a parameter 'unit' without a default that nothing "
             r"supplies: it is neither a column that every record of the data has \(question, solution, unitt, id\), "
             r"nor in rollout\.environment\.args \(nothing\), nor one of prompt, .*; did you mean unitt\?",
         ),
@@ -149,7 +151,7 @@ async def test_a_column_that_cannot_cross_keeps_only_functions_that_ask_for_it_h
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "d.parquet")
     data = DataConfig(train_path=str(tmp_path / "d.parquet"), prompt_key="question", answer_key="solution")
     for name, processes in (("exact", 1), ("everything", 0)):
-        config = EnvironmentConfig(kind="function", function=f"{HERE}:{name}", workers=1)
+        config = EnvironmentConfig(kind="function", import_path=f"{HERE}:{name}", workers=1)
         environment: Any = make_environment(config, data, seed=0)
         if processes:
             assert (await played(environment)).reward == 1.0

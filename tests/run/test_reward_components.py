@@ -104,7 +104,7 @@ def test_a_reward_that_raises_is_told_once_with_its_traceback_and_counted(
     path = records(tmp_path, "fail 1", "fail 2", "a", "b", "c", "d")
     changes = settings(path) | {
         "data": {"train_path": path, "eval_path": path, "eval_size": 3, "shuffle": False},
-        "rollout.environment": {"kind": "function", "function": f"{HERE}:picky", "workers": 1},
+        "rollout.environment": {"kind": "function", "import_path": f"{HERE}:picky", "workers": 1},
         "rollout.failure": {"max_dropped_prompts": 2, "data_attempts": 2, "backoff_seconds": 0},
         "eval": {"at_start": False},
     }

@@ -55,10 +55,10 @@ def make_environment(
     if kind == "calculator":
         calculator = CalculatorEnvironment(CalculatorArgs.model_validate(config.args), seed=seed, **sizes)
         return LimitedEnvironment(calculator, limits)
-    assert config.path is not None
+    assert config.import_path is not None
     given = PromptData(train=read_prompts(data, "train"), held_out=read_prompts(data, "eval"), **sizes)
     pool = _pool(config, records)
-    return LimitedEnvironment(make_custom(config.path, config.args, given, pool, seed, settings), limits, pool)
+    return LimitedEnvironment(make_custom(config.import_path, config.args, given, pool, seed, settings), limits, pool)
 
 
 def _settings_of_prompts(data: DataConfig) -> list[str]:
@@ -86,8 +86,8 @@ def _function(config: EnvironmentConfig, data: DataConfig, pool: RewardPool) -> 
 
 def _reward_specs(config: EnvironmentConfig) -> list[RewardSpec]:
     if config.rewards is None:
-        assert config.function is not None
-        return [RewardSpec(config.function, config.args)]
+        assert config.import_path is not None
+        return [RewardSpec(config.import_path, config.args)]
     return [
         RewardSpec(
             reward.import_path,
