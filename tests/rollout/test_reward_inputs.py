@@ -110,9 +110,7 @@ async def test_a_column_that_some_records_have_needs_a_default(make: Make) -> No
     with_hint, without = RECORD | {"hint": "think", "id": "a"}, RECORD | {"id": "b"}
     assert (await played(make("with_default", with_hint, without))).reward == 5.0
     assert (await played(make("with_default", without, with_hint))).reward == 4.0
-    with pytest.raises(
-        ConfigError, match="some records have a column 'unit', prompt b has not: give the parameter a d"
-    ):
+    with pytest.raises(ConfigError, match="without a default, and the record of prompt b has no such column; give"):
         make("later", RECORD | {"id": "a"}, {"question": "?", "id": "b"}, answer_key="answer")
 
 
@@ -122,8 +120,8 @@ async def test_a_column_that_some_records_have_needs_a_default(make: Make) -> No
         (
             "later",
             {},
-            rf"rollout\.environment\.import_path: {HERE}:later has a parameter 'unit' without a default that nothing "
-            r"supplies: it is neither a column that every record of the data has \(question, solution, unitt, id\), "
+            rf"rollout\.environment\.import_path: {HERE}:later has a parameter 'unit' without a default, and nothing "
+            r"supplies it: it is neither a column that every record of the data has \(question, solution, unitt, id\), "
             r"nor in rollout\.environment\.args \(nothing\), nor one of prompt, .*; did you mean unitt\?",
         ),
         (

@@ -9,7 +9,7 @@ from typing import Any
 from penstock.errors import ConfigError
 from penstock.rollout.environments.plain_data import NotPlain, encode
 from penstock.rollout.environments.reward_pool import FunctionName, RewardPool, is_importable
-from penstock.rollout.environments.reward_signature import Signature, problems_of, signature_of, wanted_names
+from penstock.rollout.environments.reward_signature import Signature, Supply, problems_of, signature_of, wanted_names
 from penstock.rollout.environments.reward_worker import KEY, import_function
 from penstock.rollout.prompts import Prompt
 
@@ -75,12 +75,6 @@ def load_functions(specs: Sequence[RewardSpec], pool: RewardPool, prompts: Seque
     return loaded
 
 
-def _problems(function: RewardFunction, prompts: Sequence[Prompt]) -> list[str]:
-    spec, columns = function.spec, _common_columns(prompts)
-    lines = problems_of(spec.path, function.signature, spec.args, spec.args_key, columns, spec.key)
-    return [line + _who_lacks(line, function.signature, prompts) for line in lines]
-
-
 def _loaded(spec: RewardSpec, pool: RewardPool, prompts: Sequence[Prompt], *, anywhere: bool) -> RewardFunction:
     """By its name where it can run in a process, else imported here, and the run says why."""
     if anywhere:
@@ -118,18 +112,17 @@ def _not_plain(value: object) -> str | None:
     return None
 
 
-def _common_columns(prompts: Sequence[Prompt]) -> list[str]:
-    """Columns that every record has, in the order of the first."""
-    if not prompts:
-        return []
-    common = set.intersection(*(set(prompt.columns) for prompt in prompts))
-    return [name for name in prompts[0].columns if name in common]
+def _problems(function: RewardFunction, prompts: Sequence[Prompt]) -> list[str]:
+    spec = function.spec
+    return problems_of(spec.path, spec.key, function.signature, _supply(spec, prompts))
 
 
-def _who_lacks(line: str, signature: Signature, prompts: Sequence[Prompt]) -> str:
-    """For a column that some records have: which has not."""
-    for name in signature.required:
-        if f"parameter {name!r}" in line and any(name in prompt.columns for prompt in prompts):
-            lacking = next(prompt.prompt_id for prompt in prompts if name not in prompt.columns)
-            return f"; some records have a column {name!r}, prompt {lacking} has not: give the parameter a default"
-    return ""
+def _supply(spec: RewardSpec, prompts: Sequence[Prompt]) -> Supply:
+    """What the settings and the records of all prompts have for a function; columns in the order of the first."""
+    names = dict.fromkeys(name for prompt in prompts for name in prompt.columns)
+    lacking: dict[str, str] = {}
+    for prompt in prompts:
+        for name in names:
+            if name not in prompt.columns:
+                lacking.setdefault(name, prompt.prompt_id)
+    return Supply(spec.args, spec.args_key, [name for name in names if name not in lacking], lacking)

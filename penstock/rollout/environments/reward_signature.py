@@ -57,30 +57,47 @@ def wanted_names(signature: Signature, args: Mapping[str, Any], columns: Iterabl
     return (*own, *(name for name in others if name in signature.names or signature.takes_all))
 
 
-def problems_of(
-    path: str, signature: Signature, args: Mapping[str, Any], args_key: str, columns: Sequence[str], key: str
-) -> list[str]:
-    """Why a function cannot be called, one line for each reason; `columns` are those that every record has."""
+class Supply(NamedTuple):
+    """What there is to give a function besides `GIVEN`."""
+
+    args: Mapping[str, Any]
+    args_key: str
+    """The setting that holds them."""
+    columns: Sequence[str]
+    """Those that every record has."""
+    lacking: Mapping[str, str]
+    """Columns that only some records have, and the id of a prompt whose record has not."""
+
+
+def problems_of(path: str, key: str, signature: Signature, supply: Supply) -> list[str]:
+    """Why a function cannot be called, one line for each reason; `key` is the setting that names it."""
     if signature.unfillable is not None:
         return [f"{key}: {path} has a positional-only parameter {signature.unfillable!r}; it is called by keyword"]
     problems = []
-    for name in args:
+    for name in supply.args:
         if name in GIVEN:
-            problems.append(f"{args_key}.{name}: every reward function is given {name!r}; use another name")
+            problems.append(f"{supply.args_key}.{name}: every reward function is given {name!r}; use another name")
         elif name not in signature.names and not signature.takes_all:
             has = ", ".join(signature.names) or "none"
-            problems.append(f"{args_key}.{name}: {path} has no parameter of this name (it has {has})")
+            problems.append(f"{supply.args_key}.{name}: {path} has no parameter of this name (it has {has})")
     for name in signature.required:
-        if name not in GIVEN and name not in args and name not in columns:
-            problems.append(f"{key}: {_unsupplied(path, name, args, args_key, columns)}")
+        if name not in GIVEN and name not in supply.args and name not in supply.columns:
+            problems.append(
+                f"{key}: {path} has a parameter {name!r} without a default that {_unsupplied(name, supply)}"
+            )
     return problems
 
 
-def _unsupplied(path: str, name: str, args: Mapping[str, Any], args_key: str, columns: Sequence[str]) -> str:
-    close = difflib.get_close_matches(name, [*GIVEN, *columns], n=1)
+def _unsupplied(name: str, supply: Supply) -> str:
+    if name in supply.lacking:
+        return (
+            f"the record of prompt {supply.lacking[name]} has no such column; give the parameter a default, or every "
+            "record the column"
+        )
+    close = difflib.get_close_matches(name, [*GIVEN, *supply.columns], n=1)
     hint = f"; did you mean {close[0]}?" if close else ""
+    columns, args = ", ".join(supply.columns) or "none", ", ".join(supply.args) or "nothing"
     return (
-        f"{path} has a parameter {name!r} without a default that nothing supplies: it is neither a column that every "
-        f"record of the data has ({', '.join(columns) or 'none'}), nor in {args_key} ({', '.join(args) or 'nothing'}), "
-        f"nor one of {', '.join(GIVEN)}{hint}"
+        f"nothing supplies it: it is neither a column that every record of the data has ({columns}), nor in "
+        f"{supply.args_key} ({args}), nor one of {', '.join(GIVEN)}{hint}"
     )
