@@ -16,6 +16,7 @@ from rich.text import Text
 
 from penstock.observe import progress
 from penstock.observe.progress import Metrics, TimeLeft
+from penstock.text import cut
 
 ConsoleMode = Literal["auto", "table", "plain", "off"]
 Clock = Callable[[], float]
@@ -29,6 +30,7 @@ _COLUMNS: tuple[tuple[str, Callable[[Metrics], str]], ...] = (
     ("ready", progress.buffer_text),
 )
 """Columns after the step, the most important first: a narrow terminal drops the last ones."""
+_LONGEST_LINE = 400
 _GAP = 2
 _BAR = 24
 
@@ -249,7 +251,12 @@ def _failure_text(fields: Mapping[str, Any]) -> str:
     """What a reward or environment failed with, and where in the user's code."""
     lines = str(fields.get("traceback") or "").rstrip().splitlines()
     about = f"group {fields.get('group_id')}, prompt {fields.get('prompt_id')}: {fields.get('message')}"
-    return "\n".join([f"  ! environment_failed: {about}", *(f"      {line}" for line in lines)])
+    return "\n".join(
+        [
+            cut(f"  ! environment_failed: {about}", _LONGEST_LINE),
+            *(f"      {cut(line, _LONGEST_LINE)}" for line in lines),
+        ]
+    )
 
 
 _TOLD_WHOLE: dict[str, Callable[[Mapping[str, Any]], str]] = {

@@ -83,7 +83,7 @@ def problems_of(path: str, key: str, signature: Signature, supply: Supply) -> li
     for name in signature.required:
         if name not in GIVEN and name not in supply.args and name not in supply.columns:
             problems.append(
-                f"{key}: {path} has a parameter {name!r} without a default that {_unsupplied(name, supply)}"
+                f"{key}: {path} has a parameter {name!r} without a default, and {_unsupplied(name, supply)}"
             )
     return problems
 
