@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-MOST_DROPS, MOST_STALLS = 50, 5
+MOST_DROPS, MOST_STALLS, MOST_STARTS = 50, 5, 20
 _FAULTS = ("infra", "data")
 _RAISED = "environment_failed"
 MOST_RAISED = 30
@@ -79,6 +79,9 @@ class EventTally:
     raised: dict[str, RaisedCause] = field(default_factory=dict)
     """Why environments and rewards failed, by cause."""
 
+    starts: deque[Mapping[str, Any]] = field(default_factory=lambda: deque(maxlen=MOST_STARTS))
+    """The newest processes of the run, each with what it began with."""
+
     @classmethod
     def of(cls, events: Iterable[Mapping[str, Any]]) -> EventTally:
         """Count events in the order they happened."""
@@ -88,6 +91,7 @@ class EventTally:
             tally.started = tally.started or time
             if name == "run_started":  # of the run's next process, where it was resumed
                 tally.stopped_by = None
+                tally.starts.append(event)
                 for known in tally.raised.values():
                     known.next_process()
             elif name == "run_ended":

@@ -27,7 +27,7 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.errors import ConfigError
-from penstock.rollout.environments.imports import import_callable
+from penstock.imports import import_callable
 from penstock.rollout.environments.plain_data import NotPlain, as_numbers, decode, encode
 from penstock.rollout.environments.reward_errors import told
 from penstock.rollout.environments.reward_output import SharedPage
