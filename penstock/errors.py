@@ -8,6 +8,7 @@ carry it as `failure_kind`; `penstock.controller.failure` classifies the rest by
 from __future__ import annotations
 
 from enum import Enum
+from typing import NamedTuple
 
 
 class FailureKind(Enum):
@@ -95,10 +96,37 @@ class GenerationTimeout(EngineError):
     """Generation took longer than `rollout.generation_timeout_seconds`."""
 
 
+class UserTrace(NamedTuple):
+    """Where user code raised, as text."""
+
+    cause: str
+    """The error's type and the innermost line of the user's own code: the same for every failure of this cause."""
+    traceback: str
+    """As Python prints it, without Penstock's frames and asyncio's."""
+
+
 class EnvironmentFailure(PenstockError):
-    """The environment or its reward raised, or returned something that is not a finite number."""
+    """The environment or its reward raised, or returned something that is not a finite number.
+
+    Whoever lets it pass on the way up adds what it knows: the response, and which sample of its group it was.
+    """
 
     failure_kind = FailureKind.DATA
+    trace: UserTrace | None = None
+    """Where user code raised; None where it did not."""
+    response: str | None = None
+    """What the model wrote, where the environment had seen it."""
+    sample: int | None = None
+    """Which sample of its group; None where the whole group failed."""
+
+    @property
+    def cause(self) -> str:
+        """What tells one cause from another: where user code raised, else what kind of failure it is."""
+        return type(self).__name__ if self.trace is None else self.trace.cause
+
+
+class WrongReward(EnvironmentFailure):
+    """A reward, a component or a metric that is not a finite number, or has not the form that it should."""
 
 
 class RewardWorkerLost(EnvironmentFailure):

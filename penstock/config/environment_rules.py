@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from penstock.config.environment_args import wrong_args
+from penstock.config.values import component_name
 
 if TYPE_CHECKING:
     from penstock.config.models import RunConfig
-    from penstock.config.rollout import EnvironmentConfig
+    from penstock.config.rollout import EnvironmentConfig, RewardFunctionConfig
 
 _NEEDS_DATA = ("function", "math")
 _TAKES_DATA = (*_NEEDS_DATA, "custom")
@@ -19,13 +21,17 @@ _NO_POOL = ("calculator", "verifiers")
 """Environments without a reward function that could run elsewhere."""
 _OF_FILES = ("train_path", "eval_path", "prompt_key", "answer_key", "format")
 _OF_DATASETS = ("subset", "download")
+_COMPONENT = re.compile(r"[\w.-]{1,100}")
+"""What the name of a reward among several looks like."""
 
 
 def environment_rules(config: RunConfig) -> Iterator[str]:
     """Settings that the environment needs and does not have, or that name nothing."""
     environment = config.rollout.environment
     kind = environment.kind
-    if kind in _IMPORTED:
+    if kind == "function" and environment.rewards is not None:
+        yield from _rewards(environment, environment.rewards)
+    elif kind in _IMPORTED:
         yield from _names(environment, *_IMPORTED[kind])
     if kind in _NEEDS_DATA and config.data.train_path is None:
         yield f"data.train_path: is needed with rollout.environment.kind = {kind}"
@@ -34,11 +40,32 @@ def environment_rules(config: RunConfig) -> Iterator[str]:
     yield from wrong_args(kind, environment.args)
 
 
+def _rewards(environment: EnvironmentConfig, rewards: Sequence[RewardFunctionConfig]) -> Iterator[str]:
+    """Rules of several functions: each is named as code is, and has a name of its own."""
+    if environment.args:
+        yield "rollout.environment.args: has no effect beside rollout.environment.rewards, which have args of their own"
+    where: dict[str, int] = {}
+    for place, reward in enumerate(rewards):
+        key, name = f"rollout.environment.rewards[{place}]", component_name(reward.name, reward.import_path)
+        if not _is_import_path(reward.import_path):
+            yield f"{key}.import_path: {reward.import_path!r} is not module:callable"
+        elif not _COMPONENT.fullmatch(name):
+            yield f"{key}.name: {name!r} is no name for a metric; use letters, digits, _, - and ."
+        elif name in where:
+            other = f"rollout.environment.rewards[{where[name]}]"
+            yield f"{key}.name: {name!r} is the name of {other} too; give one of them another"
+        where.setdefault(name, place)
+
+
+def _is_import_path(value: str) -> bool:
+    return value.count(":") == 1 and all(value.split(":"))
+
+
 def _names(environment: EnvironmentConfig, what: str, example: str) -> Iterator[str]:
     value = environment.import_path
     if value is None:
         yield f"rollout.environment.import_path: is needed with kind = {environment.kind}, for example {example}"
-    elif value.count(":") != 1 or not all(value.split(":")):
+    elif not _is_import_path(value):
         yield f"rollout.environment.import_path: {value!r} is not module:{what}"
 
 
@@ -48,6 +75,11 @@ def idle_environment_settings(config: RunConfig) -> dict[str, str]:
     idle = {}
     if kind not in _IMPORTED:
         reason = f"has no effect with kind = {kind}; it belongs to kind = {' and '.join(_IMPORTED)}"
+        idle["rollout.environment.import_path"] = reason
+    if kind != "function":
+        idle["rollout.environment.rewards"] = f"has no effect with kind = {kind}; it belongs to kind = function"
+    elif config.rollout.environment.rewards is not None:
+        reason = "has no effect beside rollout.environment.rewards; make it one of them"
         idle["rollout.environment.import_path"] = reason
     if kind.partition(":")[0] in _NO_POOL:
         idle["rollout.environment.in_process"] = f"has no effect with {kind}, which is always in the run's process"

@@ -43,6 +43,14 @@ class Place:
         return any(get_origin(t) in (list, tuple) for t in members_of(self.annotation))
 
     @property
+    def element(self) -> Place | None:
+        """What stands at each place of a list of sections; None for anything else."""
+        for member in members_of(self.annotation):
+            if get_origin(member) is list and _is_section(get_args(member)[0]):
+                return Place.of(get_args(member)[0])
+        return None
+
+    @property
     def takes_text(self) -> bool:
         """Whether the value is text, free or one of some names, and nothing else but null."""
         alternatives = [t for t in members_of(self.annotation) if t is not NoneType]
@@ -101,6 +109,8 @@ def locate(root: type[Section], loc: Sequence[str | int]) -> Location:
             if holder not in alternatives.values():
                 alternatives = {}
             place = place.below(str(part))
+        elif place is not None and isinstance(part, int) and place.element is not None:
+            holder, place = None, place.element
         else:
             holder, place = None, None
         names.append(str(part))

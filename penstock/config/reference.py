@@ -43,6 +43,8 @@ def _sections(title: str, path: str, section: type[Section]) -> Iterator[tuple[s
         for below in place.sections:
             heading = f"`{key}` with `{place.tag}: {kind_of(below)}`" if place.is_choice else f"`{key}`"
             yield from _sections(heading, f"{key}.", below)
+        if place.element is not None:
+            yield from _sections(f"each of `{key}`", f"{key}[].", place.element.sections[0])
 
 
 def _type(annotation: Any) -> str:

@@ -50,6 +50,21 @@ class SamplingConfig(Section):
         return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
 
 
+class RewardFunctionConfig(Section):
+    """One of several reward functions."""
+
+    import_path: str
+    """`module:callable`, called by keyword with what its parameters name, and with `args`."""
+    weight: Annotated[float, Field(allow_inf_nan=False)] = 1.0
+    """Its part in the reward, which is the weighted sum of all; with 0 it is only measured."""
+    name: str | None = None
+    """What its value is called in metrics, samples and report (`reward/<name>`); nothing: the function's own name."""
+    args: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments for the function."""
+    batched: bool = False
+    """Call it once for a whole group, with a list for every parameter but `args`; it returns a list."""
+
+
 class EnvironmentConfig(Section):
     """Where prompts get their reward."""
 
@@ -58,8 +73,12 @@ class EnvironmentConfig(Section):
     args: dict[str, Any] = Field(default_factory=dict)
     """Settings of the environment itself; for `function` and `custom` keyword arguments for the function or class."""
     import_path: str | None = None
-    """For `function`: `module:callable`, called as `callable(prompt, response, answer, **args)`; returns a number. For
+    """For `function`: `module:callable`, called by keyword with what its parameters name (`prompt`, `response`,
+    `answer`, columns of the data, …) and with `args`; returns a number, or a mapping with `reward` and components. For
     `custom`: `module:Class`, an environment of your own, constructed with `args`."""
+    rewards: list[RewardFunctionConfig] | None = Field(default=None, min_length=1)
+    """For `function`, in place of a single one: several functions, each with `import_path`, `weight`, `name`, `args`
+    and `batched`. The reward is the weighted sum of theirs."""
     timeout_seconds: PositiveFloat = 30.0
     """A reward, or the environment's part of a turn, that takes longer is a DATA failure."""
     workers: PositiveInt = 4

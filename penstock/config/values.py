@@ -68,3 +68,8 @@ def usable_path(value: str | None) -> str | None:
     if len(path) > _LONGEST_PATH:
         raise ValueError(f"is a path of {len(path):,} bytes; at most {_LONGEST_PATH:,} are possible")
     return value
+
+
+def component_name(name: str | None, import_path: str) -> str:
+    """What a reward among several is called: the name it was given, else that of its function."""
+    return name if name is not None else import_path.rpartition(":")[2]

@@ -47,7 +47,7 @@ class DropBook:
         """Drops that the last answer of `shortfall` left for later steps, for want of room above the floor."""
         return self._free - self._applied[1]
 
-    def drop(self, visit: PromptVisit, reason: str, **facts: str) -> None:
+    def drop(self, visit: PromptVisit, reason: str, **facts: Any) -> None:
         """Record a drop, before anything else is done about it; raises `TooManyDrops` when the budget is spent.
 
         Then the prompt is not dropped, but still open when the run goes on some day.

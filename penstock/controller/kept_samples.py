@@ -46,11 +46,12 @@ class SampleKeeper:
 def _record(step: int, chunk: ScoredChunk, row: int, response: str, about: AboutGroup) -> SampleRecord:
     group_id = fields.group_of(chunk.meta.sample_ids[row])
     visit, lag = about(group_id)
+    tags = chunk.meta.tags[row]
     return SampleRecord(
         step=step,
         group_id=group_id,
         prompt_id=visit.prompt.prompt_id,
-        environment=str(chunk.meta.tags[row].get("environment", "")),
+        environment=str(tags.get("environment", "")),
         prompt=visit.prompt.text,
         response=response,
         reward=float(chunk.rewards_S[row]),
@@ -58,4 +59,6 @@ def _record(step: int, chunk: ScoredChunk, row: int, response: str, about: About
         lag=lag,
         length=int(chunk.lengths_S[row]),
         truncated=bool(chunk.truncated_S[row]),
+        components=dict(tags.get("components", {})),
+        metrics=dict(tags.get("metrics", {})),
     )

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from penstock.buffer.replay_buffer import ReplayBuffer
+from penstock.controller.failure_causes import FailureCauses
 from penstock.controller.ledger import Record
 from penstock.data_plane.client import DataPlaneClient
 from penstock.observe.events import EventLog
@@ -34,5 +35,7 @@ class Parts:
     """Takes a line of the ledger whenever a prompt has come to its end."""
     activities: Mapping[str, Callable[[], str]] = field(default_factory=dict)
     """Parts that can say what they are doing, for a diagnosis: the trainer, the checkpoint writer."""
+    causes: FailureCauses | None = None
+    """Knows why environments and rewards failed so far; None makes one for the controller's own rollouts."""
     give_up: Callable[[str], None] | None = None
     """Ends the process; called from a thread, with the place, when the event loop stays blocked after a stall."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass, replace
+from typing import Any
 
 from penstock.buffer.slots import Admission, Slot, SlotState
 from penstock.config.rollout import RolloutConfig
 from penstock.controller.drops import DropBook
 from penstock.controller.failure import Attempts, classify, describe, retry_delay
+from penstock.controller.failure_causes import FailureCauses
 from penstock.controller.ledger import Ledger, PromptEnd
 from penstock.controller.parts import Parts
 from penstock.controller.recording import Recording
@@ -53,6 +55,7 @@ class RolloutPump:
         self._buffer = parts.buffer
         self._data_plane = parts.data_plane
         self._events = parts.events
+        self._causes = parts.causes or FailureCauses(parts.events)
         self._recording = recording
         self._lane = recording.lane("rollout pump")
         self._work = work
@@ -192,6 +195,7 @@ class RolloutPump:
             error=type(failure).__name__,
             attempt=attempts.infra + attempts.data,
             cause=describe(failure),
+            **self._causes.facts(failure, group_id=slot.group_id, prompt=visit.prompt),
         )
         self._recording.ended(slot.group_id, GroupEnd.RETRIED, cause=describe(failure))
 
@@ -212,7 +216,8 @@ class RolloutPump:
     def _drop(self, visit: PromptVisit, slot: Slot, kind: FailureKind, failure: Exception) -> None:
         replaced, reason = self._drops.returns_quota, describe(failure)
         place = "the next prompt takes its place" if replaced else "a step has one group less"
-        self._give_up(visit, reason, kind=kind.value, error=type(failure).__name__, place=place)
+        facts = self._causes.facts(failure, group_id=slot.group_id, prompt=visit.prompt)
+        self._give_up(visit, reason, kind=kind.value, error=type(failure).__name__, place=place, **facts)
         self._end(slot.group_id, GroupEnd.DROPPED, return_quota=replaced, cause=reason)
         if not replaced:
             self._drops.shrink(slot.target_step if self._buffer.stamps_bind else None)
@@ -222,7 +227,7 @@ class RolloutPump:
         self._visits.pop(group_id, None)
         self._recording.ended(group_id, how, **facts)
 
-    def _give_up(self, visit: PromptVisit, reason: str, **facts: str) -> None:
+    def _give_up(self, visit: PromptVisit, reason: str, **facts: Any) -> None:
         """Drop a prompt; where the budget is spent, this raises and the prompt stays open."""
         self._drops.drop(visit, reason, **facts)
         self._ledger.end(visit, PromptEnd.DROPPED, self._buffer.clock.step + 1)

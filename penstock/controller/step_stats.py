@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from penstock.buffer.slots import Slot
 from penstock.controller.advantage_pump import ScoredChunk
+from penstock.rollout.environments.scores import mean_by_name
 
 
 @dataclass
@@ -45,6 +46,9 @@ class StepStats:
     _evicted_lengths: list[int] = field(default_factory=list)
     _sampled_rewards: list[Tensor] = field(default_factory=list)
     _filtered: int = 0
+    _components: list[Mapping[str, float]] = field(default_factory=list)
+    _measured: list[Mapping[str, float]] = field(default_factory=list)
+    """What rewards are made of, and what environments measured, by name, of each sample."""
 
     def add_chunk(self, chunk: ScoredChunk, slots: Sequence[Slot], trainer_version: int) -> None:
         """A chunk was handed to the trainer."""
@@ -52,6 +56,11 @@ class StepStats:
         self._lags += [trainer_version - slot.start_version for slot in slots]
         self._spans += [int(tags["last_version"]) - int(tags["first_version"]) for tags in chunk.meta.tags]
         self._environments += [str(tags["environment"]) for tags in chunk.meta.tags]
+        self._components += [tags.get("components", {}) for tags in chunk.meta.tags]
+        self._measured += [
+            {f"{tags['environment']}/{name}": number for name, number in tags.get("metrics", {}).items()}
+            for tags in chunk.meta.tags
+        ]
 
     def add_scored(self, chunk: ScoredChunk, filtered: int) -> None:
         """A chunk has advantages; `filtered` groups of it are replaced and not handed to the trainer."""
@@ -102,6 +111,8 @@ class StepStats:
             "staleness/token_version_span_max": float(max(self._spans)),
         }
         found |= {f"staleness/lag_histogram/{lag}": float(n) for lag, n in sorted(Counter(self._lags).items())}
+        found |= {f"reward/{name}": mean for name, mean in mean_by_name(self._components).items()}
+        found |= {f"rollout/{name}": mean for name, mean in mean_by_name(self._measured).items()}
         return found | self._per_environment(
             {
                 "train/reward_mean": rewards_S,

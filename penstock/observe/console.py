@@ -16,13 +16,13 @@ from rich.text import Text
 
 from penstock.observe import progress
 from penstock.observe.progress import Metrics, TimeLeft
+from penstock.text import cut
 
 ConsoleMode = Literal["auto", "table", "plain", "off"]
 RecordKind = Literal["step", "eval"]
 Clock = Callable[[], float]
 
-_STALL = "stalled"
-"""The event that is shown with all of its facts."""
+_LONGEST_LINE = 400
 _GAP = 2
 _BAR = 24
 
@@ -136,8 +136,8 @@ class PlainView:
 
     def on_event(self, name: str, fields: Mapping[str, Any]) -> None:
         """Print the event if it is important."""
-        if name == _STALL:
-            self.note(_stall_text(fields))
+        if name in _TOLD_WHOLE:
+            self.note(_TOLD_WHOLE[name](fields))
         elif progress.is_important(name):
             self.note(f"  ! {progress.event_line(name, fields)}")
 
@@ -194,9 +194,9 @@ class TableView:
             self._rows.append(dict(metrics))
 
     def on_event(self, name: str, fields: Mapping[str, Any]) -> None:
-        """Show the event below the table if it is important; a stall, which has much to tell, above it."""
-        if name == _STALL:
-            self.note(_stall_text(fields))
+        """Show the event below the table if it is important; one that has much to tell, above it."""
+        if name in _TOLD_WHOLE:
+            self.note(_TOLD_WHOLE[name](fields))
         if progress.is_important(name):
             with self._lock:
                 self._events.append(progress.event_line(name, fields))
@@ -249,6 +249,25 @@ class TableView:
 def _stall_text(fields: Mapping[str, Any]) -> str:
     first, *lines = progress.diagnosis_lines(fields)
     return "\n".join([f"  ! stalled: {first}", *(f"      {line}" for line in lines)])
+
+
+def _failure_text(fields: Mapping[str, Any]) -> str:
+    """What a reward or environment failed with, and where in the user's code."""
+    lines = str(fields.get("traceback") or "").rstrip().splitlines()
+    about = f"group {fields.get('group_id')}, prompt {fields.get('prompt_id')}: {fields.get('message')}"
+    return "\n".join(
+        [
+            cut(f"  ! environment_failed: {about}", _LONGEST_LINE),
+            *(f"      {cut(line, _LONGEST_LINE)}" for line in lines),
+        ]
+    )
+
+
+_TOLD_WHOLE: dict[str, Callable[[Mapping[str, Any]], str]] = {
+    "stalled": _stall_text,
+    "environment_failed": _failure_text,
+}
+"""Events that are shown with all of their facts."""
 
 
 def _steps_table(rows: list[dict[str, float]], width: int) -> Table:

@@ -49,6 +49,11 @@ EVENT_KINDS: dict[str, EventKind] = {
     "logger_failed": EventKind(Severity.FAILURE, "a logger raised, or did not end in time; it has no more records"),
     "logger_behind": EventKind(Severity.FAILURE, "a logger did not keep up and began to lose records"),
     "logger_gaps": EventKind(Severity.FAILURE, "records that a logger lost; metrics.jsonl has them"),
+    # Not a failure more: attempts, prompts and responses that failed by the cause are counted as what they are.
+    "environment_failed": EventKind(
+        Severity.NOTABLE,
+        "a reward or environment failed by a new cause; with traceback, prompt and response",
+    ),
     "display_lost": EventKind(Severity.NOTABLE, "progress could not be shown any more; the run went on without"),
     "reward_in_process": EventKind(
         Severity.NOTABLE, "a reward function runs in the run's own process, where nothing can stop it"

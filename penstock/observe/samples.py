@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from penstock.observe.jsonl import JsonlWriter, RecordMark
@@ -26,6 +27,10 @@ class SampleRecord:
     length: int
     """Tokens that the model generated."""
     truncated: bool
+    components: Mapping[str, float] = field(default_factory=dict)
+    """What its reward is made of, by name."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """What the environment measured of it."""
 
 
 class SampleLog:

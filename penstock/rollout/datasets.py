@@ -240,7 +240,7 @@ def _prompt(record: Record, data: DataConfig) -> Prompt:
     facts = MappingProxyType({key: value for key, value in values.items() if key not in own})
     name = values.get("id")
     prompt_id = str(record.number if name is None else name)
-    return Prompt(prompt_id, text, values.get(data.answer_key), facts, messages)
+    return Prompt(prompt_id, text, values.get(data.answer_key), facts, messages, MappingProxyType(dict(values)))
 
 
 def _check_depth(record: Record) -> None:

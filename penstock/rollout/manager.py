@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -12,10 +11,12 @@ from penstock.data_plane.client import DataPlaneClient
 from penstock.data_plane.columns import JaggedColumn
 from penstock.data_plane.meta import KVBatchMeta
 from penstock.rollout.engines.base import GenerationEngine, SamplingParams
-from penstock.rollout.environments.base import Environment, Trajectory
+from penstock.rollout.environments.base import Environment, GroupEnvironment, Trajectory
+from penstock.rollout.environments.scores import failures_about
 from penstock.rollout.handle import SampleHandle, Tokenizer
 from penstock.rollout.prompts import Prompt, PromptVisit, derive_seed
 from penstock.rollout.rows import group_columns
+from penstock.runtime.together import together
 
 PARTITION = "rollouts"
 
@@ -82,21 +83,17 @@ class RolloutManager(GroupSource):
             derive_seed(settings.seed, visit.epoch, visit.prompt.prompt_id, index)
             for index in range(settings.group_size)
         ]
-        first: BaseException | None = None
-        try:
-            async with asyncio.TaskGroup() as samples:
-                tasks = [
-                    samples.create_task(self._run_one(visit.prompt, group_id, index, seed))
-                    for index, seed in enumerate(seeds)
-                ]
-        except BaseExceptionGroup as errors:
-            first = errors.exceptions[0]
-        if first is not None:  # raised out here, where it keeps the causes and the context that it has
-            raise first
-        return [task.result() for task in tasks]
+        handles = [self._handle(group_id, index, seed) for index, seed in enumerate(seeds)]
+        if isinstance(self._environment, GroupEnvironment):
+            return await self._environment.run_group(visit.prompt, handles)
+        return await together(*(self._run_one(visit.prompt, *each) for each in enumerate(handles)))
 
-    async def _run_one(self, prompt: Prompt, group_id: str, index: int, seed: int) -> Trajectory:
-        handle = SampleHandle(
+    async def _run_one(self, prompt: Prompt, index: int, handle: SampleHandle) -> Trajectory:
+        with failures_about(None, index):
+            return await self._environment.run(prompt, handle)
+
+    def _handle(self, group_id: str, index: int, seed: int) -> SampleHandle:
+        return SampleHandle(
             engine=self._engine,
             tokenizer=self._tokenizer,
             sampling=self._settings.sampling,
@@ -105,7 +102,6 @@ class RolloutManager(GroupSource):
             seed=seed,
             timeout_seconds=self._settings.generation_timeout_seconds,
         )
-        return await self._environment.run(prompt, handle)
 
 
 def _describe(
@@ -128,6 +124,8 @@ def _describe(
                 "response_length": trajectory.length,
                 "first_version": low,
                 "last_version": high,
+                **({"components": dict(trajectory.components)} if trajectory.components else {}),
+                **({"metrics": dict(trajectory.metrics)} if trajectory.metrics else {}),
             }
             for trajectory, (low, high) in zip(trajectories, spans, strict=True)
         ),

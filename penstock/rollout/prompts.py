@@ -35,11 +35,13 @@ class Prompt:
     """Everything else the dataset says about it."""
     messages: tuple[Message, ...] | None = None
     """The prompt as a chat, where the dataset has chats."""
+    columns: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}), compare=False, repr=False)
+    """The record that it was read from, whole: every column by its own name. Empty where it was not read."""
     repaired: bool = field(default=False, init=False, compare=False, repr=False)
     """Whether a text of it had characters that cannot be written, which were replaced."""
 
     def __post_init__(self) -> None:
-        for name in ("prompt_id", "text", "answer", "facts", "messages"):
+        for name in ("prompt_id", "text", "answer", "facts", "messages", "columns"):
             value = getattr(self, name)
             if not is_safe(value):
                 object.__setattr__(self, name, safe_value(value))

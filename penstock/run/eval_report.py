@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from penstock.algorithms.pass_at_k import pass_at_k
 from penstock.config.models import EvalConfig
+from penstock.rollout.environments.scores import mean_by_name
 
 
 @dataclass(frozen=True)
@@ -17,6 +19,8 @@ class ScoredResponse:
     length: int
     """Tokens that the model generated."""
     truncated: bool
+    components: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -45,9 +49,15 @@ class EvalReport:
     pass_at: tuple[PassAtK, ...] = ()
     failures: tuple[str, ...] = ()
     """Responses that could not be scored: which, and why."""
+    failure_facts: tuple[Mapping[str, Any], ...] = field(default=(), compare=False)
+    """What the event of each says of its cause, where causes are counted."""
     version: int | None = None
     """The weight version that wrote every token; None where no response has a token."""
     seconds: float = field(default=0.0, compare=False)
+    components: Mapping[str, float] = field(default_factory=dict)
+    """Means of what rewards are made of, by name."""
+    measured: Mapping[str, float] = field(default_factory=dict)
+    """Means of what the environment measured, by name."""
 
     def metrics(self) -> dict[str, float]:
         """The flat figures, as in `metrics.jsonl`."""
@@ -64,6 +74,8 @@ class EvalReport:
                 "eval/failures": float(len(self.failures)),
                 "timing/eval_s": self.seconds,
             }
+            | {f"eval/reward/{name}": mean for name, mean in self.components.items()}
+            | {f"eval/{self.environment}/{name}": mean for name, mean in self.measured.items()}
             | ({} if self.version is None else {"eval/version": float(self.version)})
         )
 
@@ -81,6 +93,7 @@ def make_report(
     failures: Sequence[str] = (),
     version: int | None = None,
     seconds: float = 0.0,
+    failure_facts: Sequence[Mapping[str, Any]] = (),
 ) -> EvalReport:
     """The figures of responses by prompt id; at least one response must have been scored."""
     responses = [response for found in scored.values() for response in found]
@@ -94,8 +107,11 @@ def make_report(
         response_length_mean=sum(response.length for response in responses) / count,
         pass_at=tuple(_pass_at(k, scored, config.pass_reward) for k in sorted(config.pass_at)),
         failures=tuple(failures),
+        failure_facts=tuple(failure_facts),
         version=version,
         seconds=seconds,
+        components=mean_by_name(response.components for response in responses),
+        measured=mean_by_name(response.metrics for response in responses),
     )
 
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from penstock.config.models import EvalConfig, RunConfig
 from penstock.controller.failure import describe
-from penstock.errors import EvaluationError, SetupError
+from penstock.controller.failure_causes import FailureCauses
+from penstock.errors import EnvironmentFailure, EvaluationError, SetupError
 from penstock.rollout.engines.base import GenerationEngine, SamplingParams
 from penstock.rollout.environments.base import Environment, Split, Trajectory
 from penstock.rollout.handle import SampleHandle, Tokenizer
@@ -49,15 +50,20 @@ class _Failed:
     """A response that could not be scored."""
 
     cause: str
+    facts: Mapping[str, Any]
+    """What its event says of its cause."""
 
 
 async def evaluate_prompts(
-    parts: EvalParts, config: RunConfig, on_response: Callable[[], None] = lambda: None
+    parts: EvalParts,
+    config: RunConfig,
+    on_response: Callable[[], None] = lambda: None,
+    causes: FailureCauses | None = None,
 ) -> EvalReport | None:
     """Evaluate what the engine serves; None when there are no held-out prompts.
 
     The engine may serve others meanwhile, but its weights must stay as they are. `EvaluationError` where no response at
-    all could be scored. `on_response` is called as each response ends.
+    all could be scored. `on_response` is called as each response ends; `causes` is told why some could not be scored.
     """
     prompts = parts.environment.prompts(Split.EVAL)
     if not prompts:
@@ -69,7 +75,7 @@ async def evaluate_prompts(
 
     async def one(prompt: Prompt, sample: int) -> Trajectory | _Failed:
         async with limit:
-            played = await _play(parts, prompt, sample, sampling, config)
+            played = await _play(parts, prompt, sample, sampling, config, causes)
         on_response()
         return played
 
@@ -93,7 +99,12 @@ def eval_seed(seed: int, prompt_id: str, sample: int) -> int:
 
 
 async def _play(
-    parts: EvalParts, prompt: Prompt, sample: int, sampling: SamplingParams, config: RunConfig
+    parts: EvalParts,
+    prompt: Prompt,
+    sample: int,
+    sampling: SamplingParams,
+    config: RunConfig,
+    causes: FailureCauses | None,
 ) -> Trajectory | _Failed:
     group_id = f"eval-{prompt.prompt_id}"
     handle = SampleHandle(
@@ -108,19 +119,26 @@ async def _play(
     try:
         return await parts.environment.run(prompt, handle)
     except Exception as error:  # noqa: BLE001 - as in training, whatever a sample raises is that sample's failure
-        return _Failed(f"{prompt.prompt_id}, response {sample}: {describe(error)}")
+        if isinstance(error, EnvironmentFailure):
+            error.sample = sample
+        facts = {} if causes is None else causes.facts(error, group_id=group_id, prompt=prompt)
+        return _Failed(f"{prompt.prompt_id}, response {sample}: {describe(error)}", facts)
 
 
 def _report(
     outcomes: dict[str, list[Trajectory | _Failed]], config: EvalConfig, environment: str, seconds: float
 ) -> EvalReport:
     played = {key: [found for found in tried if isinstance(found, Trajectory)] for key, tried in outcomes.items()}
-    failures = [found.cause for tried in outcomes.values() for found in tried if isinstance(found, _Failed)]
+    failed = [found for tried in outcomes.values() for found in tried if isinstance(found, _Failed)]
+    failures, facts = [found.cause for found in failed], [found.facts for found in failed]
     everything = [trajectory for found in played.values() for trajectory in found]
     if not everything:
         raise EvaluationError(f"none of {len(outcomes)} held-out prompts could be scored; first: {failures[0]}")
-    scored = {key: [ScoredResponse(t.reward, t.length, t.truncated) for t in found] for key, found in played.items()}
-    return make_report(scored, config, environment, failures, _one_version(everything), seconds)
+    scored = {
+        key: [ScoredResponse(t.reward, t.length, t.truncated, t.components, t.metrics) for t in found]
+        for key, found in played.items()
+    }
+    return make_report(scored, config, environment, failures, _one_version(everything), seconds, facts)
 
 
 def _one_version(played: Sequence[Trajectory]) -> int | None:
@@ -184,6 +202,8 @@ def _figures(report: EvalResult) -> dict[str, Any]:
         "eval/reward_mean": report.reward_mean,
         **passes,
         **left_out,
+        **{f"eval/reward/{name}": mean for name, mean in report.components.items()},
+        **{f"eval/{report.environment}/{name}": mean for name, mean in report.measured.items()},
         "prompts": report.prompts,
         "eval/responses": report.responses,
         "eval/failures": len(report.failures),

@@ -12,6 +12,7 @@ from typing import Any, TextIO
 from penstock.config.loading import dump_config
 from penstock.config.models import RunConfig
 from penstock.controller.controller import SingleController
+from penstock.controller.failure_causes import FailureCauses
 from penstock.controller.parts import Parts
 from penstock.controller.traced_trainer import TracedTrainer
 from penstock.errors import EngineError, RunStalled, RunStuck, TooManyDrops, TooManyFiltered, WeightSyncError
@@ -132,11 +133,13 @@ class RunLife:
         tell_plan(self._records, self._config, training)
         serving.rewards.listen(partial(tell_event, self._records))
         records, config = self._records, self._config
-        evaluations = Evaluations(serving, config, records.view, records.events, records.lane)
+        causes = FailureCauses(records.events)
+        evaluations = Evaluations(serving, config, records.view, records.events, records.lane, causes)
         trainer = TracedTrainer(training.trainer, records.timeline)
         store = self._store(serving)
         between = BetweenSteps(config, trainer, store, evaluations, records)
-        controller = SingleController(config, self._parts(serving, training, trainer, store), between)
+        parts = replace(self._parts(serving, training, trainer, store), causes=causes)
+        controller = SingleController(config, parts, between)
         between.controller = controller
         controller.hook_progress = lambda: evaluations.responses + store.progress
         try:

@@ -8,6 +8,7 @@ from typing import Any
 
 from penstock.config.models import RunConfig
 from penstock.controller.failure import describe
+from penstock.controller.failure_causes import FailureCauses
 from penstock.errors import EvaluationError
 from penstock.observe.console import ProgressView
 from penstock.observe.events import EventLog
@@ -27,12 +28,21 @@ class Evaluations:
     response could be scored, is an error at the start, where nothing is lost by it, and an event later.
     """
 
-    def __init__(self, parts: EvalParts, config: RunConfig, view: ProgressView, events: EventLog, lane: Lane) -> None:
+    def __init__(
+        self,
+        parts: EvalParts,
+        config: RunConfig,
+        view: ProgressView,
+        events: EventLog,
+        lane: Lane,
+        causes: FailureCauses | None = None,
+    ) -> None:
         self._parts = parts
         self._config = config
         self._view = view
         self._events = events
         self._lane = lane
+        self._causes = causes or FailureCauses(events)
         self.responses = 0
         """Responses that ended so far; grows while an evaluation makes progress."""
 
@@ -73,16 +83,17 @@ class Evaluations:
     async def _evaluate(self, when: str) -> EvalReport | None:
         self._view.note(f"evaluating {when}")
         with self._lane.span("evaluation", when=when):
-            report = await evaluate_prompts(self._parts, self._config, self._count)
+            report = await evaluate_prompts(self._parts, self._config, self._count, self._causes)
         if report is None:
             self._view.note("no held-out prompts (data.eval_path): nothing to evaluate")
             return None
         self._view.note(f"{report.in_words()} {when}")
-        for failure in report.failures[:_SHOWN_FAILURES]:
-            self._events.emit("eval_failed", when=when, cause=failure)
-        more = len(report.failures) - _SHOWN_FAILURES
-        if more > 0:
-            self._events.emit("eval_failed", when=when, cause=f"{more} more responses")
+        told = list(zip(report.failures, report.failure_facts, strict=True))
+        for failure, facts in told[:_SHOWN_FAILURES]:
+            self._events.emit("eval_failed", when=when, cause=failure, **facts)
+        if more := told[_SHOWN_FAILURES:]:
+            last = max((facts for _, facts in more), key=lambda facts: int(facts.get("failed_by_count", 0)))
+            self._events.emit("eval_failed", when=when, cause=f"{len(more)} more responses", **last)
         return report
 
     def _count(self) -> None:

@@ -50,7 +50,7 @@ _FREE = {
     "rollout": "max_inflight_groups generation_timeout_seconds record",
     "rollout.engine": "kind max_num_seqs max_model_len",
     "rollout.sampling": "top_p top_k min_p max_new_tokens stop_token_ids",
-    "rollout.environment": "args import_path timeout_seconds workers in_process",
+    "rollout.environment": "args import_path rewards timeout_seconds workers in_process",
     "rollout.failure": "infra_attempts data_attempts backoff_seconds backoff_max_seconds max_dropped_prompts on_drop "
     "min_groups_per_step stall_seconds on_stall max_redispatches",
     "buffer": "max_buffered_groups",
@@ -133,6 +133,10 @@ def _same_place(one: object, other: object) -> bool:
         return False
 
 
+def _is_section(value: object) -> bool:
+    return isinstance(value, Section)
+
+
 def shown(value: object) -> str:
     """A value for a person, as it stands in YAML, on one line and not too long."""
     if value is None:
@@ -140,5 +144,5 @@ def shown(value: object) -> str:
     if isinstance(value, str):
         text = value
     else:
-        text = json.dumps(value.model_dump(mode="json") if isinstance(value, Section) else value, default=str)
+        text = json.dumps(value, default=lambda each: each.model_dump(mode="json") if _is_section(each) else str(each))
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"

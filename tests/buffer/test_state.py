@@ -54,6 +54,20 @@ def test_ready_groups_clock_and_counts_come_back(saved: State) -> None:
     assert ids(buffer.select(9)) == ["c", "d"]
 
 
+def test_components_and_measurements_of_samples_come_back() -> None:
+    buffer = ReplayBuffer(ReadyFirst(1, lookahead=1), 4)
+    [slot] = dispatch(buffer, "a")
+    meta = KVBatchMeta(
+        "p", ("a_g0",), frozenset({"x"}), (3,), ({"components": {"exact": 0.5}, "metrics": {"turns": 2.0}},)
+    )
+    buffer.commit(slot.group_id, meta, 0)
+    other = ReplayBuffer(ReadyFirst(1, lookahead=1), 4)
+    other.load_state_dict(through_json(buffer.state_dict()))
+    [ready] = other.slots(SlotState.READY)
+    assert ready.meta is not None
+    assert dict(ready.meta.tags[0]) == {"components": {"exact": 0.5}, "metrics": {"turns": 2.0}}
+
+
 def test_a_group_under_way_is_not_restored_and_its_unit_is_free_again(saved: State) -> None:
     buffer = ReplayBuffer(InOrder(2, lookahead=1), 6)
     buffer.load_state_dict(saved)

@@ -15,6 +15,10 @@ def with_kind(kind: str, data: dict[str, Any] | None = None, **environment: Any)
     return {"rollout__environment": {"kind": kind, **environment}, "data": data or {}}
 
 
+def several(*rewards: dict[str, Any], **environment: Any) -> dict[str, Any]:
+    return with_kind("function", {"train_path": "d.jsonl"}, rewards=list(rewards), **environment)
+
+
 FUNCTION = {"import_path": "m:f"}
 FILE = {"train_path": "d.jsonl"}
 HUB = {"train_path": "gsm8k", "eval_path": "gsm8k"}
@@ -27,6 +31,33 @@ HUB = {"train_path": "gsm8k", "eval_path": "gsm8k"}
         (with_kind("custom"), ["rollout.environment.import_path: is needed with kind = custom"]),
         (with_kind("custom", import_path="m"), ["rollout.environment.import_path: 'm' is not module:Class"]),
         (with_kind("function", FILE, import_path="m"), ["rollout.environment.import_path: 'm' is not module:callable"]),
+        (several({"import_path": "m"}), ["rollout.environment.rewards[0].import_path: 'm' is not module:callable"]),
+        (
+            several({"import_path": "m:f"}, {"import_path": "n:f"}),
+            ["rollout.environment.rewards[1].name: 'f' is the name of rollout.environment.rewards[0] too; give one of"],
+        ),
+        (
+            several({"import_path": "m:f", "name": "a/b"}),
+            ["rollout.environment.rewards[0].name: 'a/b' is no name for a metric; use letters, digits, _, - and ."],
+        ),
+        (
+            several({"import_path": "m:f"}, args={"a": 1}),
+            ["rollout.environment.args: has no effect beside "],
+        ),
+        (
+            several({"import_path": "m:f", "wieght": 1}),
+            ["rollout.environment.rewards[0].wieght: unknown setting; did you mean rollout.environment.rewards[0].w"],
+        ),
+        (several({"weight": 1}), ["rollout.environment.rewards[0].import_path: is required. `module:callable`"]),
+        (
+            several({"import_path": "m:f", "weight": "much"}),
+            ["rollout.environment.rewards[0].weight: expected a number, got 'much'"],
+        ),
+        (
+            several({"import_path": "m:f", "weight": float("nan")}),
+            ["rollout.environment.rewards[0].weight: must be a finite number"],
+        ),
+        (several(), ["rollout.environment.rewards: "]),
         (with_kind("verifiers:gsm8k"), ["data.chat_template: must be true"]),
         (with_kind("verifiers:"), ["rollout.environment.kind: unknown 'verifiers:'"]),
         (with_kind("calculater"), ["rollout.environment.kind: unknown 'calculater'; did you mean calculator?"]),
@@ -47,6 +78,8 @@ def test_what_an_environment_needs_is_named(given: dict[str, Any], lines: list[s
         (with_kind("calculator", in_process=True), ["rollout.environment.in_process"]),
         (with_kind("verifiers:x", {"chat_template": True}, in_process=True), ["rollout.environment.in_process"]),
         (with_kind("math", FILE, import_path="m:C"), ["rollout.environment.import_path"]),
+        (with_kind("math", FILE, rewards=[{"import_path": "m:f"}]), ["rollout.environment.rewards"]),
+        (several({"import_path": "m:f"}, import_path="m:g"), ["rollout.environment.import_path"]),
         (with_kind("reasoning_gym:chain_sum", import_path="m:C"), ["rollout.environment.import_path"]),
         (with_kind("calculator", {"train_path": "d.jsonl"}), ["data.train_path"]),
         (with_kind("calculator", {"train_split": "train"}), ["data.train_split"]),

@@ -82,6 +82,18 @@ class TestPlain:
         view.on_step(STEP)
         assert written(recorder) == "step 3/13  reward 0.42  lag 0.5/1  3,400 tok/s  2.00 s/step  ETA 20s\n"
 
+    def test_why_a_reward_failed_is_shown_with_the_lines_of_its_traceback(self) -> None:
+        recorder = console(width=200)
+        view = make_console("plain", 13, recorder)
+        fields = {"group_id": "group3", "prompt_id": "7", "message": "it raised KeyError", "response": "five"}
+        view.on_event("environment_failed", fields | {"traceback": "Traceback:\n  File r.py, line 3\nKeyError\n"})
+        assert written(recorder).splitlines() == [
+            "  ! environment_failed: group group3, prompt 7: it raised KeyError",
+            "      Traceback:",
+            "        File r.py, line 3",
+            "      KeyError",
+        ]
+
     def test_time_left_without_measured_steps_comes_from_the_clock(self) -> None:
         recorder, clock = console(), FakeClock()
         view = PlainView(recorder, 5, clock)

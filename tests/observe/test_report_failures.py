@@ -9,7 +9,7 @@ from typing import Any
 from penstock.observe.report.data import load_run
 from penstock.observe.report.event_data import MOST_DROPS, MOST_STALLS, EventTally
 from penstock.observe.report.sections_events import events_section
-from penstock.observe.report.sections_losses import dropped_prompts, stalls
+from penstock.observe.report.sections_losses import dropped_prompts, raised_causes, stalls
 from tests.support.run_files import write_lines, write_run
 
 
@@ -52,6 +52,32 @@ def test_of_many_drops_the_newest_are_shown_and_the_rest_counted() -> None:
     tally = EventTally.of(at(0, "prompt_dropped", prompt_id=str(n), reason="x") for n in range(MOST_DROPS + 7))
     page = plain(dropped_prompts(tally))
     assert f"The newest {MOST_DROPS}; 7 more are in events.jsonl." in page
+
+
+def failed(second: int, cause: str, count: int) -> dict[str, Any]:
+    return at(second, "rollout_retried", kind="data", cause="x", failed_by=cause, failed_by_count=count)
+
+
+def test_causes_are_shown_once_each_with_traceback_example_and_a_count_over_all_processes() -> None:
+    told = {"message": "it raised <b>", "group_id": "group7", "sample": 2, "prompt_id": "12", "prompt": "2+3?"}
+    key = at(
+        1, "environment_failed", cause="KeyError at r.py:3 in f", traceback="File r.py, line 3", response="5", **told
+    )
+    rare = at(2, "environment_failed", cause="WrongReward", traceback=None, response=None, **told)
+    page = raised_causes(
+        EventTally.of(
+            [
+                *(at(0, "run_started"), key, failed(1, key["cause"], 1), rare, failed(2, rare["cause"], 1)),
+                *(failed(3, key["cause"], 3), failed(3, key["cause"], 2)),
+                *(at(9, "run_started"), key, failed(9, key["cause"], 1), failed(9, key["cause"], 2)),
+            ]
+        )
+    )
+    assert page.count("<details") == 2
+    assert plain(page).startswith(
+        "Why rewards and environments failed KeyError at r.py:3 in f (5×) it raised &lt;b&gt; Traceback File r.py, "
+        "line 3 First seen in group group7, sample 2, prompt 12: Prompt 2+3? Response 5 WrongReward (1×)"
+    )
 
 
 def test_a_stall_shows_what_everything_waited_for() -> None:

@@ -149,6 +149,20 @@ async def test_rewards(turns: list[str], reward: float) -> None:
     assert trajectory.reward == reward
 
 
+@pytest.mark.parametrize(
+    ("turns", "counts"),
+    [
+        (["<answer>408</answer>"], (1, 0, 0)),
+        (["<calc>12*34</calc>", "<answer>408</answer>"], (2, 1, 0)),
+        (["<calc>1/0</calc>", "<calc>12*34</calc>"], (2, 2, 1)),
+        (["<answer>1</answer><calc>12*34</calc>"], (1, 0, 0)),
+    ],
+)
+async def test_turns_and_calls_are_counted(turns: list[str], counts: tuple[int, int, int]) -> None:
+    trajectory, _ = await play(*turns, max_turns=2)
+    assert trajectory.metrics == dict(zip(("turns", "tool_calls", "tool_errors"), counts, strict=True))
+
+
 async def test_a_problem_is_told_and_the_model_goes_on() -> None:
     trajectory, talker = await play("<calc>1/0</calc>", "<answer>408</answer>")
     assert talker.tokens.decode(trajectory.segments[2].token_ids) == "<result>error: division by zero</result>"

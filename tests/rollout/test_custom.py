@@ -43,6 +43,39 @@ class Bare(MultiTurnEnvironment):
         return {"b": Done(float("nan")), "c": "more", "d": Done("high")}.get(turns[-1].response, Done(1.0))  # type: ignore[arg-type]
 
 
+class Measuring(Bare):
+    """Gives a reward with components, and measures."""
+
+    async def step(self, prompt: Prompt, turns: Any) -> Any:
+        return Done({"reward": 1.0, "form": 0.5})
+
+    def sample_metrics(self, prompt: Prompt, turns: Any) -> dict[str, float]:
+        return {"letters": len(turns[-1].response)}
+
+
+class OwnMeasuring(Own):
+    """The same in one turn."""
+
+    def score(self, prompt: Prompt, response: str) -> Any:
+        return {"reward": 1.0, "form": 0.5}
+
+    def sample_metrics(self, prompt: Prompt, response: str) -> dict[str, float]:
+        return {"letters": len(response)}
+
+
+async def test_components_and_metrics_of_ones_own_environment(tmp_path: Path) -> None:
+    file = tmp_path / "d.jsonl"
+    file.write_text('{"prompt": "a"}\n', encoding="utf-8")
+    for name, turns in (("Measuring", {"turns": 1.0}), ("OwnMeasuring", {})):
+        data = DataConfig() if name == "Measuring" else DataConfig(train_path=str(file))
+        environment = make_environment(EnvironmentConfig(kind="custom", import_path=f"{__name__}:{name}"), data, seed=0)
+        prompt = environment.prompts(Split.TRAIN)[0]
+        trajectory = await environment.run(prompt, Talker(lambda text: "four").handle())
+        assert (trajectory.reward, trajectory.components) == (1.0, {"form": 0.5})
+        assert trajectory.metrics == {**turns, "letters": 4.0}
+        await environment.close()
+
+
 class Broken(Bare):
     """Cannot be made."""
 

@@ -21,6 +21,7 @@ from penstock.rollout.environments.base import Split, checked_reward
 from penstock.rollout.environments.factory import make_environment
 from penstock.rollout.environments.reward_pool import RewardPool
 from penstock.rollout.prompts import Prompt
+from tests.rollout.talking import Talker
 
 
 @pytest.fixture
@@ -197,7 +198,8 @@ async def test_function_environment_calls_the_users_function(tmp_path: Path) -> 
         kind="function", import_path="tests.rollout.test_environments:length_reward", args={"scale": 2.0}
     )
     environment: Any = make_environment(config, DataConfig(train_path=str(file)), seed=0)
-    assert environment.score(environment.prompts(Split.TRAIN)[0], "four") == 8.0
+    handle = Talker(lambda text: "four").handle()
+    assert (await environment.run(environment.prompts(Split.TRAIN)[0], handle)).reward == 8.0
     assert environment.prompts(Split.EVAL) == []
     await environment.close()
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from penstock.controller.failure import classify
-from penstock.errors import EngineError, EnvironmentFailure, EnvironmentTimeout, FailureKind
+from penstock.errors import EngineError, EnvironmentFailure, EnvironmentTimeout, FailureKind, WrongReward
 from penstock.rollout.engines.scripted import ScriptedEngine, ScriptedResponse
 from penstock.rollout.environments import GenerationHandle, Prompt, Segment, Split, Trajectory
 from penstock.rollout.environments.limits import LimitedEnvironment, TurnLimits
@@ -40,6 +40,40 @@ async def test_what_an_environment_raises_is_its_failure_with_the_cause() -> Non
     with pytest.raises(EnvironmentFailure, match="mine raised KeyError") as caught:
         await play(raising)
     assert isinstance(caught.value.__cause__, KeyError)
+
+
+async def test_what_an_environment_raises_has_its_line_and_what_the_model_wrote() -> None:
+    async def raising(prompt: Prompt, handle: GenerationHandle) -> Trajectory:
+        for _ in range(2):
+            await handle.generate((5,))
+        raise KeyError("answer")
+
+    with pytest.raises(
+        EnvironmentFailure, match=r"mine raised KeyError: 'answer' \(test_limits.py, line \d+, in raising\)"
+    ) as caught:
+        await play(raising)
+    failure = caught.value
+    assert failure.response == "a\na"
+    assert failure.trace is not None
+    assert failure.trace.cause.startswith(f"KeyError at {__file__}:")
+    assert failure.trace.traceback.count("  File ") == 1
+
+
+@pytest.mark.parametrize(
+    ("numbers", "match"),
+    [
+        ({"components": {"form": "good"}}, "the component 'form' of prompt 7 is 'good', not a finite number"),
+        ({"metrics": {"turns": float("inf")}}, "the metric 'turns' of prompt 7 is inf, not a finite number"),
+        ({"metrics": [1.0]}, r"the metrics of prompt 7 are \[1.0\], not a mapping of numbers"),
+        ({"metrics": {str(n): 1.0 for n in range(65)}}, "prompt 7 has 65 metrics; there may be 64 at most"),
+    ],
+)
+async def test_components_and_metrics_that_are_no_numbers_are_failures(numbers: dict[str, Any], match: str) -> None:
+    async def wrong(prompt: Prompt, handle: GenerationHandle) -> Trajectory:
+        return replace(await one_turn(prompt, handle), **numbers)
+
+    with pytest.raises(WrongReward, match=match):
+        await play(wrong)
 
 
 async def test_what_the_engine_raises_stays_the_engines() -> None:

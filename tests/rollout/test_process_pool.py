@@ -218,7 +218,7 @@ def test_processes_end_when_their_parent_is_killed(state: str, tmp_path: Path) -
 
 async def test_a_process_outlives_the_thread_that_checked_its_function(pool: RewardPool) -> None:
     processes = pool._processes
-    checked = ("tests.support.misbehaving_rewards:noted_reward", "reward", [])
+    checked = ("tests.support.misbehaving_rewards:noted_reward", "reward")
     checking = threading.Thread(target=processes.check, args=checked)
     checking.start()
 

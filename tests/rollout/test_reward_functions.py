@@ -19,6 +19,7 @@ from penstock.errors import ConfigError, EnvironmentFailure
 from penstock.rollout.environments import Prompt, RewardCall, SingleTurnEnvironment, Split, process_pool
 from penstock.rollout.environments.factory import make_environment
 from penstock.rollout.environments.function import FunctionEnvironment
+from penstock.rollout.environments.reward_functions import RewardSpec
 from penstock.rollout.environments.reward_pool import RewardPool, name_of
 from penstock.rollout.environments.reward_records import RewardRecords
 from tests.rollout.talking import Talker
@@ -75,7 +76,8 @@ def records(events: list[dict[str, Any]], tmp_path: Path) -> RewardRecords:
 
 def made(name: str, records: RewardRecords, answer: Any = "5", in_process: bool = False) -> FunctionEnvironment:
     pool = RewardPool(1, 20, in_process=in_process, records=records)
-    return FunctionEnvironment(f"users_rewards:{name}", {}, pool, train=[Prompt("7", "2+3?", answer)], held_out=[])
+    spec = RewardSpec(f"users_rewards:{name}", {})
+    return FunctionEnvironment([spec], pool, train=[Prompt("7", "2+3?", answer)], held_out=[])
 
 
 async def reward_of(environment: Any) -> float:
@@ -133,7 +135,10 @@ async def test_an_answer_that_cannot_cross_keeps_the_function_here_and_the_run_s
         ("print('bye', flush=True); import os; os._exit(7)", r"ended its process with code 7; it printed 'bye\\n'"),
         ("import re; re.match(r'(a+)+$', 'a' * 60 + 'b')", r"took longer than 1\.0 s"),
         (MODULE.replace("def short", "def rewards") + "del reward", r"no function 'reward'; did you mean rewards\?"),
-        (MODULE + "reward = short", r"cannot be called as function\(prompt=…, response=…, answer=…, bonus=…\)"),
+        (
+            MODULE + "def reward(prompt, /, bonus): pass",
+            "has a positional-only parameter 'prompt'",
+        ),
     ],
     ids=["raises", "exits", "interrupts", "is gone", "hangs", "misspelt", "wrong parameters"],
 )

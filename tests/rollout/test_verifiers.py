@@ -62,6 +62,8 @@ async def test_single_turn_tasks_are_played_and_scored_by_their_own_rewards() ->
         trajectory = await made.run(train[0], model.handle())
         assert shown(model, trajectory) == [(False, "user: say w1<eos>\nassistant: "), (True, "w1<eos>")]
         assert (trajectory.reward, trajectory.response_text, trajectory.truncated) == (1.5, "w1", False)
+        assert trajectory.components == {"repeats": 1.0, "speaks": 1.0}, "what verifiers calls them, without weights"
+        assert trajectory.metrics["turns"] == 1.0
         wrong = await made.run(train[1], talker(lambda text: "no").handle())
         assert wrong.reward == 0.5
 
@@ -150,8 +152,14 @@ async def test_many_samples_at_once_stay_apart() -> None:
 async def test_what_goes_wrong_is_told_as_what_it_is() -> None:
     async with environment("penstock-echo") as made:
         w1, _, w3 = made.prompts(Split.TRAIN)
-        with pytest.raises(EnvironmentFailure, match="w3 has no reward"):
+        with pytest.raises(
+            EnvironmentFailure, match=r"w3 has no reward.*penstock_echo.py, line 18, in repeats"
+        ) as caught:
             await made.run(w3, talker(words).handle())
+        assert caught.value.trace is not None
+        assert "penstock_echo.py:18 in repeats" in caught.value.trace.cause
+        assert 'raise RuntimeError("w3 has no reward")' in caught.value.trace.traceback
+        assert caught.value.response == "w3"
         with pytest.raises(PromptTooLong):
             await made.run(w1, talker(words, max_model_len=10).handle())
         broken = talker(words)

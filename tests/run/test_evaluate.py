@@ -211,7 +211,7 @@ async def test_an_evaluation_is_given_up_when_the_run_is_told_to_end() -> None:
 async def test_an_evaluation_between_steps_that_finds_nothing_is_an_event_and_no_end() -> None:
     events = EventLog()
     told: list[str] = []
-    events.subscribe(lambda name, fields: told.append(f"{name}: {fields['when']}: {fields['cause']}"))
+    events.subscribe(lambda name, fields: told.append(f"{name}: {fields.get('when')}: {fields['cause']}"))
     setup = EvalSetup(rewards({0: [None]}))
     lane = Timeline.off().lane("controller", "run")
     evaluations = Evaluations(setup, scripted_config(eval={"every_steps": 1}), SilentView(), events, lane)
@@ -220,6 +220,7 @@ async def test_an_evaluation_between_steps_that_finds_nothing_is_an_event_and_no
     with pytest.raises(EvaluationError):
         await evaluations.at_start()
     assert [line.partition(": none of 1")[0] for line in told] == [
+        "environment_failed: None: EnvironmentFailure",
         "eval_failed: after step 3: EvaluationError",
         "eval_failed: at the end: EvaluationError",
     ]

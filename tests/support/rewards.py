@@ -45,5 +45,5 @@ def not_a_number(prompt: str, response: str, answer: Any) -> float:
 def shouting(prompt: str, response: str, answer: Any) -> float:
     """Fails for prompts that say so with a very long text that no file takes."""
     if "fail" in prompt:
-        raise ValueError("\ud800" + "x" * 5_000_000)
+        raise ValueError(chr(0xD800) + "x" * 5_000_000)
     return letters(prompt, response, answer)

@@ -93,8 +93,8 @@ GENERATION = Table(
         Row("`shuffle_dataset`, `seed`", "`data.shuffle`, `seed`"),
         Row(
             "`GRPOTrainer(reward_funcs)`, `reward_weights`",
-            "`rollout.environment.kind: function`",
-            "one function that adds them up; a reward model has no equivalent",
+            "`rollout.environment.rewards`",
+            "with `rollout.environment.kind: function`; each has a weight, see above; a reward model has no equivalent",
         ),
         Row(
             "`multi_objective_aggregation`",

@@ -10,6 +10,9 @@ from typing import Any
 
 MOST_DROPS, MOST_STALLS, MOST_STARTS = 50, 5, 20
 _FAULTS = ("infra", "data")
+_RAISED = "environment_failed"
+MOST_RAISED = 30
+"""Causes of failures of environments and rewards that are shown."""
 MOST_CAUSES = 100
 """Different causes that are kept of one kind; the oldest go first."""
 
@@ -42,6 +45,26 @@ class KindTally:
 
 
 @dataclass
+class RaisedCause:
+    """Failures of environments and rewards that have one cause."""
+
+    first: Mapping[str, Any] = field(default_factory=dict)
+    """The event that told of it, with its traceback, prompt and response."""
+    before: int = 0
+    """Failures in earlier processes of the run: each process counts from 1."""
+    latest: int = 0
+
+    @property
+    def count(self) -> int:
+        """Failures in all processes; at least the one that was told of."""
+        return max(self.before + self.latest, 1)
+
+    def next_process(self) -> None:
+        """The run goes on in another process, which counts from 1."""
+        self.before, self.latest = self.before + self.latest, 0
+
+
+@dataclass
 class EventTally:
     """All events of a run, by name, and what they say about the run itself."""
 
@@ -53,6 +76,8 @@ class EventTally:
     """The newest prompts that were given up."""
     stalls: deque[Mapping[str, Any]] = field(default_factory=lambda: deque(maxlen=MOST_STALLS))
     """The newest times that the run stood still, with what everything waited for."""
+    raised: dict[str, RaisedCause] = field(default_factory=dict)
+    """Why environments and rewards failed, by cause."""
 
     starts: deque[Mapping[str, Any]] = field(default_factory=lambda: deque(maxlen=MOST_STARTS))
     """The newest processes of the run, each with what it began with."""
@@ -67,16 +92,31 @@ class EventTally:
             if name == "run_started":  # of the run's next process, where it was resumed
                 tally.stopped_by = None
                 tally.starts.append(event)
+                for known in tally.raised.values():
+                    known.next_process()
             elif name == "run_ended":
                 tally.stopped_by = str(event.get("stopped_by"))
             cause = event.get("cause") or event.get("reason")
             fault = event.get("kind") if event.get("kind") in _FAULTS else None
             tally.kinds.setdefault(name, KindTally()).add(time, str(cause) if cause else None, fault)
+            tally._note_cause(name, event)
             if name == "prompt_dropped":
                 tally.drops.append(event)
             elif name == "stalled":
                 tally.stalls.append(event)
         return tally
+
+    def _note_cause(self, name: str, event: Mapping[str, Any]) -> None:
+        """Count a failure by its cause; the first event of a cause, in whichever process of the run, tells of it."""
+        told = name == _RAISED
+        cause = event.get("cause") if told else event.get("failed_by")
+        if not isinstance(cause, str) or (cause not in self.raised and len(self.raised) >= MOST_RAISED):
+            return
+        known = self.raised.setdefault(cause, RaisedCause())
+        if told:
+            known.first = known.first or event
+        elif isinstance(number := event.get("failed_by_count"), int):
+            known.latest = max(known.latest, number)
 
     def count(self, name: str) -> int:
         """How many events of this name there were."""

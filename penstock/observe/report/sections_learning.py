@@ -13,6 +13,7 @@ from penstock.observe.report.values import number
 
 COLOURS = ("c1", "c2", "c3", "c4", "c5", "ink")
 _REWARD = "train/reward_mean"
+_COMPONENT = "reward/"
 _SMALL_MULTIPLES = (
     ("train/loss", "Loss", None),
     ("train/grad_norm", "Gradient norm, before clipping", 0.0),
@@ -34,7 +35,14 @@ _PASS_AT = re.compile(r"eval/pass@\d+")
 _EXTREME = re.compile(r"_(mean|max|min)$")
 _CURVE = 3
 """Fewer evaluations than this are no curve."""
-_SHOWN_ELSEWHERE = ("staleness/lag_histogram/", "timing/", "throughput/", "rollout/groups_", "rollout/prompts_")
+_SHOWN_ELSEWHERE = (
+    _COMPONENT,
+    "staleness/lag_histogram/",
+    "timing/",
+    "throughput/",
+    "rollout/groups_",
+    "rollout/prompts_",
+)
 
 
 def window_of(count: int) -> int:
@@ -70,6 +78,7 @@ def reward_section(data: RunData) -> Html:
         ),
         line_chart("Held-out prompts", held_out, note=note, size=LARGE, y_range=scale),
         line_chart("Reward by environment", by_environment, note="running means", size=LARGE, y_range=scale),
+        line_chart("Components of the reward", _components(data), note="running means", size=LARGE),
     ]
     return section("reward", "Reward", join(charts))
 
@@ -88,11 +97,18 @@ def _held_out(data: RunData) -> tuple[list[Line], str]:
     return lines, note
 
 
+def _components(data: RunData) -> list[Line]:
+    """What the rewards are made of, one line each."""
+    return _means(data, [key for key in data.metric_names() if key.startswith(_COMPONENT)], _COMPONENT)
+
+
 def _by_environment(data: RunData) -> list[Line]:
     prefix = f"{_REWARD}/"
     keys = [key for key in data.metric_names() if key.startswith(prefix)]
-    if len(keys) < 2:
-        return []
+    return _means(data, keys, prefix) if len(keys) > 1 else []
+
+
+def _means(data: RunData, keys: list[str], prefix: str) -> list[Line]:
     lines = []
     for place, key in enumerate(keys):
         points = data.points(key)

@@ -44,6 +44,32 @@ def _dropped(drop: Mapping[str, Any], start: datetime | None) -> Html:
     )
 
 
+def raised_causes(tally: EventTally) -> Html:
+    """Why environments and rewards failed: each cause with its traceback and an example, the most frequent first."""
+    if not tally.raised:
+        return NOTHING
+    body = [tag("h3", "Why rewards and environments failed")]
+    causes = sorted(tally.raised.items(), key=lambda item: -item[1].count)
+    for place, (cause, found) in enumerate(causes):
+        first = found.first
+        sample = first.get("sample")
+        which = f"group {first.get('group_id', '–')}" + ("" if sample is None else f", sample {sample}")
+        parts = [
+            tag("p", str(first["message"])) if first.get("message") else None,
+            _quoted("Traceback", first.get("traceback")),
+            tag("p", f"First seen in {which}, prompt {first.get('prompt_id', '–')}:", class_="note") if first else None,
+            _quoted("Prompt", first.get("prompt")),
+            _quoted("Response", first.get("response")),
+        ]
+        summary = tag("summary", tag("code", cause), f" ({found.count:,}×)")
+        body.append(tag("details", summary, *parts, open=place == 0))
+    return join(body)
+
+
+def _quoted(title: str, text: object) -> Html | None:
+    return join([tag("h4", title), tag("pre", str(text))]) if text is not None else None
+
+
 def stalls(tally: EventTally) -> Html:
     """What everything waited for in the newest stalls; the last one is open."""
     if not tally.stalls:

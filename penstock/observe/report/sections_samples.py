@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from penstock.observe.report.data import Record, RunData
 from penstock.observe.report.markup import NOTHING, Html, join, tag
@@ -65,6 +65,8 @@ def _card(sample: Record, several: bool) -> Html:
         tag("span", "truncated", class_="flag") if sample.get("truncated") else None,
         tag("span", sample.get("environment", "")) if several else None,
         tag("span", f"prompt {sample.get('prompt_id', '')}"),
+        *_numbers(sample.get("components"), "reward/"),
+        *_numbers(sample.get("metrics"), ""),
     ]
     return tag(
         "article",
@@ -75,6 +77,12 @@ def _card(sample: Record, several: bool) -> Html:
         data_step=step,
         data_reward=reward if reward is not None else "",
     )
+
+
+def _numbers(values: object, prefix: str) -> list[Html]:
+    """What the reward is made of, or what the environment measured."""
+    named = values.items() if isinstance(values, Mapping) else ()
+    return [tag("span", f"{prefix}{name} {short(number(value))}") for name, value in named]
 
 
 def _text(value: object, most: int) -> Html:

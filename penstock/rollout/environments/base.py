@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
-from penstock.errors import EnvironmentFailure
+from penstock.errors import WrongReward
 from penstock.rollout.engines.base import FinishReason, GenerationResult
 from penstock.rollout.prompts import Message, Prompt
 from penstock.text import safe
@@ -43,6 +43,10 @@ class Trajectory:
     response_text: str
     out_of_room: bool = False
     """It ended because the engine's context had no room for a further turn."""
+    components: Mapping[str, float] = field(default_factory=dict)
+    """What the reward is made of, by name: `reward/<name>` in the metrics."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """What the environment measured besides: `rollout/<environment>/<name>` in the metrics."""
 
     def __post_init__(self) -> None:
         if isinstance(self.response_text, str):
@@ -118,6 +122,14 @@ class Environment(Protocol):
         """End threads and processes; a second call is a no-op."""
 
 
+@runtime_checkable
+class GroupEnvironment(Protocol):
+    """An environment that has something to say only of all samples of a group together."""
+
+    async def run_group(self, prompt: Prompt, handles: Sequence[GenerationHandle]) -> list[Trajectory]:
+        """Play all samples of a group to their end, each with its own handle."""
+
+
 def checked_reward(value: object, prompt: Prompt) -> float:
     """A reward that is a finite number, as rows hold it; everything else is the environment's failure."""
     try:
@@ -127,8 +139,8 @@ def checked_reward(value: object, prompt: Prompt) -> float:
     except OverflowError:
         reward = math.inf
     except (TypeError, ValueError) as error:
-        raise EnvironmentFailure(f"the reward of prompt {prompt.prompt_id} is {value!r}, not a number") from error
+        raise WrongReward(f"the reward of prompt {prompt.prompt_id} is {value!r}, not a number") from error
     if math.isfinite(reward) and abs(reward) <= _LARGEST_REWARD:
         return reward
     problem = "is not a number" if math.isnan(reward) else "is larger than a 32-bit number can be"
-    raise EnvironmentFailure(f"the reward of prompt {prompt.prompt_id} is {reward}, which {problem}")
+    raise WrongReward(f"the reward of prompt {prompt.prompt_id} is {reward}, which {problem}")

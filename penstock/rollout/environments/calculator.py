@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from penstock.config.environment_args import CalculatorArgs
 from penstock.errors import ConfigError
@@ -44,15 +44,20 @@ class CalculatorEnvironment(MultiTurnEnvironment):
         return self._prompts[split]
 
     async def step(self, prompt: Prompt, turns: Sequence[Turn]) -> Observation | Done:
-        response = turns[-1].response
-        call = _CALL.search(response)
-        answers = _ANSWER.findall(response)
-        if call is None or answers:
+        call = _call(turns[-1].response)
+        if call is None:
+            answers = _ANSWER.findall(turns[-1].response)
             return Done(self._reward(prompt, turns, answers[-1] if answers else ""))
-        return Observation(_RESULT.format(_calculate(call[1])))
+        return Observation(_RESULT.format(_calculate(call)))
 
     def unfinished(self, prompt: Prompt, turns: Sequence[Turn]) -> float:
         return self._reward(prompt, turns, "")
+
+    def sample_metrics(self, prompt: Prompt, turns: Sequence[Turn]) -> Mapping[str, float]:
+        """Calls of the calculator, and those of them that it could not calculate."""
+        calls = [call for turn in turns if (call := _call(turn.response)) is not None]
+        failed = sum(_calculate(call).startswith(_PROBLEM) for call in calls)
+        return {"tool_calls": float(len(calls)), "tool_errors": float(failed)}
 
     def _reward(self, prompt: Prompt, turns: Sequence[Turn], answer: str) -> float:
         number = read_number(answer)
@@ -94,10 +99,16 @@ class CalculatorEnvironment(MultiTurnEnvironment):
         )
 
 
+def _call(response: str) -> str | None:
+    """The expression of a turn that is a call: it ends with one and has no answer."""
+    call = _CALL.search(response)
+    return None if call is None or _ANSWER.search(response) else call[1]
+
+
 def _is_understood(response: str) -> bool:
     """Whether the turn is a call that the calculator has a result for, also where nobody is left to see it."""
-    call = _CALL.search(response)
-    return call is not None and not _ANSWER.search(response) and not _calculate(call[1]).startswith(_PROBLEM)
+    call = _call(response)
+    return call is not None and not _calculate(call).startswith(_PROBLEM)
 
 
 def _calculate(expression: str) -> str:

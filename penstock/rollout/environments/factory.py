@@ -7,16 +7,18 @@ from collections.abc import Callable
 from penstock.config.data import PROCEDURAL_TRAIN_SIZE, DataConfig
 from penstock.config.environment_args import CalculatorArgs, MathArgs
 from penstock.config.rollout import EnvironmentConfig
+from penstock.config.values import component_name
 from penstock.errors import ConfigError
 from penstock.rollout.datasets import read_prompts
 from penstock.rollout.environments import gym_scoring, math_grading
 from penstock.rollout.environments.base import Environment
 from penstock.rollout.environments.calculator import CalculatorEnvironment
 from penstock.rollout.environments.custom import PromptData, make_custom
-from penstock.rollout.environments.function import FunctionEnvironment
+from penstock.rollout.environments.function import FunctionEnvironment, GroupFunctionEnvironment
 from penstock.rollout.environments.limits import LimitedEnvironment, TurnLimits
 from penstock.rollout.environments.math import MathEnvironment
 from penstock.rollout.environments.reasoning_gym import ReasoningGymEnvironment
+from penstock.rollout.environments.reward_functions import RewardSpec
 from penstock.rollout.environments.reward_pool import RewardPool
 from penstock.rollout.environments.reward_records import RewardRecords
 
@@ -77,14 +79,27 @@ def _pool(
 
 
 def _function(config: EnvironmentConfig, data: DataConfig, pool: RewardPool) -> Environment:
-    assert config.import_path is not None
-    return FunctionEnvironment(
-        config.import_path,
-        config.args,
-        pool,
-        train=read_prompts(data, "train"),
-        held_out=read_prompts(data, "eval"),
-    )
+    made = GroupFunctionEnvironment if any(reward.batched for reward in config.rewards or ()) else FunctionEnvironment
+    train, held_out = read_prompts(data, "train"), read_prompts(data, "eval")
+    return made(_reward_specs(config), pool, train=train, held_out=held_out)
+
+
+def _reward_specs(config: EnvironmentConfig) -> list[RewardSpec]:
+    if config.rewards is None:
+        assert config.import_path is not None
+        return [RewardSpec(config.import_path, config.args)]
+    return [
+        RewardSpec(
+            reward.import_path,
+            reward.args,
+            key=f"rollout.environment.rewards[{place}].import_path",
+            args_key=f"rollout.environment.rewards[{place}].args",
+            component=component_name(reward.name, reward.import_path),
+            weight=reward.weight,
+            batched=reward.batched,
+        )
+        for place, reward in enumerate(config.rewards)
+    ]
 
 
 def _verifiers(name: str, config: EnvironmentConfig, data: DataConfig, limits: TurnLimits) -> Environment:

@@ -1,84 +1,147 @@
-"""`function`: a reward function of the user's over a dataset."""
+"""`function`: reward functions of the user's over a dataset."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from penstock.imports import import_callable
-from penstock.rollout.environments.base import Split
-from penstock.rollout.environments.plain_data import NotPlain, encode
-from penstock.rollout.environments.reward_pool import FunctionName, RewardPool, is_importable
-from penstock.rollout.environments.reward_worker import KEY, check_signature
-from penstock.rollout.environments.single_turn import RewardCall, SingleTurnEnvironment
+from penstock.errors import WrongReward
+from penstock.rollout.environments.base import GenerationHandle, Segment, Split, Trajectory
+from penstock.rollout.environments.plain_data import as_numbers
+from penstock.rollout.environments.reward_functions import RewardFunction, RewardSpec, load_functions
+from penstock.rollout.environments.reward_pool import RewardPool
+from penstock.rollout.environments.scores import Score, checked_score, failures_about, weighted_score
 from penstock.rollout.prompts import Prompt
+from penstock.runtime.together import together
 
 
-class FunctionEnvironment(SingleTurnEnvironment):
-    """Calls `function(prompt=…, response=…, answer=…, **args)` for each response.
+@dataclass(frozen=True)
+class _Played:
+    """One response that is to be scored."""
 
-    The user's module is imported in a reward process, not here, unless the function has to stay in this one.
+    segments: tuple[Segment, ...]
+    text: str
+    inputs: Mapping[str, Any]
+    """What reward functions are told of it by the names in `reward_signature.GIVEN`."""
+
+    def trajectory(self, score: Score) -> Trajectory:
+        return Trajectory(self.segments, score.reward, self.text, components=score.components)
+
+
+class FunctionEnvironment:
+    """One response per prompt, scored by one function or by several with weights.
+
+    Functions are called by keyword with what their signatures name (`reward_signature`). The user's modules are
+    imported in reward processes, not here, unless a function has to stay in this one.
+
+    Example: with functions `exact` (weight 1) and `short` (weight 0.1) that give 1.0 and 0.5, the reward is 1.05 and
+    its components are `exact` 1.0 and `short` 0.5.
     """
 
     def __init__(
-        self,
-        path: str,
-        args: Mapping[str, Any],
-        pool: RewardPool,
-        *,
-        train: Sequence[Prompt],
-        held_out: Sequence[Prompt],
+        self, specs: Sequence[RewardSpec], pool: RewardPool, *, train: Sequence[Prompt], held_out: Sequence[Prompt]
     ) -> None:
-        super().__init__(pool)
-        self._path = path
-        self._args = dict(args)
-        self._function = _in_a_process_or_here(path, self._args, pool, (*train, *held_out))
+        self._pool = pool
+        self._functions = load_functions(specs, pool, (*train, *held_out))
+        self._renders = any(function.asks_for("rendered_prompt") for function in self._functions)
         self._prompts = {Split.TRAIN: train, Split.EVAL: held_out}
 
     @property
     def name(self) -> str:
-        return f"function:{self._path}"
+        return f"function:{'+'.join(each.spec.component or each.spec.path for each in self._functions)}"
 
     def prompts(self, split: Split) -> Sequence[Prompt]:
         return self._prompts[split]
 
-    def call(self, prompt: Prompt, response: str) -> RewardCall:
-        given = {"prompt": prompt.text, "response": response, "answer": prompt.answer, **self._args}
-        return RewardCall(self._function, kwargs=given)
+    async def run(self, prompt: Prompt, handle: GenerationHandle) -> Trajectory:
+        """Generate once, and call every function; one that takes groups gets a group of one."""
+        played = await self._play(prompt, handle)
+        with failures_about(played.text):
+            scores = await _each(self._scores(function, prompt, [played]) for function in self._functions)
+        return played.trajectory(self._combined(prompt, [score for [score] in scores]))
 
-    def score(self, prompt: Prompt, response: str) -> object:
-        """The reward, in this process."""
-        call = self.call(prompt, response)
-        function = import_callable(self._path, KEY, "function")
-        return function(**call.kwargs)
+    async def close(self) -> None:
+        """End the reward pool."""
+        await self._pool.close()
+
+    async def _play(self, prompt: Prompt, handle: GenerationHandle) -> _Played:
+        prompt_ids = handle.encode_prompt(prompt.content)
+        generation = await handle.generate(prompt_ids)
+        response = handle.decode(generation.token_ids)
+        messages = [dict(message) for message in prompt.messages or ({"role": "user", "content": prompt.text},)]
+        inputs = {
+            "prompt": prompt.text,
+            "messages": messages,
+            "rendered_prompt": _rendered(prompt.text, messages, handle) if self._renders else None,
+            "response": response,
+            "response_ids": list(generation.token_ids),
+            "answer": prompt.answer,
+        }
+        return _Played((Segment(prompt_ids), Segment(generation.token_ids, generation)), response, inputs)
+
+    async def _scores(self, function: RewardFunction, prompt: Prompt, played: Sequence[_Played]) -> list[Score]:
+        """What one function says of each; one that takes single responses is given a single one."""
+        call = function.group_inputs if function.spec.batched else function.inputs
+        value = await self._pool.score(function.function, **call(prompt, [each.inputs for each in played]))
+        values = _listed(value, len(played), prompt) if function.spec.batched else [value]
+        return [checked_score(each, prompt) for each in values]
+
+    def _combined(self, prompt: Prompt, scores: Sequence[Score]) -> Score:
+        """`scores` has one for each function."""
+        names = [function.spec.component for function in self._functions]
+        if names == [None]:
+            return scores[0]
+        weights = [function.spec.weight for function in self._functions]
+        return weighted_score(list(zip(map(str, names), weights, scores, strict=True)), prompt)
 
 
-def _in_a_process_or_here(
-    path: str, args: Mapping[str, Any], pool: RewardPool, prompts: Iterable[Prompt]
-) -> Callable[..., object] | FunctionName:
-    """The function, checked: by its name where it can run in a process, else imported here, and the run says why."""
-    if not pool.in_process:
-        reason = _why_here(path, args, prompts)
-        if reason is None:
-            named = FunctionName(path)
-            pool.check(named, KEY, list(args))
-            return named
-        pool.stay_in_process(path, reason)
-    function = import_callable(path, KEY, "function")
-    check_signature(path, function, list(args))
-    return function
+class GroupFunctionEnvironment(FunctionEnvironment):
+    """Has functions that get a whole group at once; they are called when its last response is there."""
+
+    async def run_group(self, prompt: Prompt, handles: Sequence[GenerationHandle]) -> list[Trajectory]:
+        """Play all samples of a group; the other functions score each response as it comes."""
+        single = [function for function in self._functions if not function.spec.batched]
+        grouped = [function for function in self._functions if function.spec.batched]
+
+        async def one(number: int, handle: GenerationHandle) -> tuple[_Played, list[list[Score]]]:
+            played = await self._play(prompt, handle)
+            with failures_about(played.text, number):
+                return played, await _each(self._scores(function, prompt, [played]) for function in single)
+
+        both = await together(*(one(number, handle) for number, handle in enumerate(handles)))
+        group = [played for played, _ in both]
+        with failures_about(group[0].text):
+            of_groups = await _each(self._scores(function, prompt, group) for function in grouped)
+        trajectories = []
+        for number, (played, of_single) in enumerate(both):
+            by_function = dict(zip(map(id, single), (score for [score] in of_single), strict=True))
+            by_function |= {id(function): of_groups[place][number] for place, function in enumerate(grouped)}
+            scores = [by_function[id(function)] for function in self._functions]
+            trajectories.append(played.trajectory(self._combined(prompt, scores)))
+        return trajectories
 
 
-def _why_here(path: str, args: Mapping[str, Any], prompts: Iterable[Prompt]) -> str | None:
-    if not is_importable(path.partition(":")[0]):
-        return "its module cannot be imported by another process"
-    try:
-        encode(args)
-    except NotPlain as error:
-        return f"rollout.environment.args cannot cross to another process: {error}"
-    for prompt in prompts:
-        try:
-            encode(prompt.answer)
-        except NotPlain as error:
-            return f"the answer of prompt {prompt.prompt_id} (data.answer_key) cannot cross to another process: {error}"
-    return None
+async def _each(work: Any) -> list[list[Score]]:
+    """What all of several calls give; a single one needs no task of its own."""
+    calls = list(work)
+    return [await calls[0]] if len(calls) == 1 else await together(*calls)
+
+
+def _rendered(text: str, messages: Sequence[Mapping[str, Any]], handle: GenerationHandle) -> str:
+    """The prompt as the model sees it."""
+    return handle.render_chat(messages) if handle.uses_chat else text
+
+
+def _listed(value: object, count: int, prompt: Prompt) -> list[Any]:
+    """What a function that gets groups returned: something for each response."""
+    found = as_numbers(value)
+    if count == 1 and not isinstance(found, list):  # an array of one is a number by now
+        found = [found]
+    if not isinstance(found, list) or len(found) != count:
+        what = f"a list of {len(found)}" if isinstance(found, list) else f"{type(value).__name__}"
+        raise WrongReward(
+            f"the reward function returned {what} for {count} responses to prompt {prompt.prompt_id}; one with "
+            f"`batched: true` returns a list with a number or a mapping for each"
+        )
+    return found

@@ -12,10 +12,12 @@ from types import TracebackType
 from penstock.errors import EnvironmentFailure, EnvironmentTimeout, PenstockError
 from penstock.rollout.engines.base import GenerationResult
 from penstock.rollout.environments.base import Environment, GenerationHandle, Split, Trajectory, checked_reward
+from penstock.rollout.environments.reward_errors import raised_by_user
 from penstock.rollout.environments.reward_pool import RewardPool
+from penstock.rollout.environments.scores import checked_numbers
 from penstock.rollout.environments.thread_pool import is_being_cancelled
 from penstock.rollout.prompts import Message, Prompt
-from penstock.text import named_error, safe
+from penstock.text import safe
 
 Play = Callable[[Prompt, GenerationHandle], Awaitable[Trajectory]]
 
@@ -34,7 +36,7 @@ class TurnLimits:
         """One sample, bounded and checked; whatever the environment raises is an `EnvironmentFailure`."""
         work = _Work(self)
         watched = _WatchedHandle(handle, work)
-        with told_as_failures(name):
+        with watched.knows_responses(), told_as_failures(name):
             try:
                 async with work:
                     trajectory = await play(prompt, watched)
@@ -59,11 +61,11 @@ def told_as_failures(what: str) -> Iterator[None]:
     except asyncio.CancelledError as error:
         if is_being_cancelled():
             raise
-        raise EnvironmentFailure(f"{what} raised CancelledError") from error
+        raise raised_by_user(what, error) from error
     except GeneratorExit:
         raise
     except BaseException as error:  # also KeyboardInterrupt: a run hears of Ctrl-C otherwise
-        raise EnvironmentFailure(f"{what} raised {named_error(error)}") from error
+        raise raised_by_user(what, error) from error
 
 
 class _Work:
@@ -194,6 +196,16 @@ class _WatchedHandle:
         self._seen[result.request_id] = (context, result.token_ids)
         return result
 
+    @contextmanager
+    def knows_responses(self) -> Iterator[None]:
+        """Failures inside are told what the model has written so far."""
+        try:
+            yield
+        except EnvironmentFailure as failure:
+            if failure.response is None and self._seen:
+                failure.response = "\n".join(self._handle.decode(written) for _, written in self._seen.values())
+            raise
+
     def checked(self, trajectory: object, prompt: Prompt, name: str) -> Trajectory:
         """Refuse a result that is no trajectory, or whose tokens are not those that the model saw and wrote."""
         if not isinstance(trajectory, Trajectory):
@@ -215,7 +227,12 @@ class _WatchedHandle:
                         "trajectory says; segments must be what the engine saw, in order"
                     )
             before += tuple(segment.token_ids)
-        return replace(trajectory, reward=checked_reward(trajectory.reward, prompt))
+        return replace(
+            trajectory,
+            reward=checked_reward(trajectory.reward, prompt),
+            components=checked_numbers(trajectory.components, prompt, "component"),
+            metrics=checked_numbers(trajectory.metrics, prompt, "metric"),
+        )
 
 
 class LimitedEnvironment:

@@ -11,6 +11,7 @@ from penstock.errors import EnvironmentTimeout, SetupError
 from penstock.rollout.environments.base import GenerationHandle, Segment, Split, Trajectory, checked_reward
 from penstock.rollout.environments.math_grading import grade
 from penstock.rollout.environments.reward_pool import RewardPool
+from penstock.rollout.environments.scores import failures_about
 from penstock.rollout.prompts import Prompt
 
 
@@ -44,7 +45,8 @@ class MathEnvironment:
         prompt_ids = handle.encode_prompt(prompt.content)
         generation = await handle.generate(prompt_ids)
         response = handle.decode(generation.token_ids)
-        reward = checked_reward(await self._reward(prompt, response), prompt)
+        with failures_about(response):
+            reward = checked_reward(await self._reward(prompt, response), prompt)
         return Trajectory((Segment(prompt_ids), Segment(generation.token_ids, generation)), reward, response)
 
     async def close(self) -> None:

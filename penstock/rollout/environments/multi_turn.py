@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from penstock.errors import ConfigError, PromptTooLong
 from penstock.rollout.engines.base import FinishReason
-from penstock.rollout.environments.base import GenerationHandle, Split, Trajectory, checked_reward
+from penstock.rollout.environments.base import GenerationHandle, Split, Trajectory
 from penstock.rollout.environments.conversation import Conversation
+from penstock.rollout.environments.scores import checked_numbers, checked_score
 from penstock.rollout.prompts import Prompt
 
 _log = logging.getLogger(__name__)
@@ -37,7 +38,8 @@ class Observation:
 class Done:
     """The end of the trajectory."""
 
-    reward: float
+    reward: float | Mapping[str, float]
+    """A number, or a mapping with `reward` and named components."""
 
 
 class MultiTurnEnvironment(ABC):
@@ -68,9 +70,16 @@ class MultiTurnEnvironment(ABC):
     async def step(self, prompt: Prompt, turns: Sequence[Turn]) -> Observation | Done:
         """What the environment does after the model's turn, which is the last of `turns`."""
 
-    def unfinished(self, prompt: Prompt, turns: Sequence[Turn]) -> float:
+    def unfinished(self, prompt: Prompt, turns: Sequence[Turn]) -> float | Mapping[str, float]:
         """The reward of a trajectory that ended before `step` ended it."""
         return 0.0
+
+    def sample_metrics(self, prompt: Prompt, turns: Sequence[Turn]) -> Mapping[str, float]:
+        """What to measure of a trajectory, however it ended: `rollout/<environment>/<name>` in the metrics.
+
+        `turns`, how many turns the model had, is there for every environment.
+        """
+        return {}
 
     async def run(self, prompt: Prompt, handle: GenerationHandle) -> Trajectory:
         """Take turns with the model until the end."""
@@ -102,11 +111,19 @@ class MultiTurnEnvironment(ABC):
         """End threads and processes; a second call is a no-op."""
 
     def _trajectory(
-        self, talk: Conversation, prompt: Prompt, turns: Sequence[Turn], reward: float | None, out_of_room: bool = False
+        self,
+        talk: Conversation,
+        prompt: Prompt,
+        turns: Sequence[Turn],
+        reward: float | Mapping[str, float] | None,
+        out_of_room: bool = False,
     ) -> Trajectory:
         value = self.unfinished(prompt, tuple(turns)) if reward is None else reward
+        score = checked_score(value, prompt)
         text = "".join(turn.response + (turn.reply or "") for turn in turns)
-        return Trajectory(tuple(talk.segments), checked_reward(value, prompt), text, out_of_room)
+        own = checked_numbers(self.sample_metrics(prompt, tuple(turns)), prompt, "metric")
+        metrics = {"turns": float(len(turns)), **own}
+        return Trajectory(tuple(talk.segments), score.reward, text, out_of_room, score.components, metrics)
 
     def _stop_token_ids(self, handle: GenerationHandle) -> frozenset[int]:
         check_turn_ends(self.turn_ends)

@@ -54,6 +54,18 @@ def decode(text: str | bytes) -> Any:
     return json.loads(text, object_hook=_unmarked)
 
 
+def as_numbers(value: Any) -> Any:
+    """A reward with numbers of libraries, fractions and arrays in it, as plain numbers, lists and dicts."""
+    if isinstance(value, dict | MappingProxyType):
+        return {key: as_numbers(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [as_numbers(each) for each in value]
+    if len(getattr(value, "shape", ())) and hasattr(value, "tolist"):
+        listed = value.tolist()
+        return listed[0] if len(listed) == 1 else listed
+    return float(value) if hasattr(value, "__float__") and not isinstance(value, int | float) else value
+
+
 def _marked(value: Any) -> Any:
     kind = type(value)
     if value is None or isinstance(value, str | int | float):

@@ -22,6 +22,7 @@ from penstock.rollout.environments.reward_calls import (
     too_late,
 )
 from penstock.rollout.environments.reward_process import Home, RewardProcess
+from penstock.rollout.environments.reward_signature import Signature
 from penstock.rollout.environments.reward_worker import KEY
 
 _START_SECONDS = 120.0
@@ -84,20 +85,25 @@ class ProcessRewardPool:
         self.abandoned = 0
         """Calls that were given up, with their process."""
 
-    def check(self, function: str, key: str, names: Sequence[str]) -> None:
-        """Import a function in a process, and look whether it can be called as a reward with keywords `names`.
+    def check(self, function: str, key: str) -> Signature:
+        """Import a function in a process, and say which parameters it has.
 
         Raises `ConfigError` with the setting `key`. Needs no event loop; the process is kept for the first call.
         """
-        process = RewardProcess(self._home)
+        worker = next((each for each in self._workers if not each.attached), None) or Worker(RewardProcess(self._home))
         try:
-            reply = ask_for(process, function, key, names, _START_SECONDS)
+            reply = ask_for(worker.process, function, key, _START_SECONDS)
         except BaseException:
-            self._kill(process)
+            self._kill(worker.process)
+            self._workers = [each for each in self._workers if each is not worker]
             raise
         self._note_printed(function, reply)
-        self._workers.append(Worker(process, {function}, requests=1))
+        worker.loaded.add(function)
+        worker.requests += 1
+        if worker not in self._workers:
+            self._workers.append(worker)
         self._proven = True
+        return Signature(*reply["value"])
 
     async def score(self, function: str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         """What `module:name` returns in a process; what goes wrong there is an `EnvironmentFailure`.
@@ -115,6 +121,11 @@ class ProcessRewardPool:
         except asyncio.CancelledError:
             self._nobody_waits(call)
             raise
+
+    def kill(self) -> None:
+        """Kill processes that no call was made to yet, without an event loop."""
+        for worker in [each for each in self._workers if not each.attached]:
+            self._lose(worker)
 
     async def close(self) -> None:
         """Kill all processes and wait for their end; a second call is a no-op."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from penstock.errors import ConfigError, EnvironmentFailure, EnvironmentTimeout, RewardWorkerLost
 from penstock.rollout.environments.plain_data import encode
-from penstock.rollout.environments.reward_errors import as_exception
+from penstock.rollout.environments.reward_errors import as_exception, raised_by_user
 from penstock.rollout.environments.reward_process import RewardProcess
 
 _FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)
@@ -88,10 +88,10 @@ class Worker:
         return taken
 
 
-def ask_for(process: RewardProcess, function: str, key: str, names: Sequence[str], seconds: float) -> dict[str, Any]:
+def ask_for(process: RewardProcess, function: str, key: str, seconds: float) -> dict[str, Any]:
     """Have a function imported and looked at, without an event loop; what is wrong is a `ConfigError` of `key`."""
     try:
-        reply = process.ask(load_line(function, names), seconds)
+        reply = process.ask(load_line(function, key), seconds)
     except TimeoutError:
         problem = f"{key}: importing {function} took longer than {seconds} s"
     except (EOFError, OSError):
@@ -103,9 +103,9 @@ def ask_for(process: RewardProcess, function: str, key: str, names: Sequence[str
     raise ConfigError([problem + and_printed(process.printed())])
 
 
-def load_line(function: str, names: Sequence[str] | None = None) -> bytes:
-    """The request to import a function and, with `names`, to see whether it takes these keywords as a reward."""
-    return encode({"load": function, "names": None if names is None else list(names)}).encode() + b"\n"
+def load_line(function: str, key: str | None = None) -> bytes:
+    """The request to import a function and, with the setting that names it, to say which parameters it has."""
+    return encode({"load": function, "key": key}).encode() + b"\n"
 
 
 def call_line(function: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
@@ -122,7 +122,7 @@ def fail(call: Call, error: Exception) -> None:
 def raised(reply: dict[str, Any]) -> EnvironmentFailure:
     """What a function raised, with its causes."""
     told = reply["error"]
-    failure = EnvironmentFailure(f"the reward function raised {told['text']}{and_printed(reply.get('printed', ''))}")
+    failure = raised_by_user("the reward function", told, and_printed(reply.get("printed", "")))
     failure.__cause__ = as_exception(told)
     return failure
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import MethodType
 from typing import Any
@@ -12,6 +12,7 @@ from penstock.given import is_importable as is_importable
 from penstock.rollout.environments.plain_data import NotPlain
 from penstock.rollout.environments.process_pool import ProcessRewardPool
 from penstock.rollout.environments.reward_records import RewardRecords
+from penstock.rollout.environments.reward_signature import Signature
 from penstock.rollout.environments.thread_pool import ThreadRewardPool
 
 
@@ -53,9 +54,9 @@ class RewardPool:
         """Calls that were given up, with their thread or process."""
         return self._threads.abandoned + self._processes.abandoned
 
-    def check(self, function: FunctionName, key: str, names: Sequence[str]) -> None:
-        """Raise `ConfigError` where a function cannot be imported in a process, or not be called as a reward."""
-        self._processes.check(function.path, key, names)
+    def check(self, function: FunctionName, key: str) -> Signature:
+        """The parameters of a function, as a process finds it; `ConfigError` where it cannot be imported there."""
+        return self._processes.check(function.path, key)
 
     def stay_in_process(self, function: str, reason: str) -> None:
         """Compute all rewards in this process from now on, though nobody asked for it, and say so."""
@@ -76,6 +77,10 @@ class RewardPool:
                 except NotPlain as error:
                     self._records.in_process(name, f"its arguments cannot cross to another process: {error}")
         return await self._threads.score(function, *args, **kwargs)
+
+    def kill(self) -> None:
+        """End processes that were started to look at functions; needs no event loop."""
+        self._processes.kill()
 
     async def close(self) -> None:
         """End threads and processes."""

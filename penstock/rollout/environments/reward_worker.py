@@ -3,7 +3,8 @@
 Requests and replies are lines of JSON on a socket that only this program knows; stdin is empty, and what is written to
 stdout and stderr, by Python or past it, goes to the page that the run's process shares. A request has one of
 
-- `load`: a function to import, and where `names` are given to be looked at: can it be called with such keywords?
+- `load`: a function to import, and where `key`, the setting that names it, is given to be looked at: which parameters
+  has it (`reward_signature`)?
 - `function`, `args`, `kwargs`: a call. What it returns is awaited, on this process's own event loop, if it can be.
 
 and a reply has `value` or `error` (see `reward_errors`), or `problems` of a function that cannot be loaded; besides,
@@ -22,14 +23,15 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from penstock.errors import ConfigError
 from penstock.imports import import_callable
-from penstock.rollout.environments.plain_data import NotPlain, decode, encode
+from penstock.rollout.environments.plain_data import NotPlain, as_numbers, decode, encode
 from penstock.rollout.environments.reward_errors import told
 from penstock.rollout.environments.reward_output import SharedPage
+from penstock.rollout.environments.reward_signature import signature_of
 from penstock.runtime.orphans import end_with_parent
 
 KEY = "rollout.environment.import_path"
@@ -135,16 +137,14 @@ class Worker:
         return _line(reply, took, self._captured.collect())
 
     def _load(self, request: dict[str, Any]) -> dict[str, Any]:
-        path = request["load"]
+        path, key = request["load"], request["key"]
         try:
-            function = self._functions[path] = import_function(path)
-            if request["names"] is not None:
-                check_signature(path, function, request["names"])
+            function = self._functions[path] = import_function(path, key or KEY)
+            return {"value": None if key is None else list(signature_of(function))}
         except ConfigError as error:
             return {"problems": error.problems}
         except BaseException as error:  # noqa: BLE001 - a module may well try to exit
-            return {"problems": [f"{KEY}: {path} cannot be imported: {told(error)['text']}"]}
-        return {"value": None}
+            return {"problems": [f"{key or KEY}: {path} cannot be imported: {told(error)['text']}"]}
 
     def _call(self, request: dict[str, Any]) -> Any:
         value = self._functions[request["function"]](*request["args"], **request["kwargs"])
@@ -162,33 +162,16 @@ class Worker:
         return self._loop.run_until_complete(result())
 
 
-def import_function(path: str) -> Callable[..., Any]:
+def import_function(path: str, key: str) -> Callable[..., Any]:
     """The callable that `module:name` means; of a name with dots, each is an attribute of the one before."""
     module, _, name = path.partition(":")
     first, *rest = name.split(".")
     if not rest:
-        return import_callable(path, KEY, "function")
-    found: Any = import_callable(f"{module}:{first}", KEY, "class")
+        return import_callable(path, key, "function")
+    found: Any = import_callable(f"{module}:{first}", key, "class")
     for part in rest:
         found = getattr(found, part)
     return found  # type: ignore[no-any-return]
-
-
-def check_signature(path: str, function: Callable[..., object], names: Sequence[str]) -> None:
-    """Raise `ConfigError` where a reward function cannot be called with what it will be given, and with `names`."""
-    import inspect
-
-    try:
-        inspect.signature(function).bind(prompt="", response="", answer=None, **dict.fromkeys(names))
-    except ValueError:  # of some functions in C nothing is known
-        return
-    except TypeError as error:
-        raise ConfigError(
-            [
-                f"{KEY}: {path} cannot be called as function(prompt=…, response=…, answer=…"
-                f"{''.join(f', {name}=…' for name in names)}): {error}"
-            ]
-        ) from error
 
 
 def _line(reply: dict[str, Any], took: float, printed: str) -> bytes:
@@ -210,11 +193,12 @@ def _encoded(reply: dict[str, Any]) -> str:
     try:
         return encode(reply)
     except NotPlain:
-        value = reply["value"]
-        if not hasattr(value, "__float__"):
+        if "value" not in reply:
             raise
     try:
-        return encode(reply | {"value": float(value)})  # a fraction, or a number of some library
+        return encode(reply | {"value": as_numbers(reply["value"])})
+    except NotPlain:
+        raise
     except Exception as error:  # user code as well
         raise NotPlain(told(error)["text"]) from error
 

@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.rollout.environments.base import GenerationHandle, Segment, Split, Trajectory, checked_reward
+from penstock.rollout.environments.base import GenerationHandle, Segment, Split, Trajectory
 from penstock.rollout.environments.reward_pool import FunctionName, RewardPool
+from penstock.rollout.environments.scores import checked_numbers, checked_score, failures_about
 from penstock.rollout.prompts import Prompt
 
 
@@ -41,11 +42,15 @@ class SingleTurnEnvironment(ABC):
 
     @abstractmethod
     def score(self, prompt: Prompt, response: str) -> object:
-        """The reward of a response; anything that is not a finite number counts as a failure."""
+        """The reward of a response: a finite number, or a mapping with `reward` and named components."""
 
     def call(self, prompt: Prompt, response: str) -> RewardCall:
         """What is called in the pool for the reward."""
         return RewardCall(self.score, (prompt, response))
+
+    def sample_metrics(self, prompt: Prompt, response: str) -> Mapping[str, float]:
+        """What to measure of a response besides: `rollout/<environment>/<name>` in the metrics."""
+        return {}
 
     async def run(self, prompt: Prompt, handle: GenerationHandle) -> Trajectory:
         """Generate once, score once."""
@@ -53,8 +58,16 @@ class SingleTurnEnvironment(ABC):
         generation = await handle.generate(prompt_ids)
         response = handle.decode(generation.token_ids)
         call = self.call(prompt, response)
-        reward = checked_reward(await self._pool.score(call.function, *call.args, **call.kwargs), prompt)
-        return Trajectory((Segment(prompt_ids), Segment(generation.token_ids, generation)), reward, response)
+        with failures_about(response):
+            score = checked_score(await self._pool.score(call.function, *call.args, **call.kwargs), prompt)
+            metrics = checked_numbers(self.sample_metrics(prompt, response), prompt, "metric")
+        return Trajectory(
+            (Segment(prompt_ids), Segment(generation.token_ids, generation)),
+            score.reward,
+            response,
+            components=score.components,
+            metrics=metrics,
+        )
 
     async def close(self) -> None:
         """End the reward pool."""

@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from penstock.errors import EnvironmentFailure, EnvironmentTimeout
+from penstock.rollout.environments.reward_errors import raised_by_user
 from penstock.runtime.local import WorkerThread
-from penstock.text import named_error
 
 
 class ThreadRewardPool:
@@ -89,4 +89,4 @@ def is_being_cancelled() -> bool:
 
 
 def _raised(error: BaseException) -> EnvironmentFailure:
-    return EnvironmentFailure(f"the reward function raised {named_error(error)}")
+    return raised_by_user("the reward function", error)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import verifiers.v1 as vf
@@ -15,6 +16,7 @@ from penstock.errors import EnvironmentFailure
 from penstock.rollout.environments.base import GenerationHandle, Split, Trajectory
 from penstock.rollout.environments.conversation import Conversation
 from penstock.rollout.environments.limits import TurnLimits
+from penstock.rollout.environments.reward_errors import raised_by_user, told_by_others
 from penstock.rollout.environments.verifiers_client import EngineClient, Sample
 from penstock.rollout.environments.verifiers_tasks import load_verifiers, read_tasks
 from penstock.rollout.prompts import Prompt
@@ -94,14 +96,17 @@ class VerifiersEnvironment:
         if sample.failure is not None:
             raise sample.failure
         trace = _trained_trace(episode, self.name)
-        return _trajectory(sample.talks[trace.id], _reward(trace, self.name), sample.out_of_room)
+        reward, talk = _reward(trace, self.name), sample.talks[trace.id]
+        return replace(_trajectory(talk, reward, sample.out_of_room), **_numbers(trace, talk))
 
 
 def _trained_trace(episode: Any, name: str) -> Any:
     if not episode.ok:
         errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
-        reason = f"{errors[-1].type}: {errors[-1].message}" if errors else "no reason given"
-        raise EnvironmentFailure(f"{name}: the episode failed: {reason}")
+        if errors:
+            said = told_by_others(errors[-1].type, errors[-1].message, errors[-1].traceback)
+            raise raised_by_user(f"{name}: the episode failed: its code", said)
+        raise EnvironmentFailure(f"{name}: the episode failed: no reason given")
     traces = [trace for trace in episode.traces if trace.agent.trainable]
     if len(traces) != 1:
         raise EnvironmentFailure(
@@ -117,6 +122,13 @@ def _reward(trace: Any, name: str) -> float:
         why = f"{', '.join(missing)} not scored" if missing else "its task has no @reward"
         raise EnvironmentFailure(f"{name}: there is no reward: {why} (stopped by {trace.stop_condition})")
     return float(trace.reward)
+
+
+def _numbers(trace: Any, talk: Conversation) -> dict[str, Any]:
+    """What verifiers has by name: rewards, without their weights, and metrics; the turns are counted here."""
+    components = {name: float(reward.score) for name, reward in trace.rewards.items()}
+    metrics = {name: float(value) for name, value in trace.metrics.items() if value is not None}
+    return {"components": components, "metrics": {"turns": float(talk.generations), **metrics}}
 
 
 def _trajectory(talk: Conversation, reward: float, out_of_room: bool) -> Trajectory:
