@@ -8,6 +8,7 @@ import importlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from penstock import given
 from penstock.errors import ConfigError
 from penstock.text import error_text, named_error
 
@@ -18,6 +19,8 @@ def import_callable(path: str, key: str, what: str) -> Callable[..., Any]:
     Whatever the user's module does while it is imported, `sys.exit()` included, is an error of the setting.
     """
     module_name, _, name = path.partition(":")
+    if given.is_lost(path):
+        raise ConfigError([f"{key}: {given.lost_words(path)}"])
     try:
         module = importlib.import_module(module_name)
         found = getattr(module, name, None)

@@ -14,6 +14,7 @@ import penstock
 PACKAGE = Path(__file__).parents[1] / "penstock"
 LAYERS = (
     "__main__",
+    "api_reference",
     "cli",
     "run",
     "sharing",
@@ -28,6 +29,7 @@ LAYERS = (
     "observe",
     "config",
     "imports",
+    "given",
     "errors",
     "text",
 )

@@ -12,7 +12,7 @@ import torch
 
 from penstock.config.models import RunConfig
 from penstock.run.verify import custom_loss, cut_off, gradients, memory, mismatch, rollouts, round_trip, weight_sync
-from penstock.run.verify.findings import Check, Finding, NotChecked, Report, Row, Skipped, raised
+from penstock.run.verify.findings import Check, Finding, NotChecked, Row, Skipped, VerifyReport, raised
 from penstock.run.verify.subject import Limits, Subject, built, sample, verifiable
 from penstock.runtime.loop import run_loop
 from penstock.weights.hf import pick_device, silence_progress_bars
@@ -36,7 +36,7 @@ OF_CUSTOM_LOSSES = ((custom_loss.CUSTOM_LOSS, custom_loss.check_custom_loss),)
 """Those of runs with a loss of the user's own."""
 
 
-def verify(config: RunConfig, limits: Limits | None = None, notify: Notify | None = None) -> Report:
+def verify(config: RunConfig, limits: Limits | None = None, notify: Notify | None = None) -> VerifyReport:
     """Check a run on its own model and data; trains nothing and writes nothing.
 
     Raises `ConfigError` or `SetupError` where the run could not be built at all.
@@ -57,7 +57,7 @@ class _Preflight:
         extra = OF_CUSTOM_LOSSES if config.algorithm.loss.kind == "custom" else ()
         self._checks = (*ON_ROLLOUTS[:-1], *extra, ON_ROLLOUTS[-1])
 
-    async def run(self) -> Report:
+    async def run(self) -> VerifyReport:
         started = time.monotonic()
         first = await self._row(memory.MEMORY, lambda: memory.check_memory(self._config))
         figures = first.finding.figures
@@ -67,7 +67,7 @@ class _Preflight:
             rest = await self._with_model(may_fail=first.failed)
         device = str(pick_device(self._config.runtime.device))
         subject = {"model": self._config.model.path, "dtype": self._config.model.dtype, "device": device}
-        return Report(subject, (*rest, first), time.monotonic() - started)
+        return VerifyReport(subject, (*rest, first), time.monotonic() - started)
 
     async def _with_model(self, *, may_fail: bool) -> list[Row]:
         """The checks that need the run's parts; with `may_fail`, running out of memory meanwhile is no surprise."""
