@@ -35,6 +35,8 @@ _INFO, _GROUP = "recording.json", "group.json"
 _DRAFT, _REPLACED = ".draft-", ".replaced-"
 _READABLE = 40
 """Characters of a prompt id that a folder's name shows."""
+_WHERE_UNNAMED = {"rollout.sampling.min_p": 0.0}
+"""What a recording was made with where it does not name the setting."""
 
 
 class RecordingInfo(BaseModel):
@@ -179,9 +181,10 @@ def read_info(run_dir: str | Path) -> RecordingInfo:
 
 def _read_info(path: Path) -> RecordingInfo:
     try:
-        return RecordingInfo.model_validate_json(path.read_bytes())
+        info = RecordingInfo.model_validate_json(path.read_bytes())
     except (OSError, ValidationError) as error:
         raise SetupError(f"{str(path)!r} cannot be used: {_reason(error)}") from error
+    return info.model_copy(update={"settings": _WHERE_UNNAMED | info.settings})
 
 
 def _groups(folder: Path) -> Iterator[tuple[RecordedGroup, Path]]:

@@ -326,5 +326,6 @@ def _sampling(config: RunConfig, tokenizer: Any, model: Any) -> SamplingParams:
         temperature=sampling.temperature,
         top_p=sampling.top_p,
         top_k=sampling.top_k,
+        min_p=sampling.min_p,
         stop_token_ids=frozenset(token for token in stop if token is not None and token < vocabulary),
     )

@@ -26,6 +26,7 @@ TIS = {"kind": "tis"}
         ),
         ({"rollout__failure__min_groups_per_step": 1}, "rollout.failure.min_groups_per_step"),
         ({"rollout__sampling__top_p": 0.9}, "rollout.sampling.top_p"),
+        ({"rollout__sampling__min_p": 0.1}, "rollout.sampling.min_p"),
         ({"rollout__sampling__top_k": 5}, "rollout.sampling.top_k"),
         ({"algorithm__old_policy": "engine", "algorithm__correction": TIS}, "algorithm.correction.kind"),
         ({"rollout__group_size": 1}, "rollout.group_size"),

@@ -40,6 +40,7 @@ REQUESTS = st.builds(
         st.integers(1, 10**6),
         temperature=st.floats(0, 10),
         top_p=st.floats(0.01, 1),
+        min_p=st.floats(0, 1),
         top_k=st.integers(0, 1000),
         stop_token_ids=TOKENS.map(frozenset),
     ),

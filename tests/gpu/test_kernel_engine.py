@@ -109,6 +109,7 @@ async def test_truncated_requests_share_a_batch_with_others() -> None:
         request("plain", new=3),
         request("top_k", new=3, top_k=3, temperature=1.3),
         request("one", new=3, top_k=1, top_p=0.5),
+        request("certain", new=3, min_p=1.0),
     ]
     async with kernel_engine() as engine:
         results = await generate_all(engine, kinds)
@@ -122,6 +123,23 @@ async def test_truncated_requests_share_a_batch_with_others() -> None:
         assert token in top.indices.tolist()
         assert logprob == pytest.approx(float(logits_V[token] - top.values.logsumexp(0)), abs=1e-3)
     assert set(results[2].logprobs) == {0.0}
+    assert set(results[3].logprobs) == {0.0}
+
+
+@needs_kernels
+async def test_min_p_leaves_out_what_is_too_unlikely() -> None:
+    """By itself it needs no sorting, unlike top-k and top-p."""
+    asked = request("min_p", new=3 if not ON_GPU else 20, min_p=0.3, temperature=1.3)
+    async with kernel_engine() as engine:
+        result = await engine.generate(asked)
+    ids = torch.tensor([asked.prompt_ids + result.token_ids])
+    with torch.no_grad():
+        logits_TV = small_model().cpu()(ids).logits[0, len(asked.prompt_ids) - 1 : -1] / 1.3
+    for logits_V, token, logprob in zip(logits_TV, result.token_ids, result.logprobs, strict=True):
+        kept_V = logits_V.softmax(-1) >= 0.3 * logits_V.softmax(-1).max()
+        assert kept_V[token]
+        assert not kept_V.all()
+        assert logprob == pytest.approx(float(logits_V[token] - logits_V[kept_V].logsumexp(0)), abs=1e-3)
 
 
 @needs_kernels

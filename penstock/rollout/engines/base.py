@@ -27,6 +27,8 @@ class SamplingParams:
     top_p: float = 1.0
     top_k: int = 0
     """0 means all tokens."""
+    min_p: float = 0.0
+    """Tokens whose probability is below this fraction of the largest one are left out; 0 means none are."""
     stop_token_ids: frozenset[int] = frozenset()
     """A response ends with, and includes, the first of these."""
 
@@ -51,7 +53,7 @@ class GenerationResult:
     request_id: str
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
-    """Log-prob of each token under the distribution it was sampled from (after temperature, top-p and top-k)."""
+    """Log-prob of each token under the distribution it was sampled from (after temperature, min-p, top-k and top-p)."""
     token_versions: tuple[int, ...]
     """Weight version that produced each token."""
     finish_reason: FinishReason

@@ -30,18 +30,22 @@ MISMATCH = Check(
 async def check_mismatch(subject: Subject) -> Finding:
     """Both sides' log-probs of every sampled token, under the weights that sampled them."""
     sampling, meta = subject.config.rollout.sampling, subject.sampled.meta
-    if sampling.top_p == 1.0 and sampling.top_k == 0:
+    if not sampling.is_truncated:
         return _judged(await _figures(subject, meta), subject.config.model.dtype, ())
     sampled = await sample_untruncated(subject, _UNTRUNCATED_GROUPS)
     if not sampled.metas:
         cause = sampled.failures[0] if sampled.failures else "there was no time for them"
-        return Finding(Status.FAIL, "no group without top_p and top_k", {}, problem=f"None could be sampled: {cause}.")
+        return Finding(
+            Status.FAIL, "no group without truncated sampling", {}, problem=f"None could be sampled: {cause}."
+        )
     apart = sampled.meta
     try:
         figures = await _figures(subject, apart)
     finally:
         await subject.data_plane.clear_samples_async(apart.sample_ids, apart.partition_id)
-    note = f"on {len(apart.group_ids)} groups sampled without top_p and top_k, under which the two differ by design"
+    note = (
+        f"on {len(apart.group_ids)} groups sampled without top_p, top_k and min_p, under which the two differ by design"
+    )
     return _judged(figures, subject.config.model.dtype, (note,))
 
 

@@ -136,7 +136,7 @@ async def sample(
 async def sample_untruncated(subject: Subject, groups: int) -> Sampled:
     """A few groups from the whole distribution, where the run's sampling cuts its tail off."""
     config, serving = subject.config, subject.serving
-    sampling: SamplingParams = replace(serving.sampling, top_p=1.0, top_k=0)
+    sampling: SamplingParams = replace(serving.sampling, top_p=1.0, top_k=0, min_p=0.0)
     settings = RolloutSettings(
         config.rollout.group_size, sampling, config.seed, config.rollout.generation_timeout_seconds
     )

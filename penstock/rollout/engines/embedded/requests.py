@@ -71,6 +71,7 @@ def check_request(request: GenerationRequest, max_context: int, vocabulary: int)
         ),
         (not 0.0 < sampling.top_p <= 1.0, f"top_p must be in (0, 1], not {sampling.top_p}"),
         (not 0 <= sampling.top_k < 2**31, f"top_k must be from 0 to 2**31 - 1, not {sampling.top_k}"),
+        (not 0.0 <= sampling.min_p <= 1.0, f"min_p must be in [0, 1], not {sampling.min_p}"),
         (
             any(not 0 <= token < vocabulary for token in sampling.stop_token_ids),
             f"stop_token_ids has a token outside the vocabulary 0..{vocabulary - 1}",

@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from penstock.rollout.engines.base import FinishReason, GenerationResult
 from penstock.rollout.engines.embedded.requests import Ticket
+from penstock.rollout.engines.embedded.sampling import SamplingColumns
 
 _UNIFORMS = 64
 """Random numbers drawn ahead per request."""
@@ -37,6 +38,7 @@ class Rows:
         self.temperature_S = np.ones(slots, dtype=np.float32)
         self.top_k_S = np.zeros(slots, dtype=np.int64)
         self.top_p_S = np.ones(slots, dtype=np.float32)
+        self.min_p_S = np.zeros(slots, dtype=np.float32)
         self.stops_SX = np.full((slots, 0), -1, dtype=np.int64)
         self._uniforms_SU = np.zeros((slots, _UNIFORMS))
         self._next_uniform_S = np.zeros(slots, dtype=np.int64)
@@ -57,7 +59,7 @@ class Rows:
         self.prompt_length_S[row] = length
         self.end_S[row] = min(length + sampling.max_new_tokens, self.tokens_SC.shape[1])
         self.temperature_S[row] = sampling.temperature
-        self.top_k_S[row], self.top_p_S[row] = sampling.top_k, sampling.top_p
+        self.top_k_S[row], self.top_p_S[row], self.min_p_S[row] = sampling.top_k, sampling.top_p, sampling.min_p
         self._set_stops(row, sampling.stop_token_ids)
         self._generators.append(None)
         self._next_uniform_S[row] = _UNIFORMS
@@ -105,6 +107,10 @@ class Rows:
             ended_B |= (tokens_B[:, None] == self.stops_SX[place]).any(axis=1)
         return np.sort(rows_B[ended_B])[::-1]
 
+    def sampling(self, rows: slice | NDArray[np.integer]) -> SamplingColumns:
+        """How these rows want their tokens drawn."""
+        return SamplingColumns(self.temperature_S[rows], self.top_k_S[rows], self.top_p_S[rows], self.min_p_S[rows])
+
     def generated(self, row: int) -> int:
         """How many tokens the row's response has."""
         return int(self.feed_2S[1, row] + 1 - self.prompt_length_S[row])
@@ -137,7 +143,8 @@ class Rows:
         self.tickets.pop()
         self._generators.pop()
         self.feed_2S[:, last] = 0
-        self.temperature_S[last], self.top_k_S[last], self.top_p_S[last] = 1.0, 0, 1.0
+        self.temperature_S[last] = 1.0
+        self.top_k_S[last], self.top_p_S[last], self.min_p_S[last] = 0, 1.0, 0.0
         self.count = last
 
     def _columns(self) -> tuple[NDArray[np.generic], ...]:
@@ -147,6 +154,7 @@ class Rows:
             self.temperature_S,
             self.top_k_S,
             self.top_p_S,
+            self.min_p_S,
             self.stops_SX,
             self._uniforms_SU,
             self._next_uniform_S,
