@@ -5,14 +5,37 @@ from __future__ import annotations
 import difflib
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    field_validator,
+)
 
 from penstock.config.base import Section
 from penstock.config.values import usable_path
+from penstock.text import is_safe
 
 _KINDS = ("math", "calculator", "function", "custom")
 _NAMED_KINDS = {"reasoning_gym": "task", "verifiers": "environment"}
 """Kinds of environment that a name follows, and what it names."""
+
+
+def _as_list(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+def _usable_stop(value: str) -> str:
+    if not value or "\ufffd" in value or not is_safe(value):
+        raise ValueError("a stop string needs text: not empty, and without U+FFFD or half a surrogate pair")
+    return value
+
+
+StopString = Annotated[str, AfterValidator(_usable_stop)]
 
 
 class EngineConfig(Section):
@@ -42,6 +65,9 @@ class SamplingConfig(Section):
     """Longest response; one that reaches it, or the end of the engine's `max_context`, counts as truncated."""
     stop_token_ids: list[NonNegativeInt] = Field(default_factory=list)
     """Token ids that end a response, besides the tokenizer's end-of-sequence token."""
+    stop: Annotated[list[StopString], BeforeValidator(_as_list)] = Field(default_factory=list)
+    """Texts that end a response: it ends with the token at which its text first contains one of them, and its text with
+    the stop string. One text may stand without brackets."""
 
     @property
     def is_truncated(self) -> bool:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError, field_validator
 
 from penstock.data_plane.archive import save_rows
 from penstock.data_plane.client import SampleBatch
@@ -49,6 +49,11 @@ class RecordingInfo(BaseModel):
     """Settings that a replay must share, by their dotted keys."""
     tokenizer: str
     """Digest of the vocabulary."""
+
+    @field_validator("settings")
+    @classmethod
+    def _named(cls, value: dict[str, Any]) -> dict[str, Any]:
+        return _WHERE_UNNAMED | value
 
 
 class RecordedGroup(BaseModel):
@@ -181,10 +186,9 @@ def read_info(run_dir: str | Path) -> RecordingInfo:
 
 def _read_info(path: Path) -> RecordingInfo:
     try:
-        info = RecordingInfo.model_validate_json(path.read_bytes())
+        return RecordingInfo.model_validate_json(path.read_bytes())
     except (OSError, ValidationError) as error:
         raise SetupError(f"{str(path)!r} cannot be used: {_reason(error)}") from error
-    return info.model_copy(update={"settings": _WHERE_UNNAMED | info.settings})
 
 
 def _groups(folder: Path) -> Iterator[tuple[RecordedGroup, Path]]:

@@ -47,7 +47,7 @@ _FREE = {
     "data": "train_path eval_path format eval_split download answer_key eval_size epochs chat_template partial_step",
     "rollout": "max_inflight_groups generation_timeout_seconds record",
     "rollout.engine": "kind slots max_context",
-    "rollout.sampling": "top_p top_k min_p max_new_tokens stop_token_ids",
+    "rollout.sampling": "top_p top_k min_p max_new_tokens stop_token_ids stop",
     "rollout.environment": "args function path timeout_seconds workers in_process",
     "rollout.failure": "infra_attempts data_attempts backoff_seconds backoff_max_seconds max_dropped_prompts on_drop "
     "min_groups_per_step stall_seconds on_stall max_redispatches",

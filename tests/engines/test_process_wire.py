@@ -43,6 +43,7 @@ REQUESTS = st.builds(
         min_p=st.floats(0, 1),
         top_k=st.integers(0, 1000),
         stop_token_ids=TOKENS.map(frozenset),
+        stop=st.lists(st.text(), max_size=3).map(tuple),
     ),
     seed=st.integers(0, 2**200),
     group_id=TEXT,

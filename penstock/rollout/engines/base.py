@@ -31,6 +31,8 @@ class SamplingParams:
     """Tokens whose probability is below this fraction of the largest one are left out; 0 means none are."""
     stop_token_ids: frozenset[int] = frozenset()
     """A response ends with, and includes, the first of these."""
+    stop: tuple[str, ...] = ()
+    """A response ends with the token at which its text first contains one of these. The token may go on beyond it."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,8 @@ class GenerationResult:
     token_versions: tuple[int, ...]
     """Weight version that produced each token."""
     finish_reason: FinishReason
+    stop_string: str | None = None
+    """The stop string that ended it."""
 
 
 class EngineHealth(Enum):

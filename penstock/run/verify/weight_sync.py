@@ -137,7 +137,7 @@ async def _served(subject: Subject, prompts: list[tuple[int, ...]]) -> _Served:
     if not isinstance(engine, DigestingEngine):
         raise NotChecked(f"{type(engine).__name__} does not tell the hashes of its weights")
     tokens = min(_PROBE_TOKENS, sampling.max_new_tokens)
-    greedy = replace(sampling, temperature=0.0, top_p=1.0, top_k=0, min_p=0.0, max_new_tokens=tokens)
+    greedy = replace(sampling, temperature=0.0, top_p=1.0, top_k=0, min_p=0.0, max_new_tokens=tokens, stop=())
     responses = [
         await engine.generate(GenerationRequest(f"verify-probe{index}", prompt, greedy))
         for index, prompt in enumerate(prompts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.rollout.engines.base import FinishReason, GenerationResult
+from penstock.rollout.engines.base import GenerationResult
 from penstock.rollout.engines.embedded.requests import Ticket
 from penstock.rollout.engines.embedded.sampling import SamplingColumns
 
@@ -44,6 +44,8 @@ class Rows:
         self._next_uniform_S = np.zeros(slots, dtype=np.int64)
         self._generators: list[np.random.Generator | None] = []
         self._row_S = np.arange(slots)
+        self._watched = 0
+        """Rows with stop strings."""
 
     @property
     def longest(self) -> int:
@@ -61,6 +63,7 @@ class Rows:
         self.temperature_S[row] = sampling.temperature
         self.top_k_S[row], self.top_p_S[row], self.min_p_S[row] = sampling.top_k, sampling.top_p, sampling.min_p
         self._set_stops(row, sampling.stop_token_ids)
+        self._watched += ticket.begin_watch()
         self._generators.append(None)
         self._next_uniform_S[row] = _UNIFORMS
         self.tickets.append(ticket)
@@ -105,6 +108,9 @@ class Rows:
         ended_B = position_B + 1 >= self.end_S[place]
         if self.stops_SX.shape[1]:
             ended_B |= (tokens_B[:, None] == self.stops_SX[place]).any(axis=1)
+        if self._watched:
+            drawn = zip(rows_B.tolist(), tokens_B.tolist(), strict=True)
+            ended_B |= [self.tickets[row].completes_stop(token) for row, token in drawn]
         return np.sort(rows_B[ended_B])[::-1]
 
     def sampling(self, rows: slice | NDArray[np.integer]) -> SamplingColumns:
@@ -122,16 +128,17 @@ class Rows:
     def result(self, row: int) -> GenerationResult:
         """The response of a row that ended."""
         response = slice(self.prompt_length_S[row], self.feed_2S[1, row] + 1)
-        stopped = bool((self.feed_2S[0, row] == self.stops_SX[row]).any())
+        at_stop_token = bool((self.feed_2S[0, row] == self.stops_SX[row]).any())
         return self.tickets[row].result(
             self.tokens_SC[row, response].tolist(),
             self.logprobs_SC[row, response].tolist(),
-            FinishReason.STOP if stopped else FinishReason.LENGTH,
+            at_stop_token,
         )
 
     def remove(self, row: int) -> None:
         """Free the row; the last active row moves into it."""
         last = self.count - 1
+        self._watched -= self.tickets[row].watch is not None
         if row != last:
             length = self.feed_2S[1, last] + 1
             self.tokens_SC[row, :length] = self.tokens_SC[last, :length]

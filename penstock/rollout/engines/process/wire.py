@@ -123,7 +123,8 @@ def encode_request(request: GenerationRequest) -> tuple[dict[str, Any], bytes]:
 
 def decode_request(head: dict[str, Any], body: bytes) -> GenerationRequest:
     """The inverse of `encode_request`."""
-    sampling = head["sampling"] | {"stop_token_ids": frozenset(head["sampling"]["stop_token_ids"])}
+    asked = head["sampling"]
+    sampling = asked | {"stop_token_ids": frozenset(asked["stop_token_ids"]), "stop": tuple(asked["stop"])}
     return GenerationRequest(
         head["request_id"],
         tuple(np.frombuffer(body, dtype=_PROMPT).tolist()),
@@ -135,7 +136,11 @@ def decode_request(head: dict[str, Any], body: bytes) -> GenerationRequest:
 
 def encode_result(result: GenerationResult) -> tuple[dict[str, Any], bytes]:
     """A response's head and its three arrays, one after the other."""
-    head = {"request_id": result.request_id, "finish_reason": result.finish_reason.value}
+    head = {
+        "request_id": result.request_id,
+        "finish_reason": result.finish_reason.value,
+        "stop_string": result.stop_string,
+    }
     arrays = (
         np.asarray(result.token_ids, dtype=_TOKENS),
         np.asarray(result.token_versions, dtype=_TOKENS),
@@ -155,6 +160,7 @@ def decode_result(head: dict[str, Any], body: bytes) -> GenerationResult:
         logprobs=tuple(logprobs_T.tolist()),
         token_versions=tuple(ids_2T[1].tolist()),
         finish_reason=FinishReason(head["finish_reason"]),
+        stop_string=head["stop_string"],
     )
 
 
