@@ -12,8 +12,10 @@ import transformers
 from penstock.errors import EngineError, RequestAborted
 from penstock.rollout.engines.base import EngineHealth, FinishReason, GenerationRequest, GenerationResult
 from penstock.rollout.engines.embedded.device.graphs import size_of, sizes_for
+from penstock.rollout.handle import HFTokenizer
 from tests.engines.helpers import generate_all, mixed_requests, reference_logprobs, request, source_of
 from tests.gpu.kernels import DEVICE, ON_GPU, eventually, kernel_engine, needs_gpu, needs_kernels, small_model
+from tests.support.tiny_models import char_tokenizer
 
 COUNT, NEW = (17, 1.0) if ON_GPU else (4, 0.25)
 """How many mixed requests a test takes, and which share of their tokens."""
@@ -90,6 +92,29 @@ async def test_greedy_tokens_equal_generate_and_stop_tokens_end_a_response() -> 
     assert stopped.token_ids == expected[: expected.index(stop) + 1]
     assert stopped.finish_reason is FinishReason.STOP
     assert again.token_ids == expected[:3], "the token computed too many did not leak into the slot's next request"
+
+
+@needs_kernels
+async def test_a_response_ends_at_a_stop_string_and_its_slot_goes_on() -> None:
+    """A step is in flight when the stop string is found; what it computes for the row is read by nobody."""
+    tokens = HFTokenizer(char_tokenizer())
+    asked = request("free", new=8 if ON_GPU else 5, seed=3)
+    async with kernel_engine(texts=lambda: tokens.texts, slots=2) as engine:
+        free = await engine.generate(asked)
+        text = tokens.decode(free.token_ids, frozenset())
+        stop = text[1:3]
+        batch = [
+            request("stopped", new=asked.sampling.max_new_tokens, seed=3, stop=(stop,)),
+            request("plain", new=asked.sampling.max_new_tokens, seed=3),
+            request("after", new=asked.sampling.max_new_tokens, seed=3),
+        ]
+        stopped, plain, after = await generate_all(engine, batch)
+    assert len(stop) == 2
+    assert stopped.token_ids == free.token_ids[: len(stopped.token_ids)]
+    assert (stopped.stop_string, stopped.finish_reason) == (stop, FinishReason.STOP)
+    text = tokens.decode(stopped.token_ids, frozenset())
+    assert text.index(stop) == len(text) - len(stop)
+    assert plain.token_ids == after.token_ids == free.token_ids
 
 
 @needs_kernels

@@ -110,7 +110,7 @@ class Rows:
             ended_B |= (tokens_B[:, None] == self.stops_SX[place]).any(axis=1)
         if self._watched:
             drawn = zip(rows_B.tolist(), tokens_B.tolist(), strict=True)
-            ended_B |= [self.tickets[row].completes_stop(token) for row, token in drawn]
+            ended_B |= np.array([self.tickets[row].completes_stop(token) for row, token in drawn], dtype=bool)
         return np.sort(rows_B[ended_B])[::-1]
 
     def sampling(self, rows: slice | NDArray[np.integer]) -> SamplingColumns:
