@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import PositiveInt, field_validator
+from pydantic import Field, JsonValue, PositiveInt, field_validator
 
 from penstock.config.base import Section
 from penstock.config.values import usable_path
@@ -14,6 +14,26 @@ PROCEDURAL_TRAIN_SIZE = 1024
 
 DataFormat = Literal["jsonl", "parquet", "datasets"]
 _BY_ENDING: dict[str, DataFormat] = {".jsonl": "jsonl", ".parquet": "parquet"}
+
+_TAKEN_VARIABLES = frozenset(
+    {
+        "messages",
+        "conversation",
+        "tools",
+        "chat_template",
+        "add_generation_prompt",
+        "continue_final_message",
+        "tokenize",
+        "padding",
+        "truncation",
+        "max_length",
+        "return_tensors",
+        "return_dict",
+        "return_assistant_tokens_mask",
+        "tokenizer_kwargs",
+    }
+)
+"""What a chat is rendered from, and how: not for templates to be told."""
 
 
 class DataConfig(Section):
@@ -51,10 +71,20 @@ class DataConfig(Section):
     chat_template: bool = False
     """Render prompts, and later turns of a conversation, with the tokenizer's chat template; a text prompt is a user
     message then."""
+    chat_template_kwargs: dict[str, JsonValue] = Field(default_factory=dict)
+    """Variables for the chat template, such as `enable_thinking: false`; each must be one that the template reads."""
     partial_step: Literal["train", "drop"] = "train"
     """What happens to a step that is not full when the data ends."""
 
     _usable_paths = field_validator("train_path", "eval_path")(usable_path)
+
+    @field_validator("chat_template_kwargs")
+    @classmethod
+    def _own_variables(cls, value: dict[str, JsonValue]) -> dict[str, JsonValue]:
+        taken = sorted(_TAKEN_VARIABLES & value.keys())
+        if taken:
+            raise ValueError(f"{', '.join(taken)} cannot be set here: Penstock and the tokenizer give it themselves")
+        return value
 
     def format_of(self, path: str) -> DataFormat:
         """How `path` is read."""

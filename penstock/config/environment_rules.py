@@ -50,6 +50,8 @@ def idle_environment_settings(config: RunConfig) -> dict[str, str]:
         for setting, owner in (("function", "function"), ("path", "custom"))
         if kind != owner
     }
+    if not config.data.chat_template:
+        idle["data.chat_template_kwargs"] = "has no effect without data.chat_template = true; set that, or remove this"
     if kind.partition(":")[0] in _NO_POOL:
         idle["rollout.environment.in_process"] = f"has no effect with {kind}, which is always in the run's process"
     if kind.partition(":")[0] not in _TAKES_DATA:

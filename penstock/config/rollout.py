@@ -18,7 +18,6 @@ from pydantic import (
 
 from penstock.config.base import Section
 from penstock.config.values import usable_path
-from penstock.text import is_safe
 
 _KINDS = ("math", "calculator", "function", "custom")
 _NAMED_KINDS = {"reasoning_gym": "task", "verifiers": "environment"}
@@ -30,8 +29,10 @@ def _as_list(value: object) -> object:
 
 
 def _usable_stop(value: str) -> str:
-    if not value or "\ufffd" in value or not is_safe(value):
-        raise ValueError("a stop string needs text: not empty, and without U+FFFD or half a surrogate pair")
+    if not value:
+        raise ValueError("is empty, and every response contains that")
+    if "\ufffd" in value:
+        raise ValueError("has U+FFFD, which stands for bytes that are no text")
     return value
 
 

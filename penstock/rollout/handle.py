@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -52,9 +52,12 @@ class HFTokenizer:
     What environments say passes through here: characters that no tokenizer takes are replaced (`penstock.text`).
     """
 
-    def __init__(self, tokenizer: Any, *, chat_template: bool = False) -> None:
+    def __init__(
+        self, tokenizer: Any, *, chat_template: bool = False, template_kwargs: Mapping[str, Any] | None = None
+    ) -> None:
         self._tokenizer = tokenizer
         self._chat_template = chat_template
+        self._template_kwargs = dict(template_kwargs or {})
         added = tokenizer.added_tokens_decoder.items()
         self._special = frozenset(tokenizer.all_special_ids).union(token for token, word in added if word.special)
         roles = (getattr(tokenizer, f"{role}_token_id", None) for role in _ROLES)
@@ -121,6 +124,7 @@ class HFTokenizer:
                     tools=[dict(safe_value(tool)) for tool in tools] or None,
                     add_generation_prompt=True,
                     tokenize=False,
+                    **self._template_kwargs,
                 )
             )
         except Exception as error:  # templates are programs: they refuse roles with errors of their own

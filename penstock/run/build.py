@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -107,9 +108,7 @@ def build_serving(config: RunConfig, *, trains_too: bool) -> Serving:
     """
     silence_progress_bars()
     hf_tokenizer = load_tokenizer(config.model)
-    if config.data.chat_template and not getattr(hf_tokenizer, "chat_template", None):
-        raise ConfigError([f"data.chat_template: the tokenizer of {config.model.path!r} has no chat template"])
-    tokenizer = HFTokenizer(hf_tokenizer, chat_template=config.data.chat_template)
+    tokenizer = _tokenizer(config, hf_tokenizer)
     replays = trains_too and config.rollout.replay_from is not None
     rewards = RewardRecords(Path(config.run_dir) / "rewards.log" if trains_too else None)
     with _begun_process(config, wanted=trains_too and not replays) as process:
@@ -125,6 +124,22 @@ def build_serving(config: RunConfig, *, trains_too: bool) -> Serving:
             recording=recording,
             rewards=rewards,
         )
+
+
+def _tokenizer(config: RunConfig, hf_tokenizer: Any) -> HFTokenizer:
+    template, variables = getattr(hf_tokenizer, "chat_template", None), config.data.chat_template_kwargs
+    if config.data.chat_template and not template:
+        raise ConfigError([f"data.chat_template: the tokenizer of {config.model.path!r} has no chat template"])
+    unread = [name for name in variables if not re.search(rf"\b{re.escape(name)}\b", str(template))]
+    if unread:
+        raise ConfigError(
+            [
+                f"data.chat_template_kwargs.{name}: the chat template of {config.model.path!r} reads no variable of "
+                "that name; remove it, or spell it as the template does"
+                for name in unread
+            ]
+        )
+    return HFTokenizer(hf_tokenizer, chat_template=config.data.chat_template, template_kwargs=variables)
 
 
 async def serving_off_the_loop(config: RunConfig, *, trains_too: bool) -> Serving:

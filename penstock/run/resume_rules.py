@@ -25,6 +25,7 @@ FIXED: dict[str, str] = {
     "data.prompt_key": "it chooses the prompts",
     "data.train_size": "it chooses the prompts",
     "data.shuffle": "it is the order of the prompts",
+    "data.chat_template_kwargs": "prompts are rendered with it, also those of ready groups",
     "rollout.sampling.temperature": "the log-probs of ready groups are those at it",
     "rollout.environment.kind": "prompts, and the rewards of ready groups, come from it",
     "rollout.group_size": "ready groups have as many responses",
