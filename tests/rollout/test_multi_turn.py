@@ -18,6 +18,7 @@ from penstock.rollout.engines.base import FinishReason, GenerationRequest
 from penstock.rollout.engines.scripted import ScriptedEngine, ScriptedResponse
 from penstock.rollout.environments import Done, MultiTurnEnvironment, Observation, Prompt, Split, Turn
 from penstock.rollout.environments.limits import LimitedEnvironment, TurnLimits
+from penstock.rollout.handle import HFTokenizer
 from penstock.rollout.rows import group_columns
 from tests.rollout.talking import (
     ADDS_THOUGHTS,
@@ -29,6 +30,7 @@ from tests.rollout.talking import (
     tagging_tokenizer,
     tokenizer,
 )
+from tests.support.tiny_models import char_tokenizer
 
 PROMPT = Prompt("7", "go")
 
@@ -100,6 +102,18 @@ async def test_white_space_that_a_template_puts_around_the_models_words_is_no_ch
         (True, "a<eos>"),
         (False, "[INST] [a] [/INST]"),
         (True, "end<eos>"),
+    ]
+
+
+async def test_variables_for_the_template_are_given_to_it_for_every_turn() -> None:
+    hf = char_tokenizer()
+    hf.chat_template = "{{ mark }}{% for m in messages %}{{ m.role }}: {{ m.content }}{{ mark }}{% endfor %}assistant: "
+    tokens = HFTokenizer(hf, chat_template=True, template_kwargs={"mark": "#"})
+    talker = Talker(lambda text: "end" if "[a]" in text else "a", tokens)
+    trajectory = await Echo().run(PROMPT, talker.handle())
+    assert [text for own, text in shown(talker, trajectory) if not own] == [
+        "#user: go#assistant: ",
+        "#user: [a]#assistant: ",
     ]
 
 

@@ -12,7 +12,8 @@ import torch
 
 from penstock.config.models import RunConfig
 from penstock.run.verify import gradients, memory, mismatch, rollouts, round_trip, weight_sync
-from penstock.run.verify.findings import Check, Finding, NotChecked, Report, Row, Skipped, raised
+from penstock.run.verify.findings import Check, Finding, NotChecked, Report, Row, SeenPrompt, Skipped, raised
+from penstock.run.verify.prompts import first_prompt
 from penstock.run.verify.subject import Limits, Subject, built, sample, verifiable
 from penstock.runtime.loop import run_loop
 from penstock.weights.hf import pick_device, silence_progress_bars
@@ -51,6 +52,7 @@ class _Preflight:
         self._limits = limits
         self._notify = notify
         self._ends = float("inf")
+        self._prompt: SeenPrompt | None = None
 
     async def run(self) -> Report:
         started = time.monotonic()
@@ -62,7 +64,7 @@ class _Preflight:
             rest = await self._with_model(may_fail=first.failed)
         device = str(pick_device(self._config.runtime.device))
         subject = {"model": self._config.model.path, "dtype": self._config.model.dtype, "device": device}
-        return Report(subject, (*rest, first), time.monotonic() - started)
+        return Report(subject, (*rest, first), time.monotonic() - started, self._prompt)
 
     async def _with_model(self, *, may_fail: bool) -> list[Row]:
         """The checks that need the run's parts; with `may_fail`, running out of memory meanwhile is no surprise."""
@@ -73,6 +75,7 @@ class _Preflight:
                 self._notify("generating a few prompt groups")
                 sampled = await sample(self._config, serving, training, self._limits)
                 subject = Subject(self._config, serving, training, sampled)
+                self._prompt = await first_prompt(subject)
                 rows = [await self._row(check, partial(run, subject)) for check, run in ON_ROLLOUTS]
                 return [replace(rows[0], seconds=sampled.seconds), *rows[1:]]
         except (MemoryError, torch.OutOfMemoryError) as error:

@@ -9,9 +9,9 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
-from penstock.data_plane import fields
 from penstock.rollout.engines.base import GenerationRequest, GenerationResult
 from penstock.run.verify.findings import Check, Finding, NotChecked, Status, within
+from penstock.run.verify.prompts import asked_prompts
 from penstock.run.verify.subject import Subject
 from penstock.weights.digest import tensor_digests
 from penstock.weights.source import WeightSource
@@ -60,7 +60,7 @@ async def check_weight_sync(subject: Subject) -> Finding:
     """Publish weights that differ in every tensor, compare hashes, publish the real ones again, compare everything."""
     engine, trainer = subject.serving.engine, subject.training.trainer
     synchronizer = WeightSynchronizer([engine])
-    prompts = await _prompts(subject)
+    prompts = await asked_prompts(subject, _PROBES)
     original = await trainer.publish_weights()
     changed = WeightSource(
         original.version + 1, lambda: ((name, _changed(tensor)) for name, tensor in original.tensors())
@@ -120,16 +120,6 @@ def _judged(figures: dict[str, Any], dtype: str) -> Finding:
 def _changed(tensor: Tensor) -> Tensor:
     """The tensor with nearly every number another one in any number format, and none so much as to overflow."""
     return tensor * (1 + 2**-6) + 2**-10
-
-
-async def _prompts(subject: Subject) -> list[tuple[int, ...]]:
-    """What the engine was asked in the first groups: the tokens of a row before the first that it generated."""
-    prompts = []
-    for group in subject.sampled.groups[:_PROBES]:
-        batch = await subject.data_plane.get_samples_async(group.slice(0, 1), (fields.INPUT_IDS, fields.TOKEN_MASK))
-        length = int((batch.jagged(fields.TOKEN_MASK).values > 0).int().argmax())
-        prompts.append(tuple(batch.jagged(fields.INPUT_IDS).values[:length].tolist()))
-    return prompts
 
 
 async def _served(subject: Subject, prompts: list[tuple[int, ...]]) -> _Served:
