@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import json
+from typing import Any, Literal
 
-from pydantic import Field, JsonValue, PositiveInt, field_validator
+from pydantic import Field, PositiveInt, field_validator
 
 from penstock.config.base import Section
 from penstock.config.values import usable_path
@@ -71,7 +72,7 @@ class DataConfig(Section):
     chat_template: bool = False
     """Render prompts, and later turns of a conversation, with the tokenizer's chat template; a text prompt is a user
     message then."""
-    chat_template_kwargs: dict[str, JsonValue] = Field(default_factory=dict)
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Variables for the chat template, such as `enable_thinking: false`; each must be one that the template reads."""
     partial_step: Literal["train", "drop"] = "train"
     """What happens to a step that is not full when the data ends."""
@@ -80,10 +81,13 @@ class DataConfig(Section):
 
     @field_validator("chat_template_kwargs")
     @classmethod
-    def _own_variables(cls, value: dict[str, JsonValue]) -> dict[str, JsonValue]:
+    def _plain_variables(cls, value: dict[str, Any]) -> dict[str, Any]:
         taken = sorted(_TAKEN_VARIABLES & value.keys())
         if taken:
             raise ValueError(f"{', '.join(taken)} cannot be set here: Penstock and the tokenizer give it themselves")
+        for name, content in value.items():
+            if not _is_json(content):
+                raise ValueError(f"{name} is not made of numbers, texts, true, false, null, lists and mappings alone")
         return value
 
     def format_of(self, path: str) -> DataFormat:
@@ -91,3 +95,11 @@ class DataConfig(Section):
         if self.format != "auto":
             return self.format
         return next((name for ending, name in _BY_ENDING.items() if path.lower().endswith(ending)), "datasets")
+
+
+def _is_json(value: object) -> bool:
+    """Whether a file of settings gives the value back as it is."""
+    try:
+        return bool(json.loads(json.dumps(value)) == value)
+    except (TypeError, ValueError):
+        return False

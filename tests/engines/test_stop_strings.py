@@ -227,7 +227,7 @@ async def test_a_response_ends_with_the_token_that_completes_a_stop_string(kind:
     """Rows with stop strings come and go between others, on the plain path."""
     tokens = tokens_of(kind)
     free = mixed_requests(12, temperature=1.3)
-    async with stopping_engine(tokens, slots=5) as engine:
+    async with stopping_engine(tokens, max_num_seqs=5) as engine:
         plain = await generate_all(engine, free)
         stops = [stops_within(tokens, result.token_ids, len(result.token_ids) // 2) for result in plain]
         stops = [stop if stop.strip("\ufffd") == stop and stop else "a" for stop in stops]
@@ -268,7 +268,7 @@ async def test_a_stop_string_is_found_across_a_weight_update() -> None:
     async def interrupted(stop: tuple[str, ...]) -> Any:
         served = tiny_model(vocabulary=105)
         gate = Gate(served, step=4)
-        async with stopping_engine(tokens, served, slots=1) as engine:
+        async with stopping_engine(tokens, served, max_num_seqs=1) as engine:
             waiting = asyncio.ensure_future(engine.generate(request(new=8, seed=3, stop=stop)))
             await pause_within(engine, gate)
             await engine.update_weights(source_of(tiny_model(vocabulary=105, seed=1), 1))

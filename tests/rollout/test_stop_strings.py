@@ -126,7 +126,7 @@ async def test_turns_of_a_real_engine_end_at_the_environments_texts() -> None:
     hf = char_tokenizer("</calc>answergo")
     tokens = HFTokenizer(hf)
     model = tiny_model(vocabulary=len(hf))
-    engine = EmbeddedEngine(model, slots=4, max_context=96, threads=1, texts=lambda: tokens.texts)
+    engine = EmbeddedEngine(model, max_num_seqs=4, max_model_len=96, threads=1, texts=lambda: tokens.texts)
     try:
         texts = []
         for seed in range(8):

@@ -27,7 +27,7 @@ CHAT: dict[str, Any] = {
     "data.chat_template": True,
     "data.chat_template_kwargs": {"thinking": False},
     "rollout.sampling": {"max_new_tokens": 40, "stop": STOPS},
-    "rollout.engine": {"slots": 12, "max_context": 192},
+    "rollout.engine": {"max_num_seqs": 12, "max_model_len": 192},
     "training.max_steps": 2,
 }
 
