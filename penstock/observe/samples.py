@@ -26,6 +26,8 @@ class SampleRecord:
     length: int
     """Tokens that the model generated."""
     truncated: bool
+    rendered_prompt: str = ""
+    """The prompt as the model saw it, special tokens included: what it was asked before it wrote anything."""
 
 
 class SampleLog:

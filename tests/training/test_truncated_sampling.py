@@ -28,7 +28,7 @@ from tests.training.support import PARTITION, relative_difference, trainer
 
 PROMPT = (3, 4, 5)
 TEMPERATURE = 1.2
-TRUNCATIONS: tuple[dict[str, float], ...] = ({"top_p": 0.5}, {"top_k": 4}, {"top_k": 6, "top_p": 0.7})
+TRUNCATIONS: tuple[dict[str, float], ...] = ({"top_p": 0.5}, {"top_k": 4}, {"top_k": 6, "top_p": 0.7}, {"min_p": 0.6})
 
 
 GENERATED: dict[str, list[GenerationResult]] = {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,8 +11,6 @@ from penstock.rollout.engines.base import FinishReason
 from penstock.rollout.environments.base import GenerationHandle, Split, Trajectory, checked_reward
 from penstock.rollout.environments.conversation import Conversation
 from penstock.rollout.prompts import Prompt
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -52,8 +49,7 @@ class MultiTurnEnvironment(ABC):
 
     max_turns: int = 8
     turn_ends: tuple[str, ...] = ()
-    """Texts that end a turn, where the tokenizer has each as a single token; others are left to the model."""
-    _told_left_out = False
+    """Texts that end a turn, whatever tokens the model writes them in; such a turn's text ends with the one found."""
 
     @property
     def name(self) -> str:
@@ -80,7 +76,7 @@ class MultiTurnEnvironment(ABC):
         turns: list[Turn] = []
         while True:
             try:
-                generation = await handle.generate(talk.ids, stop_token_ids=stops)
+                generation = await handle.generate(talk.ids, stop_token_ids=stops, stop=self.turn_ends)
             except PromptTooLong:
                 if not turns:
                     raise
@@ -109,6 +105,7 @@ class MultiTurnEnvironment(ABC):
         return Trajectory(tuple(talk.segments), checked_reward(value, prompt), text, out_of_room)
 
     def _stop_token_ids(self, handle: GenerationHandle) -> frozenset[int]:
+        """Those of `turn_ends` that are single tokens, and so are known without reading the text."""
         check_turn_ends(self.turn_ends)
         encoded = {text: handle.encode(text) for text in self.turn_ends}
         single = {t: ids[0] for t, ids in encoded.items() if len(ids) == 1 and handle.decode_raw(ids) == t}
@@ -121,17 +118,7 @@ class MultiTurnEnvironment(ABC):
                     "sequence"
                 ]
             )
-        self._tell_left_out([text for text in encoded if text not in single])
         return frozenset(single.values())
-
-    def _tell_left_out(self, texts: Sequence[str]) -> None:
-        if texts and not self._told_left_out:
-            self._told_left_out = True
-            _log.warning(
-                "%s: no turn ends at %s, which the tokenizer does not have as a single token",
-                self.name,
-                ", ".join(map(repr, texts)),
-            )
 
 
 def check_turn_ends(turn_ends: object) -> None:
