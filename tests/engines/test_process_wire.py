@@ -61,7 +61,8 @@ def results(draw: st.DrawFn) -> GenerationResult:
         tuple(draw(exact) for _ in tokens),
         tuple(draw(st.integers(0, 10**6)) for _ in tokens),
         draw(st.sampled_from(FinishReason)),
-        tuple(np.array(draw(TOKENS), dtype=np.int32) for _ in tokens) if draw(st.booleans()) else (),
+        stop_string=draw(st.none() | TEXT),
+        kept_ids=tuple(np.array(draw(TOKENS), dtype=np.int32) for _ in tokens) if draw(st.booleans()) else (),
     )
 
 
