@@ -15,9 +15,11 @@ from penstock.cli.output import Cell, print_json, print_rows
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from penstock.run.verify.findings import Row, VerifyReport
+    from penstock.run.verify.findings import Row, SeenPrompt, VerifyReport
 
 _STYLES = {"pass": "green", "warn": "yellow", "fail": "bold red", "skip": "dim"}
+_SHOWN_CHARACTERS, _SHOWN_IDS = 600, 16
+"""Of a prompt, at its beginning and again at its end."""
 
 Groups = Annotated[int, typer.Option(min=1, help="Prompt groups to generate at most.")]
 Seconds = Annotated[float, typer.Option(min=1.0, help="Time for the checks once the model is loaded.")]
@@ -78,12 +80,32 @@ def _print(report: VerifyReport) -> None:
     explained = [row for row in report.rows if row.explanation or row.finding.notes]
     for row in explained:
         _print_words(console, row)
+    if report.prompt is not None:
+        _print_prompt(console, report.prompt)
     failed = [row.check.title for row in report.rows if row.failed]
     warned = [row.check.title for row in report.rows if row.finding.status.value == "warn"]
     verdict = f"Failed: {', '.join(failed)}." if failed else "Every bar is met."
     if warned:
         verdict += f" Look at: {', '.join(warned)}."
     console.print(f"{verdict} {report.seconds:.0f} s in all.", markup=False, soft_wrap=not console.is_terminal)
+
+
+def _print_prompt(console: Console, prompt: SeenPrompt) -> None:
+    """The first prompt; of a long one the beginning and the end, where the model is to go on."""
+    ids = [str(token) for token in prompt.token_ids]
+    if len(ids) > 2 * _SHOWN_IDS:
+        ids = [*ids[:_SHOWN_IDS], "…", *ids[-_SHOWN_IDS:]]
+    text = _without_middle(prompt.text)
+    lines = ["".join(mark if mark.isprintable() else repr(mark)[1:-1] for mark in line) for line in text.split("\n")]
+    title = f"the first prompt as the model sees it, {len(prompt.token_ids):,} tokens"
+    print_rows(console, title, [((line, ""),) for line in (*lines, f"ids: {' '.join(ids)}")])
+
+
+def _without_middle(text: str) -> str:
+    left_out = len(text) - 2 * _SHOWN_CHARACTERS
+    if left_out <= 0:
+        return text
+    return f"{text[:_SHOWN_CHARACTERS]}\n… {left_out:,} characters …\n{text[-_SHOWN_CHARACTERS:]}"
 
 
 def _cells(row: Row) -> list[Cell]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import json
+from typing import Any, Literal
 
-from pydantic import PositiveInt, field_validator
+from pydantic import Field, PositiveInt, field_validator
 
 from penstock.config.base import Section
 from penstock.config.values import usable_path
@@ -14,6 +15,26 @@ PROCEDURAL_TRAIN_SIZE = 1024
 
 DataFormat = Literal["jsonl", "parquet", "datasets"]
 _BY_ENDING: dict[str, DataFormat] = {".jsonl": "jsonl", ".parquet": "parquet"}
+
+_TAKEN_VARIABLES = frozenset(
+    {
+        "messages",
+        "conversation",
+        "tools",
+        "chat_template",
+        "add_generation_prompt",
+        "continue_final_message",
+        "tokenize",
+        "padding",
+        "truncation",
+        "max_length",
+        "return_tensors",
+        "return_dict",
+        "return_assistant_tokens_mask",
+        "tokenizer_kwargs",
+    }
+)
+"""What a chat is rendered from, and how: not for templates to be told."""
 
 
 class DataConfig(Section):
@@ -51,13 +72,34 @@ class DataConfig(Section):
     chat_template: bool = False
     """Render prompts, and later turns of a conversation, with the tokenizer's chat template; a text prompt is a user
     message then."""
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Variables for the chat template, such as `enable_thinking: false`; each must be one that the template reads."""
     partial_step: Literal["train", "drop"] = "train"
     """What happens to a step that is not full when the data ends."""
 
     _usable_paths = field_validator("train_path", "eval_path")(usable_path)
+
+    @field_validator("chat_template_kwargs")
+    @classmethod
+    def _plain_variables(cls, value: dict[str, Any]) -> dict[str, Any]:
+        taken = sorted(_TAKEN_VARIABLES & value.keys())
+        if taken:
+            raise ValueError(f"{', '.join(taken)} cannot be set here: Penstock and the tokenizer give it themselves")
+        for name, content in value.items():
+            if not _is_json(content):
+                raise ValueError(f"{name} is not made of numbers, texts, true, false, null, lists and mappings alone")
+        return value
 
     def format_of(self, path: str) -> DataFormat:
         """How `path` is read."""
         if self.format != "auto":
             return self.format
         return next((name for ending, name in _BY_ENDING.items() if path.lower().endswith(ending)), "datasets")
+
+
+def _is_json(value: object) -> bool:
+    """Whether a file of settings gives the value back as it is."""
+    try:
+        return bool(json.loads(json.dumps(value)) == value)
+    except (TypeError, ValueError):
+        return False

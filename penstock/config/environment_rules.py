@@ -81,6 +81,8 @@ def idle_environment_settings(config: RunConfig) -> dict[str, str]:
     elif config.rollout.environment.rewards is not None:
         reason = "has no effect beside rollout.environment.rewards; make it one of them"
         idle["rollout.environment.import_path"] = reason
+    if not config.data.chat_template:
+        idle["data.chat_template_kwargs"] = "has no effect without data.chat_template = true; set that, or remove this"
     if kind.partition(":")[0] in _NO_POOL:
         idle["rollout.environment.in_process"] = f"has no effect with {kind}, which is always in the run's process"
     if kind.partition(":")[0] not in _TAKES_DATA:

@@ -5,7 +5,16 @@ from __future__ import annotations
 import difflib
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    field_validator,
+)
 
 from penstock.config.base import Section
 from penstock.config.values import usable_path
@@ -13,6 +22,21 @@ from penstock.config.values import usable_path
 _KINDS = ("math", "calculator", "function", "custom")
 _NAMED_KINDS = {"reasoning_gym": "task", "verifiers": "environment"}
 """Kinds of environment that a name follows, and what it names."""
+
+
+def _as_list(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+def _usable_stop(value: str) -> str:
+    if not value:
+        raise ValueError("is empty, and every response contains that")
+    if "\ufffd" in value:
+        raise ValueError("has U+FFFD, which stands for bytes that are no text")
+    return value
+
+
+StopString = Annotated[str, AfterValidator(_usable_stop)]
 
 
 class EngineConfig(Section):
@@ -43,6 +67,9 @@ class SamplingConfig(Section):
     """Longest response; one that reaches it, or the end of the engine's `max_model_len`, counts as truncated."""
     stop_token_ids: list[NonNegativeInt] = Field(default_factory=list)
     """Token ids that end a response, besides the tokenizer's end-of-sequence token."""
+    stop: Annotated[list[StopString], BeforeValidator(_as_list)] = Field(default_factory=list)
+    """Texts that end a response: it ends with the token at which its text first contains one of them, and its text with
+    the stop string. One text may stand without brackets."""
 
     @property
     def is_truncated(self) -> bool:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from penstock.controller.advantage_pump import ScoredChunk
 from penstock.controller.failure import describe
 from penstock.data_plane import fields
-from penstock.data_plane.client import DataPlaneClient
+from penstock.data_plane.client import DataPlaneClient, SampleBatch
 from penstock.data_plane.meta import KVBatchMeta
 from penstock.observe.events import EventLog
 from penstock.observe.samples import SampleLog, SampleRecord
 from penstock.rollout.prompts import PromptVisit
+from penstock.rollout.rows import prompt_ids
+from penstock.text import safe
 
 AboutGroup = Callable[[str], tuple[PromptVisit, int]]
 """The visit of a group, and the lag it was trained with."""
@@ -23,10 +26,17 @@ class SampleKeeper:
     What goes wrong here is an event, and nothing more: a run does not end because of what it keeps for reading.
     """
 
-    def __init__(self, log: SampleLog, data_plane: DataPlaneClient, events: EventLog) -> None:
+    def __init__(
+        self,
+        log: SampleLog,
+        data_plane: DataPlaneClient,
+        events: EventLog,
+        read_tokens: Callable[[Sequence[int]], str] | None = None,
+    ) -> None:
         self._log = log
         self._data_plane = data_plane
         self._events = events
+        self._read_tokens = read_tokens
 
     async def keep(self, step: int, chunks: Sequence[ScoredChunk], about: AboutGroup) -> None:
         """Write some responses of the chunks of a step."""
@@ -36,11 +46,20 @@ class SampleKeeper:
             return
         meta = KVBatchMeta.concat([chunk.meta.subset([row]) for chunk, row in chosen])
         try:
-            batch = await self._data_plane.get_samples_async(meta, (fields.RESPONSE_TEXT,))
-            for (chunk, row), text in zip(chosen, batch.objects(fields.RESPONSE_TEXT).items, strict=True):
-                self._log.write(_record(step, chunk, row, str(text), about))
+            tokens = (fields.INPUT_IDS, fields.TOKEN_MASK) if self._read_tokens else ()
+            batch = await self._data_plane.get_samples_async(meta, (fields.RESPONSE_TEXT, *tokens))
+            for place, (chunk, row) in enumerate(chosen):
+                response = str(batch.objects(fields.RESPONSE_TEXT).items[place])
+                record = _record(step, chunk, row, response, about)
+                self._log.write(replace(record, rendered_prompt=self._rendered_prompt(batch, place)))
         except Exception as error:  # noqa: BLE001 - whatever it was, nothing but a page to read is lost
             self._events.emit("samples_not_kept", step=step, cause=describe(error))
+
+    def _rendered_prompt(self, batch: SampleBatch, place: int) -> str:
+        if self._read_tokens is None:
+            return ""
+        ids_T, mask_T = (batch.jagged(name).row(place) for name in (fields.INPUT_IDS, fields.TOKEN_MASK))
+        return safe(self._read_tokens(prompt_ids(ids_T, mask_T)))
 
 
 def _record(step: int, chunk: ScoredChunk, row: int, response: str, about: AboutGroup) -> SampleRecord:

@@ -31,6 +31,8 @@ class Parts:
     events: EventLog
     timeline: Timeline = field(default_factory=Timeline.off)
     samples: SampleLog = field(default_factory=SampleLog)
+    read_tokens: Callable[[Sequence[int]], str] | None = None
+    """Token ids as text, special tokens included; for the prompts of kept samples."""
     record_end: Record | None = None
     """Takes a line of the ledger whenever a prompt has come to its end."""
     activities: Mapping[str, Callable[[], str]] = field(default_factory=dict)

@@ -90,7 +90,7 @@ class TrainPump:
         self._buffer = parts.buffer
         self._data_plane = parts.data_plane
         self._events = parts.events
-        self._samples = SampleKeeper(parts.samples, parts.data_plane, parts.events)
+        self._samples = SampleKeeper(parts.samples, parts.data_plane, parts.events, parts.read_tokens)
         self._recording = recording
         self._lane = recording.lane("train pump")
         self._advantages = advantages

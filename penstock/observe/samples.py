@@ -31,6 +31,8 @@ class SampleRecord:
     """What its reward is made of, by name."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """What the environment measured of it."""
+    rendered_prompt: str = ""
+    """The prompt as the model saw it, special tokens included: what it was asked before it wrote anything."""
 
 
 class SampleLog:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from penstock.errors import ConfigError, EnvironmentFailure, GenerationTimeout
 from penstock.rollout.engines.base import GenerationEngine, GenerationRequest, GenerationResult, SamplingParams
+from penstock.rollout.engines.stop_strings import cut_after
 from penstock.rollout.prompts import Message, derive_seed
+from penstock.rollout.token_texts import HFTokenTexts
 from penstock.text import error_text, safe, safe_value
 
 _ROLES = ("bos", "eos", "pad", "unk", "cls", "sep", "mask")
@@ -50,12 +52,18 @@ class HFTokenizer:
     What environments say passes through here: characters that no tokenizer takes are replaced (`penstock.text`).
     """
 
-    def __init__(self, tokenizer: Any, *, chat_template: bool) -> None:
+    def __init__(
+        self, tokenizer: Any, *, chat_template: bool = False, template_kwargs: Mapping[str, Any] | None = None
+    ) -> None:
         self._tokenizer = tokenizer
         self._chat_template = chat_template
+        self._template_kwargs = dict(template_kwargs or {})
         added = tokenizer.added_tokens_decoder.items()
         self._special = frozenset(tokenizer.all_special_ids).union(token for token, word in added if word.special)
-        self._wordless = frozenset(getattr(tokenizer, f"{role}_token_id", None) for role in _ROLES)
+        roles = (getattr(tokenizer, f"{role}_token_id", None) for role in _ROLES)
+        self._wordless = frozenset(token for token in roles if token is not None)
+        self.texts = HFTokenTexts(tokenizer, self._wordless)
+        """How the tokens of a response read, for the engine."""
         self._prompts: dict[str, tuple[int, ...]] = {}
         """The last prompts' ids: all samples of a group ask for the same one."""
 
@@ -101,6 +109,11 @@ class HFTokenizer:
     def decode_raw(self, token_ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=False))
 
+    def wordless_tokens(self, words: Sequence[str]) -> frozenset[int]:
+        """Those of `words` that are special tokens which no text shows, such as the padding token, by their ids."""
+        spelled = {self.decode_raw((token,)): token for token in self._wordless}
+        return frozenset(spelled[word] for word in words if word in spelled)
+
     def render_chat(self, messages: Sequence[Message], tools: Sequence[Message] = ()) -> str:
         if not self._chat_template:
             raise ConfigError(["data.chat_template: must be true for an environment that speaks in chat messages"])
@@ -111,6 +124,7 @@ class HFTokenizer:
                     tools=[dict(safe_value(tool)) for tool in tools] or None,
                     add_generation_prompt=True,
                     tokenize=False,
+                    **self._template_kwargs,
                 )
             )
         except Exception as error:  # templates are programs: they refuse roles with errors of their own
@@ -131,6 +145,8 @@ class SampleHandle:
     seed: int
     timeout_seconds: float
     turn: int = 0
+    _stopped: dict[tuple[int, ...], str] = field(default_factory=dict, init=False)
+    """Responses that a stop string ended, and which."""
 
     @property
     def uses_chat(self) -> bool:
@@ -143,7 +159,9 @@ class SampleHandle:
         return self.tokenizer.encode(text)
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        return self.tokenizer.decode(token_ids, self.sampling.stop_token_ids)
+        text = self.tokenizer.decode(token_ids, self.sampling.stop_token_ids)
+        stop = self._stopped.get(tuple(token_ids)) if self._stopped else None
+        return text if stop is None else cut_after(text, stop)
 
     def decode_raw(self, token_ids: Sequence[int]) -> str:
         return self.tokenizer.decode_raw(token_ids)
@@ -156,12 +174,13 @@ class SampleHandle:
         context_ids: Sequence[int],
         *,
         stop_token_ids: AbstractSet[int] = frozenset(),
+        stop: Sequence[str] = (),
         max_new_tokens: int | None = None,
     ) -> GenerationResult:
         request = GenerationRequest(
             request_id=f"{self.sample}_t{self.turn}",
             prompt_ids=tuple(context_ids),
-            sampling=self._sampling(stop_token_ids, max_new_tokens),
+            sampling=self._sampling(stop_token_ids, stop, max_new_tokens),
             seed=derive_seed(self.seed, self.turn),
             group_id=self.group_id,
         )
@@ -169,7 +188,7 @@ class SampleHandle:
         limit = asyncio.timeout(self.timeout_seconds)
         try:
             async with limit:
-                return await self.engine.generate(request)
+                result = await self.engine.generate(request)
         except TimeoutError as error:
             if not limit.expired():
                 raise
@@ -177,13 +196,21 @@ class SampleHandle:
                 f"request {request.request_id} took longer than {self.timeout_seconds} s "
                 "(rollout.generation_timeout_seconds)"
             ) from error
+        if result.stop_string is not None:
+            self._stopped[result.token_ids] = result.stop_string
+        return result
 
-    def _sampling(self, stop_token_ids: AbstractSet[int], max_new_tokens: int | None) -> SamplingParams:
-        if not stop_token_ids and max_new_tokens is None:
+    def _sampling(
+        self, stop_token_ids: AbstractSet[int], stop: Sequence[str], max_new_tokens: int | None
+    ) -> SamplingParams:
+        if isinstance(stop, str):
+            raise TypeError(f'stop is the text {stop!r}, not a tuple of texts: write ("{stop}",)')
+        if not stop_token_ids and not stop and max_new_tokens is None:
             return self.sampling
         longest = self.sampling.max_new_tokens
         return replace(
             self.sampling,
             max_new_tokens=longest if max_new_tokens is None else min(max_new_tokens, longest),
             stop_token_ids=self.sampling.stop_token_ids | stop_token_ids,
+            stop=tuple(dict.fromkeys((*self.sampling.stop, *stop))),
         )

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError, field_validator
 
 from penstock.data_plane.archive import save_rows
 from penstock.data_plane.client import SampleBatch
@@ -35,6 +35,8 @@ _INFO, _GROUP = "recording.json", "group.json"
 _DRAFT, _REPLACED = ".draft-", ".replaced-"
 _READABLE = 40
 """Characters of a prompt id that a folder's name shows."""
+_WHERE_UNNAMED = {"rollout.sampling.min_p": 0.0}
+"""What a recording was made with where it does not name the setting."""
 
 
 class RecordingInfo(BaseModel):
@@ -47,6 +49,11 @@ class RecordingInfo(BaseModel):
     """Settings that a replay must share, by their dotted keys."""
     tokenizer: str
     """Digest of the vocabulary."""
+
+    @field_validator("settings")
+    @classmethod
+    def _named(cls, value: dict[str, Any]) -> dict[str, Any]:
+        return _WHERE_UNNAMED | value
 
 
 class RecordedGroup(BaseModel):

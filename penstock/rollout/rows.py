@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from penstock.data_plane import fields
 from penstock.data_plane.columns import Column, JaggedColumn, ObjectColumn
@@ -38,6 +39,12 @@ def group_columns(trajectories: Sequence[Trajectory]) -> dict[str, Column]:
         fields.TRUNCATED: torch.tensor([t.truncated for t in trajectories], dtype=torch.bool),
         fields.RESPONSE_TEXT: ObjectColumn(tuple(t.response_text for t in trajectories)),
     }
+
+
+def prompt_ids(input_ids_T: Tensor, token_mask_T: Tensor) -> tuple[int, ...]:
+    """What the model was asked first: a row's tokens before the first that it generated."""
+    length = int((token_mask_T > 0).int().argmax())
+    return tuple(input_ids_T[:length].tolist())
 
 
 def _token_arrays(trajectory: Trajectory) -> tuple[Any, Any, Any, Any]:

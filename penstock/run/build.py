@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -107,8 +108,7 @@ def build_serving(config: RunConfig, *, trains_too: bool) -> Serving:
     """
     silence_progress_bars()
     hf_tokenizer = load_tokenizer(config.model)
-    if config.data.chat_template and not getattr(hf_tokenizer, "chat_template", None):
-        raise ConfigError([f"data.chat_template: the tokenizer of {config.model.path!r} has no chat template"])
+    tokenizer = _tokenizer(config, hf_tokenizer)
     replays = trains_too and config.rollout.replay_from is not None
     rewards = RewardRecords(Path(config.run_dir) / "rewards.log" if trains_too else None)
     with _begun_process(config, wanted=trains_too and not replays) as process:
@@ -116,14 +116,30 @@ def build_serving(config: RunConfig, *, trains_too: bool) -> Serving:
         recording = open_recording(config, hf_tokenizer, model) if replays else None
         return Serving(
             hf_tokenizer=hf_tokenizer,
-            tokenizer=HFTokenizer(hf_tokenizer, chat_template=config.data.chat_template),
+            tokenizer=tokenizer,
             environment=_environment(config, recording, rewards),
-            sampling=_sampling(config, hf_tokenizer, model),
-            engines=() if replays else (_engine(config, model, process, own_weights=trains_too),),
+            sampling=_sampling(config, tokenizer, hf_tokenizer, model),
+            engines=() if replays else (_engine(config, model, tokenizer, process, own_weights=trains_too),),
             model=model,
             recording=recording,
             rewards=rewards,
         )
+
+
+def _tokenizer(config: RunConfig, hf_tokenizer: Any) -> HFTokenizer:
+    template, variables = getattr(hf_tokenizer, "chat_template", None), config.data.chat_template_kwargs
+    if config.data.chat_template and not template:
+        raise ConfigError([f"data.chat_template: the tokenizer of {config.model.path!r} has no chat template"])
+    unread = [name for name in variables if not re.search(rf"\b{re.escape(name)}\b", str(template))]
+    if unread:
+        raise ConfigError(
+            [
+                f"data.chat_template_kwargs.{name}: the chat template of {config.model.path!r} reads no variable of "
+                "that name; remove it, or spell it as the template does"
+                for name in unread
+            ]
+        )
+    return HFTokenizer(hf_tokenizer, chat_template=config.data.chat_template, template_kwargs=variables)
 
 
 async def serving_off_the_loop(config: RunConfig, *, trains_too: bool) -> Serving:
@@ -202,11 +218,13 @@ def _engine_settings(config: RunConfig) -> dict[str, Any]:
     }
 
 
-def _engine(config: RunConfig, model: Any, process: EngineProcess | None, *, own_weights: bool) -> GenerationEngine:
+def _engine(
+    config: RunConfig, model: Any, tokenizer: HFTokenizer, process: EngineProcess | None, *, own_weights: bool
+) -> GenerationEngine:
     if process is not None:
         return ProcessEngine(process, WeightSource(0, lambda: named_weights(model)), config.runtime.timeouts)
     plain = plain_copy(model) if own_weights or LoraAdapter.of(model) else model
-    return _ENGINES[config.rollout.engine.kind](plain, **_engine_settings(config))
+    return _ENGINES[config.rollout.engine.kind](plain, **_engine_settings(config), texts=lambda: tokenizer.texts)
 
 
 def _load_policy(config: RunConfig, *, trains_too: bool) -> Any:
@@ -311,7 +329,7 @@ def _trainer_lanes(config: RunConfig, model: Any, threads: int) -> int:
     return 1
 
 
-def _sampling(config: RunConfig, tokenizer: Any, model: Any) -> SamplingParams:
+def _sampling(config: RunConfig, tokenizer: HFTokenizer, hf_tokenizer: Any, model: Any) -> SamplingParams:
     """Sampling of training; responses end at the model's and the tokenizer's end-of-sequence tokens."""
     sampling = config.rollout.sampling
     vocabulary = model.get_output_embeddings().weight.shape[0]
@@ -319,12 +337,15 @@ def _sampling(config: RunConfig, tokenizer: Any, model: Any) -> SamplingParams:
     if outside:
         raise ConfigError([f"rollout.sampling.stop_token_ids: {outside} are outside the vocabulary of {vocabulary}"])
     stop: set[int | None] = set(sampling.stop_token_ids)
-    for eos in (tokenizer.eos_token_id, getattr(model.generation_config, "eos_token_id", None)):
+    stop |= tokenizer.wordless_tokens(sampling.stop)
+    for eos in (hf_tokenizer.eos_token_id, getattr(model.generation_config, "eos_token_id", None)):
         stop.update(eos if isinstance(eos, list) else [eos])
     return SamplingParams(
         max_new_tokens=sampling.max_new_tokens,
         temperature=sampling.temperature,
         top_p=sampling.top_p,
         top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        stop=tuple(dict.fromkeys(sampling.stop)),
         stop_token_ids=frozenset(token for token in stop if token is not None and token < vocabulary),
     )

@@ -89,7 +89,7 @@ def eval_sampling(sampling: SamplingParams, config: EvalConfig) -> SamplingParam
     """Sampling of evaluation: that of training, made greedy where asked."""
     length = config.max_new_tokens or sampling.max_new_tokens
     if config.greedy:
-        return replace(sampling, temperature=0.0, top_p=1.0, top_k=0, max_new_tokens=length)
+        return replace(sampling, temperature=0.0, top_p=1.0, top_k=0, min_p=0.0, max_new_tokens=length)
     return replace(sampling, max_new_tokens=length)
 
 

@@ -194,6 +194,7 @@ class RunLife:
             stream=training.stream,
             manager=training.manager,
             engines=serving.engines,
+            read_tokens=serving.tokenizer.decode_raw,
             trainer=trainer,
             buffer=training.buffer,
             data_plane=training.data_plane,

@@ -25,6 +25,7 @@ FIXED: dict[str, str] = {
     "data.prompt_key": "it chooses the prompts",
     "data.train_size": "it chooses the prompts",
     "data.shuffle": "it is the order of the prompts",
+    "data.chat_template_kwargs": "prompts are rendered with it, also those of ready groups",
     "rollout.sampling.temperature": "the log-probs of ready groups are those at it",
     "rollout.environment.kind": "prompts, and the rewards of ready groups, come from it",
     "rollout.group_size": "ready groups have as many responses",
@@ -49,7 +50,7 @@ _FREE = {
     "data": "train_path eval_path format eval_split download answer_key eval_size epochs chat_template partial_step",
     "rollout": "max_inflight_groups generation_timeout_seconds record",
     "rollout.engine": "kind max_num_seqs max_model_len",
-    "rollout.sampling": "top_p top_k min_p max_new_tokens stop_token_ids",
+    "rollout.sampling": "top_p top_k min_p max_new_tokens stop_token_ids stop",
     "rollout.environment": "args import_path rewards timeout_seconds workers in_process",
     "rollout.failure": "infra_attempts data_attempts backoff_seconds backoff_max_seconds max_dropped_prompts on_drop "
     "min_groups_per_step stall_seconds on_stall max_redispatches",

@@ -23,6 +23,7 @@ def shared_settings(config: RunConfig) -> dict[str, Any]:
         "rollout.sampling.temperature": sampling.temperature,
         "rollout.sampling.top_p": sampling.top_p,
         "rollout.sampling.top_k": sampling.top_k,
+        "rollout.sampling.min_p": sampling.min_p,
         "rollout.sampling.max_new_tokens": sampling.max_new_tokens,
     }
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 from penstock.cli.main import app
 from penstock.config.models import RunConfig
 from penstock.errors import SetupError
-from penstock.run.verify.findings import Check, Finding, Row, Status, VerifyReport
+from penstock.run.verify.findings import Check, Finding, Row, SeenPrompt, Status, VerifyReport
 from tests.cli.programs import SMALLEST_YAML
 
 CHECK = Check("parity", "gradient parity", ("difference",), "It means this. Do that.")
@@ -42,6 +42,7 @@ class _Checks:
 
     def __init__(self, *rows: Row, error: Exception | None = None) -> None:
         self.rows, self.error = rows, error
+        self.prompt: SeenPrompt | None = None
         self.calls: list[tuple[RunConfig, Any]] = []
 
     def __call__(self, config: RunConfig, limits: Any, notify: Any) -> VerifyReport:
@@ -49,7 +50,8 @@ class _Checks:
         notify("at work")
         if self.error is not None:
             raise self.error
-        return VerifyReport({"model": config.model.path, "dtype": "float32", "device": "cpu"}, self.rows, 3.0)
+        subject = {"model": config.model.path, "dtype": "float32", "device": "cpu"}
+        return VerifyReport(subject, self.rows, 3.0, self.prompt)
 
 
 @pytest.fixture
@@ -73,6 +75,32 @@ def test_a_table_with_figures_bars_and_seconds(config: str, stand_in: Any) -> No
         "  pass  gradient parity  1.2 s  1e-07 streamed; bar: at most 1e-5\n"
         "Every bar is met. 3 s in all.\n"
     )
+
+
+def test_the_first_prompt_is_shown_with_its_ids(config: str, stand_in: Any) -> None:
+    checks = stand_in(SOUND)
+    checks.prompt = SeenPrompt("<|user|>2+2?\n<|assistant|>\x1b[2J", (7, 1, 8))
+    assert invoke(config).stdout.splitlines()[2:-1] == [
+        "the first prompt as the model sees it, 3 tokens",
+        "  <|user|>2+2?",
+        "  <|assistant|>\\x1b[2J",
+        "  ids: 7 1 8",
+    ]
+    assert json.loads(invoke(config, "--json").stdout)["prompt"] == {
+        "text": "<|user|>2+2?\n<|assistant|>\x1b[2J",
+        "token_ids": [7, 1, 8],
+    }
+
+
+def test_of_a_long_prompt_the_beginning_and_the_end_are_shown(config: str, stand_in: Any) -> None:
+    checks = stand_in(SOUND)
+    checks.prompt = SeenPrompt("begin " + 5000 * "x" + " end", tuple(range(1000)))
+    shown = invoke(config).stdout
+    assert "  begin xxx" in shown
+    assert "xxx end\n" in shown
+    assert "\n  … 3,810 characters …\n" in shown
+    assert "  ids: 0 1 2" in shown
+    assert " 15 … 984 " in shown
 
 
 def test_a_failed_bar_says_what_it_means_and_what_to_do(config: str, stand_in: Any) -> None:

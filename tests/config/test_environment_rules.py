@@ -59,6 +59,7 @@ HUB = {"train_path": "gsm8k", "eval_path": "gsm8k"}
         ),
         (several(), ["rollout.environment.rewards: "]),
         (with_kind("verifiers:gsm8k"), ["data.chat_template: must be true"]),
+        (with_kind("calculator", {"chat_template_kwargs": {"a": 1}}), ["data.chat_template_kwargs: has no effect"]),
         (with_kind("verifiers:"), ["rollout.environment.kind: unknown 'verifiers:'"]),
         (with_kind("calculater"), ["rollout.environment.kind: unknown 'calculater'; did you mean calculator?"]),
         (with_kind("calculator:sum"), ["rollout.environment.kind: unknown 'calculator:sum'"]),

@@ -93,6 +93,24 @@ async def test_truncated_logprobs_are_those_of_the_renormalised_distribution() -
         assert logprob == pytest.approx(float(logits_V[token] - top.values.logsumexp(0)), abs=1e-4)
 
 
+async def test_min_p_logprobs_are_those_of_the_renormalised_distribution() -> None:
+    """Next to a request that is not truncated, and one that also sorts."""
+    asked = request(new=20, min_p=0.3, temperature=1.3)
+    async with running_engine() as engine:
+        others = [request("plain", new=20), request("sorted", new=20, top_p=0.9)]
+        result = (await generate_all(engine, [asked, *others]))[0]
+    ids = torch.tensor([asked.prompt_ids + result.token_ids])
+    with torch.no_grad():
+        logits_TV = tiny_model()(ids).logits[0, len(asked.prompt_ids) - 1 : -1] / 1.3
+    left_out = 0
+    for logits_V, token, logprob in zip(logits_TV, result.token_ids, result.logprobs, strict=True):
+        kept_V = logits_V.softmax(-1) >= 0.3 * logits_V.softmax(-1).max()
+        left_out += int((~kept_V).sum())
+        assert kept_V[token]
+        assert logprob == pytest.approx(float(logits_V[token] - logits_V[kept_V].logsumexp(0)), abs=1e-4)
+    assert left_out > 0
+
+
 async def test_a_response_ends_with_and_includes_the_stop_token() -> None:
     async with running_engine() as engine:
         free = await engine.generate(request(new=12))

@@ -183,6 +183,7 @@ async def test_a_prompt_that_fills_the_context_is_refused(length: int) -> None:
         (request(temperature=-1.0), "temperature"),
         (request(temperature=float("nan")), "temperature"),
         (request(top_p=0.0), "top_p"),
+        (request(min_p=1.5), "min_p"),
         (request(top_k=-3), "top_k"),
         (request(top_k=2**70), "top_k"),
         (request(temperature=1e-40), "temperature"),

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.rollout.engines.base import SamplingParams
-from penstock.rollout.engines.embedded.sampling import plan_sampling, sample, truncate
+from penstock.rollout.engines.embedded.sampling import SamplingColumns, Truncation, plan_sampling, sample, truncate
 from tests.engines.helpers import generate_all, request, running_engine
 from tests.support.tiny_models import tiny_model
 
@@ -20,19 +20,20 @@ LOGITS_V = torch.tensor([2.0, 1.5, 1.0, 0.5, 0.0, -0.5, -1.0, -1.5, -2.0, 0.9, 0
 
 
 def draw(logits_BV: torch.Tensor, uniforms_B: torch.Tensor, params: list[SamplingParams]) -> np.ndarray:
-    plan = plan_sampling(
+    wanted = SamplingColumns(
         np.array([one.temperature for one in params], dtype=np.float32),
         np.array([one.top_k for one in params], dtype=np.int64),
         np.array([one.top_p for one in params], dtype=np.float32),
-        CPU,
+        np.array([one.min_p for one in params], dtype=np.float32),
     )
-    return np.stack(sample(logits_BV.clone(), uniforms_B, plan)[:2])
+    return np.stack(sample(logits_BV.clone(), uniforms_B, plan_sampling(wanted, CPU))[:2])
 
 
 def expected_probabilities(params: SamplingParams) -> torch.Tensor:
-    """The distribution by the textbook: sort, cut, renormalise."""
+    """The distribution by the textbook: temperature, min-p, top-k, top-p, and renormalise after each."""
     probs_V = (LOGITS_V.double() / params.temperature).softmax(-1)
-    order = probs_V.argsort(descending=True).tolist()
+    floor = params.min_p * float(probs_V.max())
+    order = [token for token in probs_V.argsort(descending=True).tolist() if float(probs_V[token]) >= floor]
     kept = order[: params.top_k or None]
     mass = float(probs_V[kept].sum())
     total, nucleus = 0.0, []
@@ -55,6 +56,10 @@ def expected_probabilities(params: SamplingParams) -> torch.Tensor:
         SamplingParams(1, top_k=4),
         SamplingParams(1, top_p=0.6),
         SamplingParams(1, temperature=1.5, top_k=8, top_p=0.8),
+        SamplingParams(1, min_p=0.2),
+        SamplingParams(1, temperature=2.0, min_p=0.2),
+        SamplingParams(1, min_p=0.2, top_p=0.7),
+        SamplingParams(1, temperature=1.5, min_p=0.25, top_k=6, top_p=0.8),
     ],
     ids=str,
 )
@@ -107,7 +112,8 @@ def test_impossible_tokens_are_never_drawn(uniform: float) -> None:
 )
 def test_truncation_keeps_the_fewest_tokens_that_reach_top_p(logits: list[float], top_k: int, top_p: float) -> None:
     logits_1V = torch.tensor([logits])
-    kept_V = truncate(logits_1V, torch.tensor([[top_k]]), torch.tensor([[top_p]]))[0]
+    bounds = Truncation(torch.tensor([[top_k]]), torch.tensor([[top_p]]), torch.tensor([[-torch.inf]]), by_rank=True)
+    kept_V = truncate(logits_1V, bounds)[0]
     kept = kept_V.isfinite()
     assert 1 <= int(kept.sum()) <= top_k
     assert torch.equal(kept_V[kept], logits_1V[0][kept]), "what stays is unchanged"
@@ -119,10 +125,45 @@ def test_truncation_keeps_the_fewest_tokens_that_reach_top_p(logits: list[float]
     assert float(top_V[:count].sum()) >= min(top_p, 1.0) - 1e-5 or count == len(top_V)
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    logits=st.lists(st.floats(-8, 8, width=32), min_size=2, max_size=24),
+    min_p=st.floats(0.0, 1.0, width=32),
+    temperature=st.floats(0.25, 4.0),
+)
+def test_min_p_keeps_the_tokens_that_are_likely_enough(logits: list[float], min_p: float, temperature: float) -> None:
+    params = SamplingParams(1, temperature=temperature, min_p=min_p)
+    wide_BV = torch.tensor([logits]).expand(64, -1)
+    uniforms_B = (torch.arange(64, dtype=torch.float64) + 0.5) / 64
+    tokens_B, probs_B = draw(wide_BV, uniforms_B, [params] * 64)
+    probs_V = (torch.tensor(logits).double() / temperature).softmax(-1)
+    floor = min_p * float(probs_V.max())
+    assert all(float(probs_V[int(token)]) >= floor * (1 - 1e-5) for token in tokens_B), "none below the floor is drawn"
+    surely_kept = probs_V[probs_V >= floor * (1 + 1e-5)]
+    bound_B = probs_V[tokens_B.astype(int)].numpy() * (1 + 1e-4)
+    assert (probs_B * float(surely_kept.sum()) <= bound_B).all(), "all above it share the mass"
+
+
+def test_min_p_is_taken_before_top_p() -> None:
+    """Of the probabilities .5, .3, .15, .05 min-p 0.2 leaves .526, .316, .158, whose nucleus at 0.84 has two tokens;
+    top-p first would have kept three."""
+    logits_1V = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log()
+    drawn = draw(
+        logits_1V.expand(9, -1), torch.linspace(0, 0.99, 9).double(), [SamplingParams(1, top_p=0.84, min_p=0.2)] * 9
+    )
+    assert set(drawn[0].tolist()) == {0.0, 1.0}
+
+
 @settings(max_examples=30, deadline=None)
-@given(st.lists(st.tuples(st.floats(0, 3), st.integers(0, 5), st.floats(0.1, 1.0)), min_size=2, max_size=6))
-def test_a_rows_draw_does_not_depend_on_the_other_rows(rows: list[tuple[float, int, float]]) -> None:
-    params = [SamplingParams(1, temperature=t, top_k=k, top_p=p) for t, k, p in rows if t == 0 or t > 0.05]
+@given(
+    st.lists(
+        st.tuples(st.floats(0, 3), st.integers(0, 5), st.floats(0.1, 1.0), st.sampled_from((0.0, 0.05, 0.5, 1.0))),
+        min_size=2,
+        max_size=6,
+    )
+)
+def test_a_rows_draw_does_not_depend_on_the_other_rows(rows: list[tuple[float, int, float, float]]) -> None:
+    params = [SamplingParams(1, temperature=t, top_k=k, top_p=p, min_p=m) for t, k, p, m in rows if t == 0 or t > 0.05]
     generator = torch.Generator().manual_seed(len(rows))
     logits_BV = torch.randn(len(params), 37, generator=generator)
     uniforms_B = torch.rand(len(params), generator=generator, dtype=torch.float64)

@@ -18,6 +18,7 @@ from penstock.errors import EngineError
 from penstock.rollout.engines.base import FinishReason, GenerationRequest, GenerationResult
 from penstock.rollout.engines.embedded.device.scheduler import PipelinedScheduler
 from penstock.rollout.engines.embedded.requests import Ticket
+from penstock.rollout.engines.stop_strings import stop_watch
 from tests.engines.helpers import request
 
 UNUSED = cast("asyncio.Future[GenerationResult]", None)
@@ -91,7 +92,21 @@ def make(slots: int) -> tuple[PipelinedScheduler, FormulaDevice]:
 
 
 def ticket(index: int, prompt: Sequence[int] = (5, 6), new: int = 4, **sampling: Any) -> Ticket:
-    return Ticket(request(f"r{index}", prompt, new, seed=index, **sampling), UNUSED)
+    asked = request(f"r{index}", prompt, new, seed=index, **sampling)
+    watch = (lambda: stop_watch(Letters(), asked.sampling.stop)) if asked.sampling.stop else None
+    return Ticket(asked, UNUSED, new_watch=watch)
+
+
+class Letters:
+    """Token texts: one letter each."""
+
+    pieces = tuple(bytes([97 + token % 26]) for token in range(100))
+
+    def is_silent(self, token: int) -> bool:
+        return False
+
+    def text(self, token_ids: Sequence[int]) -> str:
+        return b"".join(self.pieces[token] for token in token_ids).decode()
 
 
 def expected(asked: GenerationRequest) -> tuple[list[int], FinishReason]:
@@ -101,6 +116,8 @@ def expected(asked: GenerationRequest) -> tuple[list[int], FinishReason]:
     while len(tokens) < asked.sampling.max_new_tokens and length + len(tokens) < CONTEXT:
         tokens.append(token_at(asked.seed, length + len(tokens) - 1))
         if tokens[-1] in asked.sampling.stop_token_ids:
+            return tokens, FinishReason.STOP
+        if any(stop in Letters().text(tokens) for stop in asked.sampling.stop):
             return tokens, FinishReason.STOP
     return tokens, FinishReason.LENGTH
 
@@ -182,7 +199,8 @@ def test_every_response_is_its_own_whatever_comes_and_goes(data: st.DataObject) 
     for index in range(data.draw(st.integers(1, 14))):
         prompt = range(1, 1 + data.draw(st.integers(1, 8)))
         stop = {"stop_token_ids": frozenset({STOP})} if data.draw(st.booleans()) else {}
-        one = ticket(index, prompt, data.draw(st.integers(1, 12)), **stop)
+        texts = data.draw(st.lists(st.text("abcdefgh", min_size=1, max_size=2), max_size=3).map(tuple))
+        one = ticket(index, prompt, data.draw(st.integers(1, 12)), stop=texts, **stop)
         asked[one.request.request_id] = one.request
         live.append(one)
         scheduler.waiting.append(one)

@@ -19,14 +19,15 @@ import pytest
 from penstock.config.model import ModelConfig
 from penstock.config.timeouts import TimeoutsConfig
 from penstock.errors import EngineError, PromptTooLong, RequestAborted, SetupError, WeightSyncError
-from penstock.rollout.engines.base import EngineHealth
+from penstock.rollout.engines.base import EngineHealth, FinishReason
 from penstock.rollout.engines.embedded import InvalidRequest
 from penstock.rollout.engines.process import EngineProcess, ProcessEngine
+from penstock.rollout.handle import HFTokenizer
 from penstock.weights.digest import tensor_digests
 from penstock.weights.hf import load_model
 from penstock.weights.source import WeightSource
 from tests.engines.helpers import generate_all, mixed_requests, request, running_engine, source_of
-from tests.support.tiny_models import save_tiny_model, tiny_model
+from tests.support.tiny_models import char_tokenizer, save_tiny_model, tiny_model
 
 OPTIONS: dict[str, Any] = {"max_num_seqs": 4, "max_model_len": 64, "threads": 1}
 GIVEN = 3
@@ -75,6 +76,19 @@ def wait_until_gone(pid: int, seconds: float = 20.0) -> None:
 async def test_it_serves_the_weights_it_is_given_not_those_of_the_folder(shared: ProcessEngine, policy: Any) -> None:
     assert shared.stats().version == GIVEN
     assert await shared.weight_digests() == tensor_digests(policy.named_parameters())
+
+
+async def test_its_responses_end_at_stop_strings(shared: ProcessEngine) -> None:
+    """It has a tokenizer of its own, from the model's folder."""
+    tokens = HFTokenizer(char_tokenizer())
+    asked = request("free", new=20, seed=5)
+    free = await shared.generate(asked)
+    text = tokens.decode(free.token_ids, frozenset())
+    stop = text[8:11]
+    stopped = await shared.generate(request("stopped", new=20, seed=5, stop=(stop, "never there")))
+    length = text.index(stop) + len(stop)
+    assert stopped.token_ids == free.token_ids[:length]
+    assert (stopped.stop_string, stopped.finish_reason) == (stop, FinishReason.STOP)
 
 
 async def test_it_generates_what_an_engine_in_this_process_does(shared: ProcessEngine, policy: Any) -> None:

@@ -41,8 +41,10 @@ REQUESTS = st.builds(
         st.integers(1, 10**6),
         temperature=st.floats(0, 10),
         top_p=st.floats(0.01, 1),
+        min_p=st.floats(0, 1),
         top_k=st.integers(0, 1000),
         stop_token_ids=TOKENS.map(frozenset),
+        stop=st.lists(st.text(), max_size=3).map(tuple),
     ),
     seed=st.integers(0, 2**200),
     group_id=TEXT,
@@ -59,7 +61,8 @@ def results(draw: st.DrawFn) -> GenerationResult:
         tuple(draw(exact) for _ in tokens),
         tuple(draw(st.integers(0, 10**6)) for _ in tokens),
         draw(st.sampled_from(FinishReason)),
-        tuple(np.array(draw(TOKENS), dtype=np.int32) for _ in tokens) if draw(st.booleans()) else (),
+        stop_string=draw(st.none() | TEXT),
+        kept_ids=tuple(np.array(draw(TOKENS), dtype=np.int32) for _ in tokens) if draw(st.booleans()) else (),
     )
 
 

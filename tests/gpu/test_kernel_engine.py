@@ -12,8 +12,10 @@ import transformers
 from penstock.errors import EngineError, RequestAborted
 from penstock.rollout.engines.base import EngineHealth, FinishReason, GenerationRequest, GenerationResult
 from penstock.rollout.engines.embedded.device.graphs import size_of, sizes_for
+from penstock.rollout.handle import HFTokenizer
 from tests.engines.helpers import generate_all, mixed_requests, reference_logprobs, request, source_of
 from tests.gpu.kernels import DEVICE, ON_GPU, eventually, kernel_engine, needs_gpu, needs_kernels, small_model
+from tests.support.tiny_models import char_tokenizer
 
 COUNT, NEW = (17, 1.0) if ON_GPU else (4, 0.25)
 """How many mixed requests a test takes, and which share of their tokens."""
@@ -93,6 +95,29 @@ async def test_greedy_tokens_equal_generate_and_stop_tokens_end_a_response() -> 
 
 
 @needs_kernels
+async def test_a_response_ends_at_a_stop_string_and_its_slot_goes_on() -> None:
+    """A step is in flight when the stop string is found; what it computes for the row is read by nobody."""
+    tokens = HFTokenizer(char_tokenizer())
+    asked = request("free", new=8 if ON_GPU else 5, seed=3)
+    async with kernel_engine(texts=lambda: tokens.texts, max_num_seqs=2) as engine:
+        free = await engine.generate(asked)
+        text = tokens.decode(free.token_ids, frozenset())
+        stop = text[1:3]
+        batch = [
+            request("stopped", new=asked.sampling.max_new_tokens, seed=3, stop=(stop,)),
+            request("plain", new=asked.sampling.max_new_tokens, seed=3),
+            request("after", new=asked.sampling.max_new_tokens, seed=3),
+        ]
+        stopped, plain, after = await generate_all(engine, batch)
+    assert len(stop) == 2
+    assert stopped.token_ids == free.token_ids[: len(stopped.token_ids)]
+    assert (stopped.stop_string, stopped.finish_reason) == (stop, FinishReason.STOP)
+    text = tokens.decode(stopped.token_ids, frozenset())
+    assert text.index(stop) == len(text) - len(stop)
+    assert plain.token_ids == after.token_ids == free.token_ids
+
+
+@needs_kernels
 async def test_a_response_does_not_depend_on_what_shares_its_batch() -> None:
     probed = request("probed", prompt=[9, 8, 7], new=12 if ON_GPU else 4, seed=2**70 + 1, temperature=0.9)
     async with kernel_engine() as engine:
@@ -109,6 +134,7 @@ async def test_truncated_requests_share_a_batch_with_others() -> None:
         request("plain", new=3),
         request("top_k", new=3, top_k=3, temperature=1.3),
         request("one", new=3, top_k=1, top_p=0.5),
+        request("certain", new=3, min_p=1.0),
     ]
     async with kernel_engine() as engine:
         results = await generate_all(engine, kinds)
@@ -126,6 +152,25 @@ async def test_truncated_requests_share_a_batch_with_others() -> None:
     assert set(results[2].logprobs) == {0.0}
     assert [kept.tolist() for kept in results[2].kept_ids] == [[token] for token in results[2].token_ids]
     assert results[0].kept_ids == ()
+    assert set(results[3].logprobs) == {0.0}
+
+
+@needs_kernels
+async def test_min_p_leaves_out_what_is_too_unlikely() -> None:
+    """By itself it needs no sorting, unlike top-k and top-p."""
+    asked = request("min_p", new=3 if not ON_GPU else 20, min_p=0.3, temperature=1.3)
+    async with kernel_engine() as engine:
+        result = await engine.generate(asked)
+    ids = torch.tensor([asked.prompt_ids + result.token_ids])
+    with torch.no_grad():
+        logits_TV = small_model().cpu()(ids).logits[0, len(asked.prompt_ids) - 1 : -1] / 1.3
+    drawn = zip(logits_TV, result.token_ids, result.logprobs, result.kept_ids, strict=True)
+    for logits_V, token, logprob, kept in drawn:
+        kept_V = logits_V.softmax(-1) >= 0.3 * logits_V.softmax(-1).max()
+        assert kept_V[token]
+        assert not kept_V.all()
+        assert kept.tolist() == kept_V.nonzero()[:, 0].tolist()
+        assert logprob == pytest.approx(float(logits_V[token] - logits_V[kept_V].logsumexp(0)), abs=1e-3)
 
 
 @needs_kernels

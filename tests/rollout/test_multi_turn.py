@@ -18,6 +18,7 @@ from penstock.rollout.engines.base import FinishReason, GenerationRequest
 from penstock.rollout.engines.scripted import ScriptedEngine, ScriptedResponse
 from penstock.rollout.environments import Done, MultiTurnEnvironment, Observation, Prompt, Split, Turn
 from penstock.rollout.environments.limits import LimitedEnvironment, TurnLimits
+from penstock.rollout.handle import HFTokenizer
 from penstock.rollout.rows import group_columns
 from tests.rollout.talking import (
     ADDS_THOUGHTS,
@@ -29,6 +30,7 @@ from tests.rollout.talking import (
     tagging_tokenizer,
     tokenizer,
 )
+from tests.support.tiny_models import char_tokenizer
 
 PROMPT = Prompt("7", "go")
 
@@ -103,6 +105,18 @@ async def test_white_space_that_a_template_puts_around_the_models_words_is_no_ch
     ]
 
 
+async def test_variables_for_the_template_are_given_to_it_for_every_turn() -> None:
+    hf = char_tokenizer()
+    hf.chat_template = "{{ mark }}{% for m in messages %}{{ m.role }}: {{ m.content }}{{ mark }}{% endfor %}assistant: "
+    tokens = HFTokenizer(hf, chat_template=True, template_kwargs={"mark": "#"})
+    talker = Talker(lambda text: "end" if "[a]" in text else "a", tokens)
+    trajectory = await Echo().run(PROMPT, talker.handle())
+    assert [text for own, text in shown(talker, trajectory) if not own] == [
+        "#user: go#assistant: ",
+        "#user: [a]#assistant: ",
+    ]
+
+
 async def test_a_template_that_puts_words_into_the_models_mouth_is_refused_as_that() -> None:
     talker = Talker(lambda text: "a", tokenizer(ADDS_THOUGHTS))
     with pytest.raises(EnvironmentFailure, match="puts '<think></think>' before the model's words"):
@@ -173,19 +187,15 @@ async def test_a_conversation_without_room_for_a_turn_ends_as_truncated_not_as_a
         await Echo().run(PROMPT, Talker(lambda text: "abc", max_model_len=2).handle())
 
 
-async def test_a_text_that_is_one_token_ends_a_turn_and_others_are_left_to_the_model(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_a_turn_ends_at_a_text_of_one_token_or_of_several() -> None:
     class Stops(Echo):
         turn_ends = ("]", "end", "€")
 
     talker = Talker(lambda text: "end")
-    environment = Stops()
-    for _ in range(2):
-        await environment.run(PROMPT, talker.handle())
-    assert talker.requests[0].sampling.stop_token_ids == {1, *talker.tokens.encode("]")}
-    [line] = [record.getMessage() for record in caplog.records]
-    assert line == "Stops: no turn ends at 'end', '€', which the tokenizer does not have as a single token"
+    await Stops().run(PROMPT, talker.handle())
+    sampling = talker.requests[0].sampling
+    assert sampling.stop_token_ids == {1, *talker.tokens.encode("]")}
+    assert sampling.stop == ("]", "end", "€")
 
 
 async def test_a_text_in_place_of_several_is_refused_as_each_letter_would_end_a_turn() -> None:

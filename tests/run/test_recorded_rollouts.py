@@ -216,6 +216,18 @@ def test_a_recording_of_other_settings_is_refused_with_the_keys(make_run: MakeRu
     assert not Path(make_run("replay").run_dir).exists()
 
 
+def test_a_recording_that_does_not_name_min_p_was_made_without_it(make_run: MakeRun) -> None:
+    recording = record(make_run)
+    info = recording / "rollouts" / "recording.json"
+    named = json.loads(info.read_text())
+    assert named["settings"].pop("rollout.sampling.min_p") == 0.0
+    info.write_text(json.dumps(named))
+    penstock.train(make_run("replay", **{"rollout.replay_from": str(recording)}))
+    other = {"rollout.sampling": {"min_p": 0.1, "max_new_tokens": 6}, "algorithm.correction": {"kind": "tis"}}
+    with pytest.raises(ConfigError, match=r"rollout.sampling.min_p: is 0.1, but .* recorded with 0.0"):
+        penstock.train(make_run("other", **{"rollout.replay_from": str(recording)}, **other))
+
+
 def test_a_model_with_other_tokens_is_refused(make_run: MakeRun, tmp_path: Path) -> None:
     other = save_tiny_model(tmp_path / "other", tokenizer=bpe_tokenizer())
     changes = {"rollout.replay_from": str(record(make_run)), "model.path": str(other)}

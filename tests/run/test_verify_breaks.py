@@ -39,9 +39,7 @@ def only_fails(verified: Verified, key: str) -> dict[str, Any]:
 
 class TestCutOff:
     def test_bounds_that_leave_every_token_out(self, verify: Verify) -> None:
-        """Engine and trainer agree up to rounding, and bounds of exactly 1 have no room for that."""
-        bounds = {"kind": "icepop", "low": 1.0, "high": 1.0}
-        verified = verify(**{"algorithm.correction": bounds, "rollout.sampling.top_k": 4})
+        verified = verify(**{"algorithm.correction": {"kind": "decoupled", "cap": 1e-3}, "rollout.sampling.top_k": 4})
         assert "cut_off_tokens" in verified.with_status("fail")
         row = verified.checks["cut_off_tokens"]
         assert row["figures"]["masked_fraction"] > 0.9

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -28,7 +29,7 @@ from tests.training.support import PARTITION, relative_difference, trainer
 
 PROMPT = (3, 4, 5)
 TEMPERATURE = 1.2
-TRUNCATIONS: tuple[dict[str, float], ...] = ({"top_p": 0.5}, {"top_k": 4}, {"top_k": 6, "top_p": 0.7})
+TRUNCATIONS: tuple[dict[str, float], ...] = ({"top_p": 0.5}, {"top_k": 4}, {"top_k": 6, "top_p": 0.7}, {"min_p": 0.6})
 
 
 GENERATED: dict[str, list[GenerationResult]] = {}
@@ -146,8 +147,8 @@ async def test_prompts_between_truncated_turns_keep_the_tokens_apart() -> None:
 
 async def test_a_response_that_was_cut_without_what_it_was_drawn_from_is_refused() -> None:
     result = (await responses(top_k=3))[0]
-    cut = GenerationResult(
-        "r", result.token_ids[:4], result.logprobs[:4], result.token_versions[:4], result.finish_reason, result.kept_ids
+    cut = replace(
+        result, token_ids=result.token_ids[:4], logprobs=result.logprobs[:4], token_versions=result.token_versions[:4]
     )
     with pytest.raises(EnvironmentFailure, match="4 tokens belongs to a generation that says of 9"):
         group_columns([Trajectory((Segment(PROMPT), Segment(cut.token_ids, cut)), 0, "")])

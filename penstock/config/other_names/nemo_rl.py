@@ -68,7 +68,10 @@ GENERATION = Table(
             "theirs filters the trainer's logits by its own probabilities; ours takes the tokens that the engine had "
             "left",
         ),
-        Row("`policy.generation.stop_strings`", "no equivalent"),
+        Row("`policy.generation.stop_strings`", "`rollout.sampling.stop`", "rewards see the stop string"),
+        Row(
+            "`policy.tokenizer.chat_template_kwargs`", "`data.chat_template_kwargs`", "with `data.chat_template: true`"
+        ),
         Row("`policy.generation.backend`", "`rollout.engine.kind: embedded`"),
         Row("`data.train.data_path`, `data.validation.data_path`", "`data.train_path`, `data.eval_path`"),
         Row("`data.train.input_key`, `data.train.output_key`", "`data.prompt_key`, `data.answer_key`"),

@@ -73,12 +73,22 @@ GENERATION = Table(
             "unless `rollout.failure.max_dropped_prompts` allows it",
         ),
         Row(
-            "`temperature`, `top_p`, `top_k`",
-            "`rollout.sampling.temperature`, `rollout.sampling.top_p`, `rollout.sampling.top_k`",
-            "with `top_p` and `top_k` the trainer's log-probs are over the tokens that were left; theirs are over all",
+            "`temperature`, `top_p`, `top_k`, `min_p`",
+            "`rollout.sampling.temperature`, `rollout.sampling.top_p`, `rollout.sampling.top_k`, "
+            "`rollout.sampling.min_p`",
+            "with the last three the trainer's log-probs are over the tokens that were left; theirs are over all",
         ),
-        Row("`min_p`", "`rollout.sampling.min_p`"),
-        Row("`repetition_penalty`, `generation_kwargs`, `chat_template_kwargs`", "no equivalent"),
+        Row("`repetition_penalty`", "no equivalent"),
+        Row(
+            "`generation_kwargs`",
+            "`rollout.sampling.stop`",
+            "for its `stop`; rewards see the stop string in both. What else it may hold has no equivalent",
+        ),
+        Row(
+            "`chat_template_kwargs`",
+            "`data.chat_template_kwargs`",
+            "with `data.chat_template: true`; one that the template does not read is refused",
+        ),
         Row(
             "`use_vllm`, `vllm_mode`, `use_transformers_continuous_batching`",
             "`rollout.engine.kind: embedded`",

@@ -78,6 +78,7 @@ GENERATION = Table(
             "`data.train_path`, `data.eval_path`, `data.prompt_key`",
             "one file each; `data.chat_template: true`",
         ),
+        Row("`data.apply_chat_template_kwargs`", "`data.chat_template_kwargs`", "with `data.chat_template: true`"),
         Row("`data.train_max_samples`, `data.val_max_samples`", "`data.train_size`, `data.eval_size`"),
         Row("`data.shuffle`, `data.seed`", "`data.shuffle`, `seed`"),
         Row(

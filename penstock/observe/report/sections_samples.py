@@ -71,7 +71,7 @@ def _card(sample: Record, several: bool) -> Html:
     return tag(
         "article",
         tag("header", *facts),
-        tag("div", tag("h3", "Prompt"), _text(sample.get("prompt"), MOST_PROMPT)),
+        tag("div", tag("h3", "Prompt"), _text(sample.get("rendered_prompt") or sample.get("prompt"), MOST_PROMPT)),
         tag("div", tag("h3", "Response"), _text(sample.get("response"), MOST_RESPONSE)),
         class_="card",
         data_step=step,

@@ -30,8 +30,12 @@ class SamplingParams:
     top_p: float = 1.0
     top_k: int = 0
     """0 means all tokens."""
+    min_p: float = 0.0
+    """Tokens whose probability is below this fraction of the largest one are left out; 0 means none are."""
     stop_token_ids: frozenset[int] = frozenset()
     """A response ends with, and includes, the first of these."""
+    stop: tuple[str, ...] = ()
+    """A response ends with the token at which its text first contains one of these. The token may go on beyond it."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,8 @@ class GenerationResult:
     token_versions: tuple[int, ...]
     """Weight version that produced each token."""
     finish_reason: FinishReason
+    stop_string: str | None = None
+    """The stop string that ended it."""
     kept_ids: tuple[NDArray[np.int32], ...] = field(default=(), compare=False)
     """Where sampling is truncated: the token ids that each token was drawn from; one without ids was drawn from the
     whole vocabulary. Empty where no token of the response was drawn from fewer."""

@@ -81,7 +81,8 @@ class GenerationHandle(Protocol):
     def decode(self, token_ids: Sequence[int]) -> str:
         """What the model wrote, as text: without tokens that begin, pad or end a response, with all other special ones.
 
-        Tags that are special tokens of the tokenizer (`</calc>`, `<tool_call>`) are words like others.
+        Tags that are special tokens of the tokenizer (`</calc>`, `<tool_call>`) are words like others. The text of a
+        response that a stop string ended ends with that string, whatever else its last token holds.
         """
 
     def decode_raw(self, token_ids: Sequence[int]) -> str:
@@ -95,13 +96,14 @@ class GenerationHandle(Protocol):
         context_ids: Sequence[int],
         *,
         stop_token_ids: AbstractSet[int] = frozenset(),
+        stop: Sequence[str] = (),
         max_new_tokens: int | None = None,
     ) -> GenerationResult:
         """Let the model go on from these tokens.
 
-        The response also ends at, and includes, one of `stop_token_ids`, and has at most `max_new_tokens` tokens, where
-        `rollout.sampling.max_new_tokens` is the default and the bound. Raises `PromptTooLong` where the context has no
-        room for a single token.
+        The response also ends at, and includes, one of `stop_token_ids`, or the token at which its text first contains
+        one of `stop`, and has at most `max_new_tokens` tokens, where `rollout.sampling.max_new_tokens` is the default
+        and the bound. Raises `PromptTooLong` where the context has no room for a single token.
         """
 
 

@@ -84,7 +84,7 @@ class Conversation:
         self._between.append(text)
         last = self._turns[-1].generation
         if last.token_ids and last.finish_reason is FinishReason.STOP:
-            text = _after(text, self._handle.decode_raw(last.token_ids[-1:]))
+            text = _after(text, last.stop_string or self._handle.decode_raw(last.token_ids[-1:]))
         self._say(text)
 
     def reply_text(self, text: str) -> None:

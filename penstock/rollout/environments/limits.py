@@ -188,11 +188,14 @@ class _WatchedHandle:
         context_ids: Sequence[int],
         *,
         stop_token_ids: AbstractSet[int] = frozenset(),
+        stop: Sequence[str] = (),
         max_new_tokens: int | None = None,
     ) -> GenerationResult:
         context = tuple(context_ids)
         async with self._work.model_turn():
-            result = await self._handle.generate(context, stop_token_ids=stop_token_ids, max_new_tokens=max_new_tokens)
+            result = await self._handle.generate(
+                context, stop_token_ids=stop_token_ids, stop=stop, max_new_tokens=max_new_tokens
+            )
         self._seen[result.request_id] = (context, result.token_ids)
         return result
 

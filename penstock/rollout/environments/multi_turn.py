@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,8 +12,6 @@ from penstock.rollout.environments.base import GenerationHandle, Split, Trajecto
 from penstock.rollout.environments.conversation import Conversation
 from penstock.rollout.environments.scores import checked_numbers, checked_score
 from penstock.rollout.prompts import Prompt
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -54,8 +51,7 @@ class MultiTurnEnvironment(ABC):
 
     max_turns: int = 8
     turn_ends: tuple[str, ...] = ()
-    """Texts that end a turn, where the tokenizer has each as a single token; others are left to the model."""
-    _told_left_out = False
+    """Texts that end a turn, whatever tokens the model writes them in; such a turn's text ends with the one found."""
 
     @property
     def name(self) -> str:
@@ -89,7 +85,7 @@ class MultiTurnEnvironment(ABC):
         turns: list[Turn] = []
         while True:
             try:
-                generation = await handle.generate(talk.ids, stop_token_ids=stops)
+                generation = await handle.generate(talk.ids, stop_token_ids=stops, stop=self.turn_ends)
             except PromptTooLong:
                 if not turns:
                     raise
@@ -126,6 +122,7 @@ class MultiTurnEnvironment(ABC):
         return Trajectory(tuple(talk.segments), score.reward, text, out_of_room, score.components, metrics)
 
     def _stop_token_ids(self, handle: GenerationHandle) -> frozenset[int]:
+        """Those of `turn_ends` that are single tokens, and so are known without reading the text."""
         check_turn_ends(self.turn_ends)
         encoded = {text: handle.encode(text) for text in self.turn_ends}
         single = {t: ids[0] for t, ids in encoded.items() if len(ids) == 1 and handle.decode_raw(ids) == t}
@@ -138,17 +135,7 @@ class MultiTurnEnvironment(ABC):
                     "sequence"
                 ]
             )
-        self._tell_left_out([text for text in encoded if text not in single])
         return frozenset(single.values())
-
-    def _tell_left_out(self, texts: Sequence[str]) -> None:
-        if texts and not self._told_left_out:
-            self._told_left_out = True
-            _log.warning(
-                "%s: no turn ends at %s, which the tokenizer does not have as a single token",
-                self.name,
-                ", ".join(map(repr, texts)),
-            )
 
 
 def check_turn_ends(turn_ends: object) -> None:

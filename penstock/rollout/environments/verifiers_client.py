@@ -79,12 +79,15 @@ class EngineClient(vf.Client):  # type: ignore[misc]
         else:
             talk.open(messages, tools)
         limit = body.get("max_completion_tokens") or body.get("max_tokens")
+        stop = body.get("stop") or ()
+        stop = (stop,) if isinstance(stop, str) else tuple(stop)
         sample.generating.add(trace)
         try:
-            generation = await sample.handle.generate(talk.ids, max_new_tokens=limit)
+            generation = await sample.handle.generate(talk.ids, stop=stop, max_new_tokens=limit)
         finally:
             sample.generating.discard(trace)
-        response = _response(generation, sample.handle, bool(tools), len(talk.ids), body["model"])
+        text = _text(generation, sample.handle, stop)
+        response = _response(generation, text, bool(tools), len(talk.ids), body["model"])
         talk.add(generation, message_to_wire(response.message))
         return response
 
@@ -95,8 +98,13 @@ def _plain(message: Mapping[str, Any]) -> Message:
     return {**message, "content": message.get("content") or ""}
 
 
-def _response(generation: GenerationResult, handle: GenerationHandle, tools: bool, prompt: int, model: str) -> Any:
+def _text(generation: GenerationResult, handle: GenerationHandle, stop: tuple[str, ...]) -> str:
+    """What the model wrote; as the API has it, without a stop string that the program itself asked for."""
     text = handle.decode(generation.token_ids)
+    return text.removesuffix(generation.stop_string) if generation.stop_string in stop else text
+
+
+def _response(generation: GenerationResult, text: str, tools: bool, prompt: int, model: str) -> Any:
     content, calls = parse_tool_calls(text) if tools else (text, [])
     finish = "length" if generation.finish_reason is FinishReason.LENGTH else "tool_calls" if calls else "stop"
     made = [vf.ToolCall(id=f"call_{uuid.uuid4().hex[:12]}", name=c.name, arguments=c.arguments) for c in calls]

@@ -96,6 +96,19 @@ class Row:
 
 
 @dataclass(frozen=True)
+class SeenPrompt:
+    """A prompt as the model sees it."""
+
+    text: str
+    """Rendered, with its special tokens."""
+    token_ids: tuple[int, ...]
+
+    def as_object(self) -> dict[str, Any]:
+        """The prompt for programs."""
+        return {"text": self.text, "token_ids": list(self.token_ids)}
+
+
+@dataclass(frozen=True)
 class VerifyReport:
     """What `verify` found: a row for each check, in the order they were made."""
 
@@ -103,6 +116,8 @@ class VerifyReport:
     """What was checked: model, number format, device."""
     rows: tuple[Row, ...]
     seconds: float
+    prompt: SeenPrompt | None = None
+    """The first prompt of the run."""
 
     @property
     def ok(self) -> bool:
@@ -115,6 +130,7 @@ class VerifyReport:
             "ok": self.ok,
             "subject": dict(self.subject),
             "seconds": round(self.seconds, 3),
+            "prompt": None if self.prompt is None else self.prompt.as_object(),
             "checks": {row.check.key: row.as_object() for row in self.rows},
         }
 

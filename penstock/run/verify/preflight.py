@@ -12,7 +12,8 @@ import torch
 
 from penstock.config.models import RunConfig
 from penstock.run.verify import custom_loss, cut_off, gradients, memory, mismatch, rollouts, round_trip, weight_sync
-from penstock.run.verify.findings import Check, Finding, NotChecked, Row, Skipped, VerifyReport, raised
+from penstock.run.verify.findings import Check, Finding, NotChecked, Row, SeenPrompt, Skipped, VerifyReport, raised
+from penstock.run.verify.prompts import first_prompt
 from penstock.run.verify.subject import Limits, Subject, built, sample, verifiable
 from penstock.runtime.loop import run_loop
 from penstock.weights.hf import pick_device, silence_progress_bars
@@ -56,6 +57,7 @@ class _Preflight:
         self._ends = float("inf")
         extra = OF_CUSTOM_LOSSES if config.algorithm.loss.kind == "custom" else ()
         self._checks = (*ON_ROLLOUTS[:-1], *extra, ON_ROLLOUTS[-1])
+        self._prompt: SeenPrompt | None = None
 
     async def run(self) -> VerifyReport:
         started = time.monotonic()
@@ -67,7 +69,7 @@ class _Preflight:
             rest = await self._with_model(may_fail=first.failed)
         device = str(pick_device(self._config.runtime.device))
         subject = {"model": self._config.model.path, "dtype": self._config.model.dtype, "device": device}
-        return VerifyReport(subject, (*rest, first), time.monotonic() - started)
+        return VerifyReport(subject, (*rest, first), time.monotonic() - started, self._prompt)
 
     async def _with_model(self, *, may_fail: bool) -> list[Row]:
         """The checks that need the run's parts; with `may_fail`, running out of memory meanwhile is no surprise."""
@@ -78,6 +80,7 @@ class _Preflight:
                 self._notify("generating a few prompt groups")
                 sampled = await sample(self._config, training, self._limits)
                 subject = Subject(self._config, serving, training, sampled)
+                self._prompt = await first_prompt(subject)
                 rows = [await self._row(check, partial(run, subject)) for check, run in self._checks]
                 return [replace(rows[0], seconds=sampled.seconds), *rows[1:]]
         except (MemoryError, torch.OutOfMemoryError) as error:

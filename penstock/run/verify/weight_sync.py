@@ -9,9 +9,9 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
-from penstock.data_plane import fields
 from penstock.rollout.engines.base import GenerationRequest, GenerationResult
 from penstock.run.verify.findings import Check, Finding, NotChecked, Status, within
+from penstock.run.verify.prompts import asked_prompts
 from penstock.run.verify.subject import Subject
 from penstock.weights.digest import tensor_digests
 from penstock.weights.source import WeightSource
@@ -60,7 +60,7 @@ async def check_weight_sync(subject: Subject) -> Finding:
     """Publish weights that differ in every tensor, compare hashes, publish the real ones again, compare everything."""
     engine, trainer = subject.serving.engine, subject.training.trainer
     synchronizer = WeightSynchronizer([engine])
-    prompts = await _prompts(subject)
+    prompts = await asked_prompts(subject, _PROBES)
     original = await trainer.publish_weights()
     changed = WeightSource(
         original.version + 1, lambda: ((name, _changed(tensor)) for name, tensor in original.tensors())
@@ -122,23 +122,12 @@ def _changed(tensor: Tensor) -> Tensor:
     return tensor * (1 + 2**-6) + 2**-10
 
 
-async def _prompts(subject: Subject) -> list[tuple[int, ...]]:
-    """What the engine was asked in the first groups: the tokens of a row before the first that it generated."""
-    prompts = []
-    for group in subject.sampled.groups[:_PROBES]:
-        batch = await subject.data_plane.get_samples_async(group.slice(0, 1), (fields.INPUT_IDS, fields.TOKEN_MASK))
-        length = int((batch.jagged(fields.TOKEN_MASK).values > 0).int().argmax())
-        prompts.append(tuple(batch.jagged(fields.INPUT_IDS).values[:length].tolist()))
-    return prompts
-
-
 async def _served(subject: Subject, prompts: list[tuple[int, ...]]) -> _Served:
     engine, sampling = subject.serving.engine, subject.serving.sampling
     if not isinstance(engine, DigestingEngine):
         raise NotChecked(f"{type(engine).__name__} does not tell the hashes of its weights")
-    greedy = replace(
-        sampling, temperature=0.0, top_p=1.0, top_k=0, max_new_tokens=min(_PROBE_TOKENS, sampling.max_new_tokens)
-    )
+    tokens = min(_PROBE_TOKENS, sampling.max_new_tokens)
+    greedy = replace(sampling, temperature=0.0, top_p=1.0, top_k=0, min_p=0.0, max_new_tokens=tokens, stop=())
     responses = [
         await engine.generate(GenerationRequest(f"verify-probe{index}", prompt, greedy))
         for index, prompt in enumerate(prompts)

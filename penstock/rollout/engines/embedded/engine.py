@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
+from functools import cache
 from typing import Any, Literal
 
 import torch
@@ -18,6 +19,7 @@ from penstock.rollout.engines.embedded.choice import Decoding, make_scheduler
 from penstock.rollout.engines.embedded.requests import InvalidRequest, Ticket, check_request
 from penstock.rollout.engines.embedded.runner import ModelRunner
 from penstock.rollout.engines.embedded.worker import Phase, Worker
+from penstock.rollout.engines.stop_strings import StopWatch, TokenTexts, stop_watch
 from penstock.weights.digest import tensor_digests
 from penstock.weights.hf import load_model, pick_device, silence_progress_bars
 from penstock.weights.lora import attach_lora, plain_copy
@@ -55,7 +57,8 @@ class EmbeddedEngine:
     them anew.
     `deterministic` makes tokens and log-probs bit-equal whatever else is running, at the price of fixed shapes.
     `threads` is the engine's number of CPU threads; 0 leaves it to the engine: one where a decode step is too small to
-    gain from more, else torch's count. `decoding` says how tokens are computed (see `choice.Decoding`).
+    gain from more, else torch's count. `decoding` says how tokens are computed (see `choice.Decoding`). `texts` gives
+    what stop strings are looked for in; it is called once, in the engine's thread, when a request first has any.
 
     Worked example, 2 slots: three `generate` calls; two run, one waits. `await pause()` returns at a token boundary,
     say after 5 tokens each. `await update_weights(source)` with version 1, `await resume()`. The running ones end with
@@ -74,6 +77,7 @@ class EmbeddedEngine:
         kv_cache: Literal["keep", "recompute"] = "keep",
         threads: int = 0,
         decoding: Decoding = "auto",
+        texts: Callable[[], TokenTexts] | None = None,
     ) -> None:
         if max_num_seqs < 1 or max_model_len < 2:
             raise SetupError(
@@ -97,6 +101,7 @@ class EmbeddedEngine:
                 decoding=decoding,
             )
         self._model, self._runner = model, self._scheduler.runner
+        self._texts = None if texts is None else cache(texts)
         self._tickets: dict[str, Ticket] = {}
         self._residency = Residency.AWAKE
         self._weight_shapes: list[torch.Size] = []
@@ -137,7 +142,7 @@ class EmbeddedEngine:
             raise EngineError(f"engine {self._name} cannot generate: it is {self._residency.value}")
         if request.request_id in self._tickets:
             raise InvalidRequest(f"request {request.request_id}: a request with this id is already in the engine")
-        ticket = Ticket(request, asyncio.get_running_loop().create_future())
+        ticket = Ticket(request, asyncio.get_running_loop().create_future(), new_watch=self._new_watch(request))
         self._worker.submit(ticket)
         self._tickets[request.request_id] = ticket
         try:
@@ -147,6 +152,17 @@ class EmbeddedEngine:
             raise
         finally:
             del self._tickets[request.request_id]
+
+    def _new_watch(self, request: GenerationRequest) -> Callable[[], StopWatch] | None:
+        stops, texts = request.sampling.stop, self._texts
+        if not stops:
+            return None
+        if texts is None:
+            raise InvalidRequest(
+                f"request {request.request_id}: engine {self._name} was made without a tokenizer, which it needs for "
+                "stop strings"
+            )
+        return lambda: stop_watch(texts(), stops)
 
     async def abort(self, request_ids: Sequence[str]) -> None:
         """End these requests now: their `generate` calls raise `RequestAborted`. Unknown ids are ignored."""

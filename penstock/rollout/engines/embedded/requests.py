@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 
 from penstock.errors import FailureKind, PenstockError, PromptTooLong
 from penstock.rollout.engines.base import FinishReason, GenerationRequest, GenerationResult
+from penstock.rollout.engines.stop_strings import StopWatch, wrong_stop
 
 
 class InvalidRequest(PenstockError):
@@ -26,26 +28,45 @@ class Ticket:
     future: asyncio.Future[GenerationResult]
     version_marks: list[tuple[int, int]] = field(default_factory=list)
     """`(index, version)`: from this generated token on, this version. Empty until the request gets its slot."""
+    new_watch: Callable[[], StopWatch] | None = None
+    """Makes what looks for the request's stop strings, if it has any."""
+    watch: StopWatch | None = None
+    """Looks for them, once the request has its slot."""
+    stop_string: str | None = None
+    """The one that was found."""
 
     @property
     def prefix_ids(self) -> tuple[int, ...]:
         """The prompt without its last token: what is prefilled. The last token goes through the first decode step."""
         return self.request.prompt_ids[:-1]
 
+    def begin_watch(self) -> bool:
+        """Whether the request has stop strings, which are looked for from here on."""
+        self.watch = None if self.new_watch is None else self.new_watch()
+        return self.watch is not None
+
+    def completes_stop(self, token: int) -> bool:
+        """Whether the next token of the response makes its text contain a stop string."""
+        self.stop_string = None if self.watch is None else self.watch.push(token)
+        return self.stop_string is not None
+
     def result(
         self,
         token_ids: list[int],
         logprobs: list[float],
-        reason: FinishReason,
+        at_stop_token: bool,
         kept_ids: tuple[NDArray[np.int32], ...] = (),
     ) -> GenerationResult:
         """What `generate` returns."""
+        stop_string = None if at_stop_token else self.stop_string
+        stopped = at_stop_token or stop_string is not None
         return GenerationResult(
             request_id=self.request.request_id,
             token_ids=tuple(token_ids),
             logprobs=tuple(logprobs),
             token_versions=self._versions(len(token_ids)),
-            finish_reason=reason,
+            finish_reason=FinishReason.STOP if stopped else FinishReason.LENGTH,
+            stop_string=stop_string,
             kept_ids=kept_ids,
         )
 
@@ -81,10 +102,12 @@ def check_request(request: GenerationRequest, max_model_len: int, vocabulary: in
         ),
         (not 0.0 < sampling.top_p <= 1.0, f"top_p must be in (0, 1], not {sampling.top_p}"),
         (not 0 <= sampling.top_k < 2**31, f"top_k must be from 0 to 2**31 - 1, not {sampling.top_k}"),
+        (not 0.0 <= sampling.min_p <= 1.0, f"min_p must be in [0, 1], not {sampling.min_p}"),
         (
             any(not 0 <= token < vocabulary for token in sampling.stop_token_ids),
             f"stop_token_ids has a token outside the vocabulary 0..{vocabulary - 1}",
         ),
+        *((wrong_stop(stop) is not None, f"stop string {stop!r} {wrong_stop(stop)}") for stop in sampling.stop),
     ):
         if wrong:
             raise InvalidRequest(f"request {name}: {what}")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.rollout.engines.base import FinishReason, GenerationResult
+from penstock.rollout.engines.base import GenerationResult
 from penstock.rollout.engines.embedded.requests import Ticket
-from penstock.rollout.engines.embedded.sampling import KeptIds
+from penstock.rollout.engines.embedded.sampling import KeptIds, SamplingColumns
 
 _UNIFORMS = 64
 """Random numbers drawn ahead per request."""
@@ -39,6 +39,7 @@ class Rows:
         self.temperature_S = np.ones(slots, dtype=np.float32)
         self.top_k_S = np.zeros(slots, dtype=np.int64)
         self.top_p_S = np.ones(slots, dtype=np.float32)
+        self.min_p_S = np.zeros(slots, dtype=np.float32)
         self.stops_SX = np.full((slots, 0), -1, dtype=np.int64)
         self._uniforms_SU = np.zeros((slots, _UNIFORMS))
         self._next_uniform_S = np.zeros(slots, dtype=np.int64)
@@ -46,6 +47,8 @@ class Rows:
         self._kept: list[list[NDArray[np.int32]]] = []
         """Of the rows that are drawn from truncated distributions: what each token was drawn from."""
         self._row_S = np.arange(slots)
+        self._watched = 0
+        """Rows with stop strings."""
 
     @property
     def longest(self) -> int:
@@ -61,8 +64,9 @@ class Rows:
         self.prompt_length_S[row] = length
         self.end_S[row] = min(length + sampling.max_new_tokens, self.tokens_SC.shape[1])
         self.temperature_S[row] = sampling.temperature
-        self.top_k_S[row], self.top_p_S[row] = sampling.top_k, sampling.top_p
+        self.top_k_S[row], self.top_p_S[row], self.min_p_S[row] = sampling.top_k, sampling.top_p, sampling.min_p
         self._set_stops(row, sampling.stop_token_ids)
+        self._watched += ticket.begin_watch()
         self._generators.append(None)
         self._kept.append([])
         self._next_uniform_S[row] = _UNIFORMS
@@ -118,7 +122,14 @@ class Rows:
         ended_B = position_B + 1 >= self.end_S[place]
         if self.stops_SX.shape[1]:
             ended_B |= (tokens_B[:, None] == self.stops_SX[place]).any(axis=1)
+        if self._watched:
+            drawn = zip(rows_B.tolist(), tokens_B.tolist(), strict=True)
+            ended_B |= np.array([self.tickets[row].completes_stop(token) for row, token in drawn], dtype=bool)
         return np.sort(rows_B[ended_B])[::-1]
+
+    def sampling(self, rows: slice | NDArray[np.integer]) -> SamplingColumns:
+        """How these rows want their tokens drawn."""
+        return SamplingColumns(self.temperature_S[rows], self.top_k_S[rows], self.top_p_S[rows], self.min_p_S[rows])
 
     def generated(self, row: int) -> int:
         """How many tokens the row's response has."""
@@ -131,17 +142,18 @@ class Rows:
     def result(self, row: int) -> GenerationResult:
         """The response of a row that ended."""
         response = slice(self.prompt_length_S[row], self.feed_2S[1, row] + 1)
-        stopped = bool((self.feed_2S[0, row] == self.stops_SX[row]).any())
+        at_stop_token = bool((self.feed_2S[0, row] == self.stops_SX[row]).any())
         return self.tickets[row].result(
             self.tokens_SC[row, response].tolist(),
             self.logprobs_SC[row, response].tolist(),
-            FinishReason.STOP if stopped else FinishReason.LENGTH,
+            at_stop_token,
             tuple(self._kept[row]),
         )
 
     def remove(self, row: int) -> None:
         """Free the row; the last active row moves into it."""
         last = self.count - 1
+        self._watched -= self.tickets[row].watch is not None
         if row != last:
             length = self.feed_2S[1, last] + 1
             self.tokens_SC[row, :length] = self.tokens_SC[last, :length]
@@ -155,7 +167,8 @@ class Rows:
         self.tickets.pop()
         self._generators.pop()
         self.feed_2S[:, last] = 0
-        self.temperature_S[last], self.top_k_S[last], self.top_p_S[last] = 1.0, 0, 1.0
+        self.temperature_S[last] = 1.0
+        self.top_k_S[last], self.top_p_S[last], self.min_p_S[last] = 0, 1.0, 0.0
         self.count = last
 
     def _columns(self) -> tuple[NDArray[np.generic], ...]:
@@ -165,6 +178,7 @@ class Rows:
             self.temperature_S,
             self.top_k_S,
             self.top_p_S,
+            self.min_p_S,
             self.stops_SX,
             self._uniforms_SU,
             self._next_uniform_S,

@@ -178,9 +178,7 @@ class Scheduler:
         rows, runner = self.rows, self.runner
         batch = runner.slots if runner.fixed_rows else rows.count
         if self._plan is None:
-            self._plan = plan_sampling(
-                rows.temperature_S[:batch], rows.top_k_S[:batch], rows.top_p_S[:batch], runner.device
-            )
+            self._plan = plan_sampling(rows.sampling(slice(0, batch)), runner.device)
         feed_2B = torch.from_numpy(rows.feed_2S[:, :batch]).to(runner.device)
         uniforms_B = torch.from_numpy(rows.uniforms(batch)).to(runner.device)
         logits_BV = runner.decode(feed_2B[0], feed_2B[1], runner.width(rows.longest))

@@ -28,7 +28,8 @@ from penstock.rollout.engines.process.wire import (
     encode_result,
     read_frame,
 )
-from penstock.weights.hf import load_model, pick_device, silence_progress_bars
+from penstock.rollout.handle import HFTokenizer
+from penstock.weights.hf import load_model, load_tokenizer, pick_device, silence_progress_bars
 from penstock.weights.shared_memory import SharedMemory, TensorPlace, read_weights
 
 _STATE_SECONDS = 0.02
@@ -154,8 +155,9 @@ class Server:
 
 def _engine(head: dict[str, Any]) -> EmbeddedEngine:
     silence_progress_bars()
-    model = load_model(ModelConfig(**head["model"]), pick_device(head["device"]))
-    return EmbeddedEngine(model, **head["engine"])
+    settings = ModelConfig(**head["model"])
+    model = load_model(settings, pick_device(head["device"]))
+    return EmbeddedEngine(model, **head["engine"], texts=lambda: HFTokenizer(load_tokenizer(settings)).texts)
 
 
 async def _main(connection: int, memory: int) -> None:

@@ -124,7 +124,8 @@ def encode_request(request: GenerationRequest) -> tuple[dict[str, Any], bytes]:
 
 def decode_request(head: dict[str, Any], body: bytes) -> GenerationRequest:
     """The inverse of `encode_request`."""
-    sampling = head["sampling"] | {"stop_token_ids": frozenset(head["sampling"]["stop_token_ids"])}
+    asked = head["sampling"]
+    sampling = asked | {"stop_token_ids": frozenset(asked["stop_token_ids"]), "stop": tuple(asked["stop"])}
     return GenerationRequest(
         head["request_id"],
         tuple(np.frombuffer(body, dtype=_PROMPT).tolist()),
@@ -139,6 +140,7 @@ def encode_result(result: GenerationResult) -> tuple[dict[str, Any], bytes]:
     head = {
         "request_id": result.request_id,
         "finish_reason": result.finish_reason.value,
+        "stop_string": result.stop_string,
         "tokens": len(result.token_ids),
         "kept": [len(ids) for ids in result.kept_ids],
     }
@@ -163,6 +165,7 @@ def decode_result(head: dict[str, Any], body: bytes) -> GenerationResult:
         logprobs=tuple(logprobs_T.tolist()),
         token_versions=tuple(ids_2T[1].tolist()),
         finish_reason=FinishReason(head["finish_reason"]),
+        stop_string=head["stop_string"],
         kept_ids=tuple(np.split(ids_K.astype(np.int32), np.cumsum(kept)[:-1])) if kept else (),
     )
 

@@ -157,7 +157,7 @@ class DeviceDecoder:
         return self._model
 
     def launch(self, slots_B: NDArray[np.int32], truncation: SamplingPlan | None = None) -> Flight:
-        """Enqueue a decode step for these slots; `truncation` where one of them uses top-k or top-p."""
+        """Enqueue a decode step for these slots; `truncation` where one of them uses min-p, top-k or top-p."""
         slots = self._runner.slots
         size = slots if self._runner.deterministic else size_of(slots_B.shape[0], slots)
         with self._here():
@@ -222,7 +222,7 @@ class DeviceDecoder:
 
 
 def _truncate_rows(logits_SV: Tensor, plan: SamplingPlan) -> Tensor:
-    """Make the tokens that top-k and top-p exclude impossible, in place; gives the others, eight a byte."""
+    """Make the tokens that min-p, top-k and top-p exclude impossible, in place; gives the others, eight a byte."""
     assert plan.truncated_R is not None
     parts = []
     for start in range(0, plan.truncated_R.shape[0], _TRUNCATED_ROWS):
@@ -232,7 +232,7 @@ def _truncate_rows(logits_SV: Tensor, plan: SamplingPlan) -> Tensor:
         tempered_RV = logits_RV.float()
         if plan.temperature_B1 is not None:
             tempered_RV = tempered_RV / plan.temperature_B1[rows_R]
-        gone_RV = truncate(tempered_RV, plan.top_k_R1[part], plan.top_p_R1[part]) == -torch.inf
+        gone_RV = truncate(tempered_RV, plan.part(part)) == -torch.inf
         logits_SV[rows_R] = logits_RV.masked_fill_(gone_RV, -torch.inf)
         parts.append(_as_bits(~gone_RV))
     return torch.cat(parts)

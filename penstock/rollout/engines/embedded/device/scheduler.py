@@ -160,12 +160,11 @@ class PipelinedScheduler(Scheduler):
         return _Launch(flight, self._tenure_S[slots_B], truncated=truncation is not None)
 
     def _plan_truncation(self, going_B: NDArray[np.int64]) -> SamplingPlan | None:
-        rows = self.rows
-        if not ((rows.top_k_S[going_B] > 0) | (rows.top_p_S[going_B] < 1.0)).any():
+        wanted = self.rows.sampling(going_B)
+        if not wanted.truncated_B.any():
             return None
         if self._truncation is None or not np.array_equal(self._truncation[0], going_B):
-            columns = rows.temperature_S[going_B], rows.top_k_S[going_B], rows.top_p_S[going_B]
-            self._truncation = going_B, plan_sampling(*columns, self.runner.device)
+            self._truncation = going_B, plan_sampling(wanted, self.runner.device)
         plan = self._truncation[1]
         return None if plan.truncated_R is None else plan
 
