@@ -12,7 +12,7 @@ import torch
 
 from penstock.config.models import RunConfig
 from penstock.run.verify import gradients, memory, mismatch, rollouts, round_trip, weight_sync
-from penstock.run.verify.findings import Check, Finding, NotChecked, Row, Skipped, VerifyReport, raised
+from penstock.run.verify.findings import Check, Finding, NotChecked, Report, Row, Skipped, raised
 from penstock.run.verify.subject import Limits, Subject, built, sample, verifiable
 from penstock.runtime.loop import run_loop
 from penstock.weights.hf import pick_device, silence_progress_bars
@@ -33,7 +33,7 @@ ON_ROLLOUTS: tuple[tuple[Check, Callable[[Subject], Awaitable[Finding]]], ...] =
 """In order: the last one clears the sampled rows."""
 
 
-def verify(config: RunConfig, limits: Limits | None = None, notify: Notify | None = None) -> VerifyReport:
+def verify(config: RunConfig, limits: Limits | None = None, notify: Notify | None = None) -> Report:
     """Check a run on its own model and data; trains nothing and writes nothing.
 
     Raises `ConfigError` or `SetupError` where the run could not be built at all.
@@ -52,7 +52,7 @@ class _Preflight:
         self._notify = notify
         self._ends = float("inf")
 
-    async def run(self) -> VerifyReport:
+    async def run(self) -> Report:
         started = time.monotonic()
         first = await self._row(memory.MEMORY, lambda: memory.check_memory(self._config))
         figures = first.finding.figures
@@ -62,7 +62,7 @@ class _Preflight:
             rest = await self._with_model(may_fail=first.failed)
         device = str(pick_device(self._config.runtime.device))
         subject = {"model": self._config.model.path, "dtype": self._config.model.dtype, "device": device}
-        return VerifyReport(subject, (*rest, first), time.monotonic() - started)
+        return Report(subject, (*rest, first), time.monotonic() - started)
 
     async def _with_model(self, *, may_fail: bool) -> list[Row]:
         """The checks that need the run's parts; with `may_fail`, running out of memory meanwhile is no surprise."""
