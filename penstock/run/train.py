@@ -32,8 +32,8 @@ def train(config: RunConfig, loggers: Sequence[Logger] = (), *, from_scratch: bo
     folder already is moved aside first, as a whole.
     """
     hold_standard_descriptors()
-    config = _with_absolute_places(config)
     require_given(config)
+    config = _with_absolute_places(config)
     check_config(config, from_scratch=from_scratch)
     aside = None
     if from_scratch:
