@@ -28,6 +28,7 @@ LAYERS = (
     "runtime",
     "observe",
     "config",
+    "imports",
     "given",
     "errors",
     "text",

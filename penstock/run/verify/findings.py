@@ -96,7 +96,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Report:
+class VerifyReport:
     """What `verify` found: a row for each check, in the order they were made."""
 
     subject: Mapping[str, Any]
@@ -106,7 +106,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether no bar failed."""
+        """Whether no check failed; warnings do not count."""
         return not any(row.failed for row in self.rows)
 
     def as_object(self) -> dict[str, Any]:
@@ -117,10 +117,6 @@ class Report:
             "seconds": round(self.seconds, 3),
             "checks": {row.check.key: row.as_object() for row in self.rows},
         }
-
-
-VerifyReport = Report
-"""The name it has outside, as `penstock.VerifyReport`: next to that of a run's page, `Report` would be vague."""
 
 
 class NotChecked(PenstockError):
