@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -154,7 +155,7 @@ def _one_version(played: Sequence[Trajectory]) -> int | None:
 class EvalResult(EvalReport):
     """What an evaluation of a model found; failed responses are in none of its means."""
 
-    model: str = field(kw_only=True)
+    model: str = dataclasses.field(kw_only=True)
     """Folder or hub id of the model; of a run, the folder of the checkpoint."""
 
     def as_object(self) -> dict[str, Any]:
@@ -189,7 +190,9 @@ async def _evaluate(config: RunConfig) -> EvalResult:
         await serving.close()
     if report is None:
         raise SetupError("there are no held-out prompts; set data.eval_path")
-    return EvalResult(**{each.name: getattr(report, each.name) for each in fields(report)}, model=config.model.path)
+    return EvalResult(
+        **{each.name: getattr(report, each.name) for each in dataclasses.fields(report)}, model=config.model.path
+    )
 
 
 def _figures(report: EvalResult) -> dict[str, Any]:

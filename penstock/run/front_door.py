@@ -89,7 +89,8 @@ def resume(
     had, and with whatever settings; the old one is moved aside as a whole.
 
     Objects that were given to `train` and have no name that another process could import (the run's `config.yaml` has
-    them as `penstock.given:name`) must be given again. A staleness policy must be the one of the checkpoint, by name.
+    them as `penstock.given:name`) must be given again. A staleness policy, a loss and an advantage must have the names
+    they had: the checkpoint depends on them.
     """
     objects = GivenObjects(reward, environment, staleness, loss, advantage)
     with given.available(objects.by_path):

@@ -40,8 +40,8 @@ def train(
     of JSON, in place of what `config.observe.console` shows.
     """
     hold_standard_descriptors()
-    config = _with_absolute_places(config)
     require_given(config)
+    config = _with_absolute_places(config)
     check_config(config, from_scratch=from_scratch)
     aside = None
     if from_scratch:

@@ -15,7 +15,7 @@ import pytest
 import penstock
 from penstock import given
 from penstock.buffer.samplers.windowed import Windowed
-from penstock.config import algorithm, rollout
+from penstock.config import rollout
 from penstock.config.loading import dump_config, load_config
 from penstock.config.yaml_dialect import parse_yaml
 from penstock.errors import ConfigError
@@ -157,7 +157,6 @@ class Centred:
         return scores.rewards_S - scores.rewards_S.mean()
 
 
-@pytest.mark.skipif(not hasattr(algorithm, "CustomLoss"), reason="there are no custom losses and advantages")
 def test_a_function_is_the_loss_and_a_class_the_advantage(data_config: penstock.RunConfig) -> None:
     seen: list[int] = []
 
