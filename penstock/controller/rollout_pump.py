@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from dataclasses import dataclass, replace
 
 from penstock.buffer.slots import Admission, Slot, SlotState
@@ -67,6 +68,8 @@ class RolloutPump:
         self._begun: dict[str, float] = {}
         self._resting: dict[str, float] = {}
         self._stale: set[str] = set()
+        self._in_vain: Counter[int] = Counter()
+        """By position, how often a visit's group was thrown away before the trainer had moved on."""
         self._idle = asyncio.Event()
         self._idle.set()
         self.committed = 0
@@ -81,6 +84,7 @@ class RolloutPump:
                 self._wait_for("a prompt (the data may be exhausted)")
                 visit = await self._work.next()
                 admission = await self._clearance()
+                visit = self._work.first(visit)
                 self._lane.switch(None)
                 group_id = self._new_group_id()
                 slot = self._buffer.reserve(group_id, admission.start_version, admission.target_step)
@@ -161,7 +165,7 @@ class RolloutPump:
             self._stale.discard(slot.group_id)
         if stale and task.cancelled():
             self._end(slot.group_id, GroupEnd.ABORTED, return_quota=True)
-            self.redispatch(visit, "aborted")
+            self.redispatch(visit, slot, "aborted")
             return None
         if task.cancelled():
             return RuntimeError("the rollout was cancelled from the inside, by its environment or engine")
@@ -240,18 +244,23 @@ class RolloutPump:
         """The visit of a group that has not reached its end."""
         return self._visits[group_id]
 
-    def redispatch(self, visit: PromptVisit, why: str) -> None:
-        """Send a prompt whose group ended untrained round again, a bounded number of times.
+    def redispatch(self, visit: PromptVisit, slot: Slot, why: str) -> None:
+        """Send a prompt whose group ended untrained round again, before all that came later in the stream.
 
-        A prompt dropped here shrinks no step: its group's place was given back when the group ended.
+        Where the trainer has moved on since the group was dispatched, that is normal work: each step trains prompts, so
+        a prompt that goes round has its turn at the latest when no other is left. Where it has not, the policy throws
+        away what it asks for, and that may happen `max_redispatches` times before the prompt is dropped. A prompt
+        dropped here shrinks no step: its group's place was given back when the group ended.
         """
         again = replace(visit, redispatches=visit.redispatches + 1)
         self._events.emit(f"group_{why}", prompt_id=visit.prompt.prompt_id, redispatches=again.redispatches)
-        if again.redispatches > self._failure.max_redispatches:
+        if slot.start_version == self._buffer.clock.trainer_version:
+            self._in_vain[visit.position] += 1
+        if self._in_vain[visit.position] > self._failure.max_redispatches:
             self._give_up(
                 visit,
-                f"{why} {again.redispatches} times (rollout.failure.max_redispatches): each time its group had become "
-                "too stale; a larger sampler.max_staleness, or sampler.over_sampling = false, gives it more time",
+                f"{why} {self._in_vain[visit.position]} times with the weights that its group was dispatched with "
+                "(rollout.failure.max_redispatches): the staleness policy does not train what it asks for",
             )
         else:
             self._ledger.dispatched_again(again)
