@@ -37,6 +37,14 @@ class SetupError(PenstockError):
     """The run cannot start: a folder that is not a model, an empty dataset, a directory in use."""
 
 
+class CannotStart(ConfigError, SetupError):
+    """What the checks before a run found: `problems` keep it from starting, `warnings` do not."""
+
+    def __init__(self, problems: list[str], source: str | None = None, warnings: list[str] | None = None) -> None:
+        super().__init__(problems, source)
+        self.warnings = warnings or []
+
+
 class StepStateError(PenstockError):
     """A train-step call that the step's state does not allow; the open step, if any, is unharmed."""
 

@@ -28,6 +28,7 @@ from penstock.rollout.manager import PARTITION, GroupSource, RolloutManager, Rol
 from penstock.rollout.prompts import PromptStream
 from penstock.rollout.recorded import Recording
 from penstock.rollout.replay import RecordedEnvironment, RecordedStream, ReplaySource
+from penstock.run.plan import lanes_on_gpu, planned_steps
 from penstock.run.rollouts import open_recording, recorded, rollout_notes
 from penstock.runtime.awake import wait_awake
 from penstock.runtime.cancellation import ended_within
@@ -218,20 +219,6 @@ def _load_policy(config: RunConfig, *, trains_too: bool) -> Any:
     return attach_lora(model, lora, seed=config.seed)
 
 
-def planned_steps(config: RunConfig, visits: int) -> int:
-    """How many steps the run will have if no prompt is dropped: what the data gives, up to `training.max_steps`."""
-    n = config.training.prompt_groups_per_step
-    steps = visits // n if config.data.partial_step == "drop" else -(-visits // n)
-    if steps == 0:
-        raise ConfigError(
-            [
-                f"data.partial_step: drop leaves nothing to train, as the data has {visits} prompts in all and a step "
-                f"needs training.prompt_groups_per_step = {n}; use train, or smaller steps"
-            ]
-        )
-    return min(steps, config.training.max_steps or steps)
-
-
 def build_training(config: RunConfig, serving: Serving) -> Training:
     """Everything that training needs besides `serving`."""
     n = config.training.prompt_groups_per_step
@@ -302,12 +289,7 @@ def _trainer_lanes(config: RunConfig, model: Any, threads: int) -> int:
     if model.device.type == "cpu":
         return lanes_for_rest(config.runtime.trainer_lanes, threads)
     if config.runtime.trainer_lanes > 1:
-        raise ConfigError(
-            [
-                f"runtime.trainer_lanes: {config.runtime.trainer_lanes} lanes are for trainers on the CPU; "
-                f"leave it at 0 on {model.device}"
-            ]
-        )
+        raise ConfigError([lanes_on_gpu(config.runtime.trainer_lanes, str(model.device))])
     return 1
 
 

@@ -17,7 +17,7 @@ from penstock.controller.traced_trainer import TracedTrainer
 from penstock.errors import EngineError, RunStalled, RunStuck, TooManyDrops, TooManyFiltered, WeightSyncError
 from penstock.observe.loggers.base import Logger
 from penstock.observe.report.reading import Lines
-from penstock.run.announcements import tell_event, tell_plan, tell_resume, tell_set_aside
+from penstock.run.announcements import tell_event, tell_plan, tell_resume, tell_set_aside, tell_warnings
 from penstock.run.between_steps import BetweenSteps
 from penstock.run.build import Serving, Training, serving_off_the_loop, training_off_the_loop
 from penstock.run.checkpoint import CheckpointOwner, CheckpointStore
@@ -25,6 +25,7 @@ from penstock.run.checkpoint_proof import prove_checkpoint
 from penstock.run.directory import RunDirectory
 from penstock.run.forced_end import ForcedEnd
 from penstock.run.periodic_eval import Evaluations
+from penstock.run.problems import Problem
 from penstock.run.records import RunRecords
 from penstock.run.resume import ResumePoint
 from penstock.run.rewind import rewind
@@ -56,11 +57,13 @@ class RunLife:
         loggers: Sequence[Logger],
         point: ResumePoint | None,
         aside: Path | None = None,
+        warnings: Sequence[Problem] = (),
     ) -> None:
         self._config = config
         self._directory = directory
         self._point = point
         self._aside = aside
+        self._warnings = warnings
         self._records = RunRecords(config, directory, loggers)
         self._timeouts = config.runtime.timeouts
         self._forced = ForcedEnd(config, directory, self._records)
@@ -99,6 +102,7 @@ class RunLife:
             self._records.view.note(f"the run that was in this folder is now in {self._aside}")
         if self._point is not None:
             tell_resume(self._records, self._point, self._directory.run_id)
+        tell_warnings(self._records, self._warnings)
         trains = self._config.training.backend != "none"
         with self._records.lane.span("setting up the engine"):
             serving = await serving_off_the_loop(self._config, trains_too=trains)
