@@ -64,7 +64,8 @@ def unreachable_window(config: RunConfig, data_steps: int | None) -> Iterator[st
     if isinstance(sampler, WindowedSampler) and sampler.order == "freshest":
         return  # a ready group may be passed over again and again: its age has nothing to do with how many there are
     room = config.buffer.max_buffered_groups
-    if (reached := reachable_lag(room, n)) < window:
+    enforced = isinstance(sampler, InOrderSampler)  # a buffer too small for its lookahead is an error already
+    if not enforced and (reached := reachable_lag(room, n)) < window:
         yield (
             f"{key}: a window of {window} is not reached: buffer.max_buffered_groups = {room} holds "
             f"{_in_steps(room, n)}, so groups that end in order are at most {_plural(reached, 'version')} old; raise "
