@@ -99,6 +99,14 @@ class PromptTooLong(PenstockError):
     failure_kind = FailureKind.DATA
 
 
+class OverlongPrompt(PromptTooLong):
+    """The prompt that the data gives leaves no room for a response, before anything was generated (`data.overlong`)."""
+
+
+class OverlongData(PenstockError):
+    """A prompt was dispatched that leaves no room for a response, and `data.overlong` does not let it be skipped."""
+
+
 class GenerationTimeout(EngineError):
     """Generation took longer than `rollout.generation_timeout_seconds`."""
 

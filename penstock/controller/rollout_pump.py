@@ -15,10 +15,16 @@ from penstock.controller.ledger import Ledger, PromptEnd
 from penstock.controller.parts import Parts
 from penstock.controller.recording import Recording
 from penstock.controller.work_queue import WorkQueue
-from penstock.errors import EngineError, FailureKind, RecordError
+from penstock.errors import EngineError, FailureKind, OverlongData, OverlongPrompt, RecordError
 from penstock.observe.group_lives import GroupEnd
 from penstock.rollout.engines.base import EngineHealth
 from penstock.rollout.prompts import PromptVisit
+
+_NOT_SKIPPED = {
+    "error": "stops the run",
+    "truncate_left": "could not cut it, as its environment encodes it by itself",
+}
+"""Why a prompt that is too long ends the run."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +53,9 @@ class RolloutPump:
         drops: DropBook,
         config: RolloutConfig,
         recording: Recording,
+        overlong: str = "error",
     ) -> None:
+        """`overlong` is `data.overlong`."""
         self._ledger = ledger
         self._manager = parts.manager
         self._engines = parts.engines
@@ -59,6 +67,9 @@ class RolloutPump:
         self._work = work
         self._drops = drops
         self._failure = config.failure
+        self._overlong = overlong
+        self._cut: set[int] = set()
+        """Positions of visits whose prompt was found too long and cut."""
         self._permits = asyncio.Semaphore(config.max_inflight_groups)
         self._gate = asyncio.Event()
         self._gate.set()
@@ -125,6 +136,9 @@ class RolloutPump:
                 if failure is None:
                     return
                 self._raise_without_engine(failure)
+                if isinstance(failure, OverlongPrompt):
+                    self._skip_overlong(visit, slot, failure)
+                    return
                 kind = classify(failure)
                 attempts = attempts.after(kind)
                 delay = retry_delay(attempts, kind, self._failure)
@@ -184,6 +198,9 @@ class RolloutPump:
             raise
         self.committed += 1
         self._recording.committed(slot.group_id, pushed)
+        if pushed.prompt_cut and visit.position not in self._cut:
+            self._cut.add(visit.position)
+            self._events.emit("prompt_truncated", epoch=visit.epoch, prompt_id=visit.prompt.prompt_id)
 
     def _note_retry(
         self, visit: PromptVisit, slot: Slot, kind: FailureKind, attempts: Attempts, failure: Exception
@@ -212,6 +229,19 @@ class RolloutPump:
         self._visits[fresh.group_id] = visit
         self._recording.dispatched(visit, fresh)
         return fresh
+
+    def _skip_overlong(self, visit: PromptVisit, slot: Slot, failure: OverlongPrompt) -> None:
+        """End a prompt that no attempt can have a response to; the next one takes its place, and no budget is spent."""
+        if self._overlong != "drop":
+            raise OverlongData(
+                f"data.overlong: prompt {visit.key} is too long, and {self._overlong} {_NOT_SKIPPED[self._overlong]}: "
+                f"{failure}. Raise rollout.engine.max_context, or set data.overlong to drop"
+            ) from failure
+        self._events.emit(
+            "prompt_overlong", epoch=visit.epoch, prompt_id=visit.prompt.prompt_id, reason=describe(failure)
+        )
+        self._ledger.end(visit, PromptEnd.OVERLONG, self._buffer.clock.step + 1)
+        self._end(slot.group_id, GroupEnd.OVERLONG, return_quota=True)
 
     def _drop(self, visit: PromptVisit, slot: Slot, kind: FailureKind, failure: Exception) -> None:
         replaced, reason = self._drops.returns_quota, describe(failure)

@@ -47,6 +47,12 @@ EVENT_KINDS: dict[str, EventKind] = {
     "logger_failed": EventKind(Severity.FAILURE, "a logger raised, or did not end in time; it has no more records"),
     "logger_behind": EventKind(Severity.FAILURE, "a logger did not keep up and began to lose records"),
     "logger_gaps": EventKind(Severity.FAILURE, "records that a logger lost; metrics.jsonl has them"),
+    "prompt_overlong": EventKind(
+        Severity.NOTABLE, "a prompt left no room for a response and was skipped (data.overlong: drop)"
+    ),
+    "prompt_truncated": EventKind(
+        Severity.NOTABLE, "a prompt was too long; only its last tokens were kept (data.overlong: truncate_left)"
+    ),
     "warning": EventKind(Severity.NOTABLE, "a setting does something that a person should know of"),
     "display_lost": EventKind(Severity.NOTABLE, "progress could not be shown any more; the run went on without"),
     "reward_in_process": EventKind(

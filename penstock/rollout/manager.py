@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from penstock.data_plane import fields
@@ -14,6 +14,7 @@ from penstock.data_plane.meta import KVBatchMeta
 from penstock.rollout.engines.base import GenerationEngine, SamplingParams
 from penstock.rollout.environments.base import Environment, Trajectory
 from penstock.rollout.handle import SampleHandle, Tokenizer
+from penstock.rollout.prompt_room import PromptRoom
 from penstock.rollout.prompts import Prompt, PromptVisit, derive_seed
 from penstock.rollout.rows import group_columns
 
@@ -27,6 +28,8 @@ class PushedGroup:
     meta: KVBatchMeta
     end_version: int
     """The newest weight version that produced one of its tokens."""
+    prompt_cut: bool = False
+    """Whether the prompt was too long, and only its last tokens were kept."""
 
 
 class GroupSource(Protocol):
@@ -44,6 +47,8 @@ class RolloutSettings:
     sampling: SamplingParams
     seed: int
     generation_timeout_seconds: float
+    room: PromptRoom | None = None
+    """What becomes of prompts that are too long."""
 
 
 class RolloutManager(GroupSource):
@@ -65,7 +70,8 @@ class RolloutManager(GroupSource):
 
     async def generate_and_push(self, visit: PromptVisit, group_id: str, start_version: int) -> PushedGroup:
         """Generate, score and write one group. Rows are in the data plane if and only if this returns."""
-        trajectories = await self._sample(visit, group_id)
+        samples = await self._sample(visit, group_id)
+        trajectories = [trajectory for trajectory, _ in samples]
         columns = group_columns(trajectories)
         sample_ids = [fields.sample_id(group_id, i) for i in range(len(trajectories))]
         try:
@@ -73,9 +79,11 @@ class RolloutManager(GroupSource):
         except BaseException:
             await self._data_plane.clear_samples_async(sample_ids, PARTITION)
             raise
-        return _describe(sample_ids, columns[fields.INPUT_IDS], trajectories, start_version, self._environment.name)
+        pushed = _describe(sample_ids, columns[fields.INPUT_IDS], trajectories, start_version, self._environment.name)
+        return replace(pushed, prompt_cut=any(cut for _, cut in samples))
 
-    async def _sample(self, visit: PromptVisit, group_id: str) -> list[Trajectory]:
+    async def _sample(self, visit: PromptVisit, group_id: str) -> list[tuple[Trajectory, bool]]:
+        """Trajectories, each with whether its prompt was cut."""
         settings = self._settings
         # Seeds derive from the prompt, never from the group id: a retried prompt gets the same responses.
         seeds = [
@@ -95,7 +103,7 @@ class RolloutManager(GroupSource):
             raise first
         return [task.result() for task in tasks]
 
-    async def _run_one(self, prompt: Prompt, group_id: str, index: int, seed: int) -> Trajectory:
+    async def _run_one(self, prompt: Prompt, group_id: str, index: int, seed: int) -> tuple[Trajectory, bool]:
         handle = SampleHandle(
             engine=self._engine,
             tokenizer=self._tokenizer,
@@ -104,8 +112,10 @@ class RolloutManager(GroupSource):
             sample=fields.sample_id(group_id, index),
             seed=seed,
             timeout_seconds=self._settings.generation_timeout_seconds,
+            room=self._settings.room,
         )
-        return await self._environment.run(prompt, handle)
+        trajectory = await self._environment.run(prompt, handle)
+        return trajectory, handle.prompt_cut
 
 
 def _describe(

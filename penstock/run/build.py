@@ -28,7 +28,7 @@ from penstock.rollout.manager import PARTITION, GroupSource, RolloutManager, Rol
 from penstock.rollout.prompts import PromptStream
 from penstock.rollout.recorded import Recording
 from penstock.rollout.replay import RecordedEnvironment, RecordedStream, ReplaySource
-from penstock.run.plan import lanes_on_gpu, planned_steps
+from penstock.run.plan import lanes_on_gpu, planned_steps, prompt_room
 from penstock.run.rollouts import open_recording, recorded, rollout_notes
 from penstock.runtime.awake import wait_awake
 from penstock.runtime.cancellation import ended_within
@@ -262,7 +262,11 @@ def _group_source(config: RunConfig, serving: Serving, data_plane: DataPlaneClie
     if serving.recording is not None:
         return ReplaySource(serving.recording, data_plane)
     settings = RolloutSettings(
-        config.rollout.group_size, serving.sampling, config.seed, config.rollout.generation_timeout_seconds
+        config.rollout.group_size,
+        serving.sampling,
+        config.seed,
+        config.rollout.generation_timeout_seconds,
+        prompt_room(config),
     )
     manager = RolloutManager(serving.engine, serving.environment, serving.tokenizer, data_plane, settings)
     return recorded(manager, config, serving.hf_tokenizer, data_plane)

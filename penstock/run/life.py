@@ -14,7 +14,15 @@ from penstock.config.models import RunConfig
 from penstock.controller.controller import SingleController
 from penstock.controller.parts import Parts
 from penstock.controller.traced_trainer import TracedTrainer
-from penstock.errors import EngineError, RunStalled, RunStuck, TooManyDrops, TooManyFiltered, WeightSyncError
+from penstock.errors import (
+    EngineError,
+    OverlongData,
+    RunStalled,
+    RunStuck,
+    TooManyDrops,
+    TooManyFiltered,
+    WeightSyncError,
+)
 from penstock.observe.loggers.base import Logger
 from penstock.observe.report.reading import Lines
 from penstock.run.announcements import tell_event, tell_plan, tell_resume, tell_set_aside, tell_warnings
@@ -26,13 +34,15 @@ from penstock.run.directory import RunDirectory
 from penstock.run.forced_end import ForcedEnd
 from penstock.run.periodic_eval import Evaluations
 from penstock.run.problems import Problem
+from penstock.run.prompt_lengths import refuse_overlong
 from penstock.run.records import RunRecords
 from penstock.run.resume import ResumePoint
 from penstock.run.rewind import rewind
 from penstock.run.signals import StopSignals
+from penstock.runtime.threads import in_daemon_thread
 from penstock.training.guarded import GuardedTrainer
 
-_SAVED_AFTER = (TooManyDrops, TooManyFiltered, RunStalled, WeightSyncError, EngineError)
+_SAVED_AFTER = (TooManyDrops, TooManyFiltered, OverlongData, RunStalled, WeightSyncError, EngineError)
 """Errors that leave trainer and controller sound: the run has lost its data, its engine or its progress."""
 _UNSOUND = "the trainer does not answer, or was in the middle of a step that it could not drop"
 
@@ -126,6 +136,10 @@ class RunLife:
         return replace(training, trainer=guarded)
 
     async def _train(self, serving: Serving, training: Training) -> str:
+        if serving.engines:
+            await in_daemon_thread(
+                "penstock-prompts", refuse_overlong, self._config, serving.environment, serving.tokenizer
+            )
         tell_plan(self._records, self._config, training)
         serving.rewards.listen(partial(tell_event, self._records))
         records, config = self._records, self._config

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from penstock.config.models import RunConfig
 from penstock.errors import ConfigError
+from penstock.rollout.prompt_room import PromptRoom
 
 
 def planned_steps(config: RunConfig, visits: int) -> int:
@@ -23,3 +24,8 @@ def planned_steps(config: RunConfig, visits: int) -> int:
 def lanes_on_gpu(lanes: int, device: str) -> str:
     """Why a GPU's trainer has one lane."""
     return f"runtime.trainer_lanes: {lanes} lanes are for trainers on the CPU; leave it at 0 on {device}"
+
+
+def prompt_room(config: RunConfig) -> PromptRoom:
+    """What becomes of prompts that are too long for the engine."""
+    return PromptRoom(config.rollout.engine.max_context, truncates=config.data.overlong == "truncate_left")

@@ -101,7 +101,8 @@ def test_and_where_the_trainer_is_the_slower_side_they_become_that_old(
             assert run.select()
         while run.dispatch() or run.commit():
             pass
-        assert run.finish() and run.publish()
+        assert run.finish()
+        assert run.publish()
     assert run.lag_max == min(window, reachable_lag(room, n))
 
 
@@ -116,7 +117,8 @@ def test_while_the_trainer_waits_for_rollouts_the_in_flight_limit_holds_the_lag(
         if dispatches:
             run.dispatch()
         elif run.selected == n:
-            assert run.finish() and run.publish()
+            assert run.finish()
+            assert run.publish()
         elif run.commit():
             assert run.select()
     assert run.lag_max <= reachable_lag(inflight, n)

@@ -11,7 +11,7 @@ from functools import partial
 import torch
 
 from penstock.config.models import RunConfig
-from penstock.run.verify import gradients, memory, mismatch, rollouts, round_trip, weight_sync
+from penstock.run.verify import gradients, memory, mismatch, prompts, rollouts, round_trip, weight_sync
 from penstock.run.verify.findings import Check, Finding, NotChecked, Report, Row, Skipped, raised
 from penstock.run.verify.subject import Limits, Subject, built, sample, verifiable
 from penstock.runtime.loop import run_loop
@@ -22,6 +22,7 @@ Notify = Callable[[str], None]
 
 ON_ROLLOUTS: tuple[tuple[Check, Callable[[Subject], Awaitable[Finding]]], ...] = (
     (rollouts.ROLLOUTS, rollouts.check_rollouts),
+    (prompts.PROMPTS, prompts.check_prompts),
     (rollouts.REWARDS, rollouts.check_rewards),
     (rollouts.TRUNCATION, rollouts.check_truncation),
     (rollouts.SPREAD, rollouts.check_spread),

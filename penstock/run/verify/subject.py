@@ -18,6 +18,7 @@ from penstock.rollout.engines.base import SamplingParams
 from penstock.rollout.manager import GroupSource, RolloutManager, RolloutSettings
 from penstock.rollout.prompts import PromptVisit
 from penstock.run.build import Serving, Training, build_training, serving_off_the_loop
+from penstock.run.plan import prompt_room
 from penstock.run.verify.findings import Skipped
 
 
@@ -138,7 +139,11 @@ async def sample_untruncated(subject: Subject, groups: int) -> Sampled:
     config, serving = subject.config, subject.serving
     sampling: SamplingParams = replace(serving.sampling, top_p=1.0, top_k=0)
     settings = RolloutSettings(
-        config.rollout.group_size, sampling, config.seed, config.rollout.generation_timeout_seconds
+        config.rollout.group_size,
+        sampling,
+        config.seed,
+        config.rollout.generation_timeout_seconds,
+        prompt_room(config),
     )
     manager = RolloutManager(serving.engine, serving.environment, serving.tokenizer, subject.data_plane, settings)
     return await sample(config, serving, subject.training, Limits(groups), manager)
