@@ -40,6 +40,15 @@ def uncorrected_staleness(config: RunConfig) -> Iterator[str]:
     )
 
 
+def beginnings_cut(config: RunConfig) -> Iterator[str]:
+    """A cut prompt loses what a chat template puts first."""
+    if config.data.overlong == "truncate_left" and config.data.chat_template and config.rollout.replay_from is None:
+        yield (
+            "data.overlong: truncate_left cuts the beginning of a prompt that is too long, and with data.chat_template "
+            "that is the template's own head and the system message; drop keeps prompts whole"
+        )
+
+
 def unreachable_window(config: RunConfig, data_steps: int | None) -> Iterator[str]:
     """The staleness policy allows a larger lag than the other settings let groups reach.
 

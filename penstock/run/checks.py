@@ -18,7 +18,7 @@ from penstock.rollout.datasets import read_prompts
 from penstock.rollout.engines.context import check_context
 from penstock.rollout.environments.factory import make_environment
 from penstock.rollout.environments.imports import import_callable
-from penstock.run.cautions import uncorrected_staleness, unreachable_window
+from penstock.run.cautions import beginnings_cut, uncorrected_staleness, unreachable_window
 from penstock.run.directory import check_run_dir
 from penstock.run.plan import lanes_on_gpu, planned_steps
 from penstock.run.problems import Problem, Problems
@@ -63,6 +63,7 @@ def find_problems(config: RunConfig, *, resumed: bool = False, from_scratch: boo
         found.attempt(partial(_check_recording, config))
     else:
         data_steps = _check_prompts(config, found)
+    found.warn(beginnings_cut(config))
     found.warn(uncorrected_staleness(config))
     found.warn(unreachable_window(config, data_steps))
     return found

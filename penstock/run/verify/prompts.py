@@ -30,13 +30,13 @@ PROMPTS = Check(
         "empty_answers",
         "repeated",
     ),
-    "A prompt that leaves no room for a response ends the run, is skipped or loses its beginning, as data.overlong says; "
-    "a larger rollout.engine.max_context makes room. A reward that compares with an empty answer can only be wrong.",
+    "A prompt that leaves no room for a response ends the run, is skipped or loses its beginning, as data.overlong "
+    "says; a larger rollout.engine.max_context makes room. A reward that compares with an empty answer is no reward.",
 )
 
 
 async def check_prompts(subject: Subject) -> Finding:
-    """No prompt is too long, lacks the answer that others have, or stands there twice."""
+    """No prompt is too long, or lacks the answer that others have."""
     config, serving = subject.config, subject.serving
     room, longest = prompt_room(config), config.rollout.sampling.max_new_tokens
     training, held_out = (
@@ -58,9 +58,12 @@ async def check_prompts(subject: Subject) -> Finding:
     overlong = train.overlong + other.overlong
     problem = " ".join(_problems(figures, config.data.overlong, overlong))
     status = Status.FAIL if overlong and config.data.overlong == "error" else Status.WARN if problem else Status.PASS
-    shown = f"{train.prompts:,} and {other.prompts:,} held-out, the longest has {max(train.longest, other.longest):,} tokens"
+    most = max(train.longest, other.longest)
+    shown = f"{train.prompts:,} and {other.prompts:,} held-out, the longest has {most:,} tokens"
     shown += f"; {overlong:,} too long" if overlong else ""
-    return Finding(status, shown, figures, bar=f"below {room.context:,} tokens", problem=problem)
+    repeated = figures["repeated"]
+    notes = (f"{repeated:,} training prompts repeat another one",) if repeated else ()
+    return Finding(status, shown, figures, bar=f"below {room.context:,} tokens", problem=problem, notes=notes)
 
 
 def _problems(figures: dict[str, int], mode: str, overlong: int) -> list[str]:
@@ -76,8 +79,6 @@ def _problems(figures: dict[str, int], mode: str, overlong: int) -> list[str]:
         )
     if figures["empty_answers"]:
         found.append(f"{figures['empty_answers']:,} prompts have an empty answer, unlike others.")
-    if figures["repeated"]:
-        found.append(f"{figures['repeated']:,} training prompts repeat another one.")
     return found
 
 
