@@ -52,9 +52,9 @@ class DataConfig(Section):
     """Render prompts, and later turns of a conversation, with the tokenizer's chat template; a text prompt is a user
     message then."""
     overlong: Literal["error", "drop", "truncate_left"] = "error"
-    """What happens to a prompt that leaves no room for a single new token in `rollout.engine.max_context`. `error`: the
-    run stops, before its first step where that can be told. `drop`: the prompt is skipped and counted. `truncate_left`:
-    only its last tokens are kept, so that `max_new_tokens` fit. Holds for held-out prompts too."""
+    """What happens to a prompt that leaves no room for a single new token in `rollout.engine.max_model_len`. `error`:
+    the run stops, before its first step where that can be told. `drop`: the prompt is skipped and counted.
+    `truncate_left`: only its last tokens are kept, so that `max_new_tokens` fit. Holds for held-out prompts too."""
     partial_step: Literal["train", "drop"] = "train"
     """What happens to a step that is not full when the data ends."""
 

@@ -111,7 +111,7 @@ class RolloutPump:
     async def _clearance(self) -> Admission:
         """An in-flight permit is taken and the stamp is current when this returns."""
         while True:
-            self._wait_for("a buffer permit and the sampler's admission")
+            self._wait_for("a buffer permit and the staleness policy's admission")
             await self._buffer.wait_admission()
             self._wait_for("an in-flight permit")
             await self._permits.acquire()
@@ -235,7 +235,7 @@ class RolloutPump:
         if self._overlong != "drop":
             raise OverlongData(
                 f"data.overlong: prompt {visit.key} is too long, and {self._overlong} {_NOT_SKIPPED[self._overlong]}: "
-                f"{failure}. Raise rollout.engine.max_context, or set data.overlong to drop"
+                f"{failure}. Raise rollout.engine.max_model_len, or set data.overlong to drop"
             ) from failure
         self._events.emit(
             "prompt_overlong", epoch=visit.epoch, prompt_id=visit.prompt.prompt_id, reason=describe(failure)

@@ -14,7 +14,7 @@ class PromptRoom:
     """
 
     context: int
-    """`rollout.engine.max_context`."""
+    """`rollout.engine.max_model_len`."""
     truncates: bool = False
 
     def is_overlong(self, tokens: int) -> bool:

@@ -6,21 +6,21 @@ from collections.abc import Iterator
 
 from penstock.buffer.reach import groups_for_lag, reachable_lag
 from penstock.config.models import RunConfig
-from penstock.config.sampler import CustomSampler, InOrderSampler, WeightFifoSampler, WindowedSampler
+from penstock.config.staleness import CustomStaleness, InOrderStaleness, WeightFifoStaleness, WindowedStaleness
 
 _RATIOLESS = ("reinforce",)
 
 
 def uncorrected_staleness(config: RunConfig) -> Iterator[str]:
     """Groups may be older than the weights they train, and nothing in the loss knows of it."""
-    algorithm, sampler = config.algorithm, config.sampler
+    algorithm, policy = config.algorithm, config.staleness
     replays = config.rollout.replay_from is not None
     key = "rollout.replay_from" if replays else _window_key(config)
     if key is None or algorithm.correction.kind != "none" or algorithm.old_policy == "engine":
         return
     if config.training.backend == "none":
         return
-    unbounded = replays or isinstance(sampler, CustomSampler)
+    unbounded = replays or isinstance(policy, CustomStaleness)
     lag = "of any age" if unbounded else f"up to {_plural(_window(config), 'version')} old"
     if algorithm.loss.kind in _RATIOLESS:
         effect = f"the {algorithm.loss.kind} loss trains them as if the current weights had produced them"
@@ -57,11 +57,11 @@ def unreachable_window(config: RunConfig, data_steps: int | None) -> Iterator[st
     window, key, n = _window(config), _window_key(config), config.training.prompt_groups_per_step
     if key is None or not window:
         return
-    sampler = config.sampler
-    if isinstance(sampler, WeightFifoSampler) and sampler.lookahead < window:
+    policy = config.staleness
+    if isinstance(policy, WeightFifoStaleness) and policy.lookahead < window:
         yield (
-            f"{key}: a window of {window} is never reached, as nothing is dispatched more than sampler.lookahead = "
-            f"{sampler.lookahead} steps ahead; raise it to {window}, or lower the window"
+            f"{key}: a window of {window} is never reached, as nothing is dispatched more than staleness.lookahead = "
+            f"{policy.lookahead} steps ahead; raise it to {window}, or lower the window"
         )
         return
     if data_steps is not None and data_steps - 1 < window:
@@ -70,10 +70,10 @@ def unreachable_window(config: RunConfig, data_steps: int | None) -> Iterator[st
             "data.epochs, or lower the window"
         )
         return
-    if isinstance(sampler, WindowedSampler) and sampler.order == "freshest":
+    if isinstance(policy, WindowedStaleness) and policy.order == "freshest":
         return  # a ready group may be passed over again and again: its age has nothing to do with how many there are
     room = config.buffer.max_buffered_groups
-    enforced = isinstance(sampler, InOrderSampler)  # a buffer too small for its lookahead is an error already
+    enforced = isinstance(policy, InOrderStaleness)  # a buffer too small for its lookahead is an error already
     if not enforced and (reached := reachable_lag(room, n)) < window:
         yield (
             f"{key}: a window of {window} is not reached: buffer.max_buffered_groups = {room} holds "
@@ -92,23 +92,23 @@ def unreachable_window(config: RunConfig, data_steps: int | None) -> Iterator[st
 
 def _window(config: RunConfig) -> int:
     """The largest lag that the policy lets a trained group have; 0 where it is not known."""
-    match config.sampler:
-        case WindowedSampler() | WeightFifoSampler():
-            return config.sampler.max_staleness
-        case InOrderSampler():
-            return config.sampler.lookahead
+    match config.staleness:
+        case WindowedStaleness() | WeightFifoStaleness():
+            return config.staleness.max_staleness
+        case InOrderStaleness():
+            return config.staleness.lookahead
         case _:
             return 0
 
 
 def _window_key(config: RunConfig) -> str | None:
     """The setting that lets groups be older than the weights they train; None where nothing does."""
-    sampler = config.sampler
-    if isinstance(sampler, CustomSampler):
-        return "sampler.class_path"
-    if _window(config) == 0 or (isinstance(sampler, WeightFifoSampler) and sampler.lookahead == 0):
+    policy = config.staleness
+    if isinstance(policy, CustomStaleness):
+        return "staleness.import_path"
+    if _window(config) == 0 or (isinstance(policy, WeightFifoStaleness) and policy.lookahead == 0):
         return None
-    return "sampler.lookahead" if isinstance(sampler, InOrderSampler) else "sampler.max_staleness"
+    return "staleness.lookahead" if isinstance(policy, InOrderStaleness) else "staleness.max_staleness"
 
 
 def _in_steps(groups: int, groups_per_step: int) -> str:

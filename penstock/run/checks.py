@@ -46,16 +46,16 @@ def check_config(config: RunConfig, *, resumed: bool = False, from_scratch: bool
 def find_problems(config: RunConfig, *, resumed: bool = False, from_scratch: bool = False) -> Problems:
     """Everything that can be said about a run before it is built.
 
-    Makes the sampler, and the environment with a prompt or two, so that tasks, reward functions and dataset files are
-    really looked at, reads what the model's folder says about itself, and looks whether the folders can be written and
-    the loggers could start. Where rollouts are replayed there is no environment; the recording is looked at instead.
-    Model weights are not loaded, nothing is fetched, and nothing is left behind.
+    Makes the staleness policy, and the environment with a prompt or two, so that tasks, reward functions and dataset
+    files are really looked at, reads what the model's folder says about itself, and looks whether the folders can be
+    written and the loggers could start. Where rollouts are replayed there is no environment; the recording is looked at
+    instead. Model weights are not loaded, nothing is fetched, and nothing is left behind.
     """
     found = Problems()
     if not resumed:
         found.attempt(partial(check_run_dir, config.run_dir, from_scratch=from_scratch))
     found.attempt(partial(check_loggers, config.observe))
-    found.attempt(partial(_check_sampler, config))
+    found.attempt(partial(_check_policy, config))
     _check_model(config, found)
     _check_device(config, found)
     data_steps = None
@@ -69,8 +69,8 @@ def find_problems(config: RunConfig, *, resumed: bool = False, from_scratch: boo
     return found
 
 
-def _check_sampler(config: RunConfig) -> None:
-    sampler = make_sampler(config.sampler, config.training.prompt_groups_per_step, config.deterministic)
+def _check_policy(config: RunConfig) -> None:
+    sampler = make_sampler(config.staleness, config.training.prompt_groups_per_step, config.deterministic)
     check_capacity(sampler, config.buffer.max_buffered_groups, config.training.min_groups_per_chunk)
 
 
@@ -87,7 +87,7 @@ def _check_model(config: RunConfig, found: Problems) -> None:
         found.attempt(partial(check_files, folder, model.path))
         settings = found.attempt(partial(text_settings, folder))
         if settings is not None and config.rollout.replay_from is None:
-            found.attempt(partial(check_context, settings, config.rollout.engine.max_context))
+            found.attempt(partial(check_context, settings, config.rollout.engine.max_model_len))
         if config.data.chat_template and not model.trust_remote_code and not has_chat_template(folder):
             found.error([f"data.chat_template: the tokenizer of {model.path!r} has no chat template; set it to false"])
     if model.lora is not None:
@@ -122,9 +122,9 @@ def _check_prompts(config: RunConfig, found: Problems) -> int | None:
     """Look at the user's code and the data, each by itself, then at the environment as a whole; gives `_data_steps`."""
     environment, data = config.rollout.environment, config.data
     before = len(found.all)
-    for setting, what in (("function", "function"), ("path", "class")):
-        if (path := getattr(environment, setting)) is not None:
-            found.attempt(partial(import_callable, path, f"rollout.environment.{setting}", what))
+    if environment.import_path is not None:
+        what = "function" if environment.kind == "function" else "class"
+        found.attempt(partial(import_callable, environment.import_path, "rollout.environment.import_path", what))
     first = data.model_copy(update={"train_size": 1, "eval_size": 1})
     parts: tuple[Part, ...] = ("train", "eval")
     for part in parts:

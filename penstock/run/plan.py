@@ -28,4 +28,4 @@ def lanes_on_gpu(lanes: int, device: str) -> str:
 
 def prompt_room(config: RunConfig) -> PromptRoom:
     """What becomes of prompts that are too long for the engine."""
-    return PromptRoom(config.rollout.engine.max_context, truncates=config.data.overlong == "truncate_left")
+    return PromptRoom(config.rollout.engine.max_model_len, truncates=config.data.overlong == "truncate_left")

@@ -79,7 +79,7 @@ def refuse_overlong(config: RunConfig, environment: Environment, tokenizer: Toke
     if found:
         verb = "leaves" if found[0].startswith("1 of ") and len(found) == 1 else "leave"
         raise SetupError(
-            f"data.overlong: {' and '.join(found)} {verb} no room for a response in rollout.engine.max_context = "
+            f"data.overlong: {' and '.join(found)} {verb} no room for a response in rollout.engine.max_model_len = "
             f"{room.context}; raise it, or set data.overlong to drop or truncate_left"
         )
 

@@ -31,9 +31,9 @@ PROMPTS = 24
 
 def over_sampling(window: int, update: str = "in_flight", **sections: Any) -> Any:
     return scripted_config(
-        sampler={"kind": "windowed", "max_staleness": window, "over_sampling": True},
+        staleness={"policy": "windowed", "max_staleness": window, "over_sampling": True},
         algorithm={"correction": {"kind": "tis"}},
-        weights={"update": update},
+        weight_sync={"mode": update},
         **sections,
     )
 
@@ -144,7 +144,7 @@ class ThrowsAway(OnPolicy):
 
 async def test_a_policy_that_throws_away_what_it_asks_for_ends_the_run_and_not_goes_round_for_ever() -> None:
     config = scripted_config(
-        sampler={"kind": "custom", "class_path": f"{__name__}:ThrowsAway"},
+        staleness={"policy": "custom", "import_path": f"{__name__}:ThrowsAway"},
         rollout={"failure": {"max_redispatches": 3}},
     )
     run = ScriptedRun(config, prompts=8)

@@ -45,7 +45,7 @@ def prompts(path: Path, count: int, **columns: Any) -> str:
 def function_run(make_config: ConfigMaker, tmp_path: Path, **changes: Any) -> Any:
     settings = {
         "data": {"train_path": prompts(tmp_path / "train.jsonl", 24)},
-        "rollout.environment": {"kind": "function", "function": "tests.support.rewards:length"},
+        "rollout.environment": {"kind": "function", "import_path": "tests.support.rewards:length"},
     }
     return make_config(**settings | changes)
 
@@ -73,9 +73,9 @@ def test_everything_is_told_at_once_a_run_in_the_folder_beside_the_rest(
         tmp_path,
         **{
             "data": {"train_path": str(tmp_path / "none.jsonl"), "chat_template": True},
-            "rollout.environment": {"kind": "function", "function": "tests.support.rewards:lenght"},
-            "rollout.engine.max_context": 4096,
-            "sampler": {"kind": "in_order", "lookahead": 3},
+            "rollout.environment": {"kind": "function", "import_path": "tests.support.rewards:lenght"},
+            "rollout.engine.max_model_len": 4096,
+            "staleness": {"policy": "in_order", "lookahead": 3},
             "buffer.max_buffered_groups": 4,
             "observe.tensorboard": {"folder": str(model_folder / "config.json")},
         },
@@ -91,33 +91,33 @@ def test_everything_is_told_at_once_a_run_in_the_folder_beside_the_rest(
         "run_dir",
         "observe.tensorboard.folder",
         "buffer.max_buffered_groups",
-        "rollout.engine.max_context",
+        "rollout.engine.max_model_len",
         "data.chat_template",
-        "rollout.environment.function",
+        "rollout.environment.import_path",
         "data.train_path",
     }
     assert "in use by another run" in told["run_dir"]
-    assert "did you mean length?" in told["rollout.environment.function"]
+    assert "did you mean length?" in told["rollout.environment.import_path"]
     assert refused.value.problems == [f"{key}: {reason}" for key, reason in told.items()]
-    assert [line.partition(":")[0] for line in refused.value.warnings] == ["sampler.lookahead"]
+    assert [line.partition(":")[0] for line in refused.value.warnings] == ["staleness.lookahead"]
 
 
 def test_a_folder_that_holds_another_run_is_told_beside_the_rest(make_config: ConfigMaker, tmp_path: Path) -> None:
-    config = function_run(make_config, tmp_path, **{"rollout.engine.max_context": 4096})
+    config = function_run(make_config, tmp_path, **{"rollout.engine.max_model_len": 4096})
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "metrics.jsonl").write_text("{}\n")
-    assert errors(config).keys() == {"run_dir", "rollout.engine.max_context"}
+    assert errors(config).keys() == {"run_dir", "rollout.engine.max_model_len"}
 
 
 def test_a_context_beyond_the_models_positions(make_config: ConfigMaker, model_folder: Path, tmp_path: Path) -> None:
-    reason = errors(make_config(**{"rollout.engine.max_context": 513}))["rollout.engine.max_context"]
+    reason = errors(make_config(**{"rollout.engine.max_model_len": 513}))["rollout.engine.max_model_len"]
     assert reason == "513 is more than the 512 positions that qwen3 was made for; use at most 512"
-    assert errors(make_config(**{"rollout.engine.max_context": 512})) == {}
+    assert errors(make_config(**{"rollout.engine.max_model_len": 512})) == {}
     folder = changed_model(model_folder, tmp_path, rope_parameters={"rope_type": "yarn", "factor": 2.0})
     scaled = {"model.path": str(folder)}
-    assert errors(make_config(**scaled, **{"rollout.engine.max_context": 1024})) == {}
-    assert errors(make_config(**scaled, **{"rollout.engine.max_context": 1025})).keys() == {
-        "rollout.engine.max_context"
+    assert errors(make_config(**scaled, **{"rollout.engine.max_model_len": 1024})) == {}
+    assert errors(make_config(**scaled, **{"rollout.engine.max_model_len": 1025})).keys() == {
+        "rollout.engine.max_model_len"
     }
 
 
@@ -179,8 +179,8 @@ def test_a_chat_template_that_the_tokenizer_lacks(make_config: ConfigMaker, mode
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 def test_a_device_that_is_not_there(make_config: ConfigMaker) -> None:
-    told = errors(make_config(**{"runtime.device": "cuda", "rollout.engine.max_context": 4096}))
-    assert told.keys() == {"runtime.device", "rollout.engine.max_context"}
+    told = errors(make_config(**{"runtime.device": "cuda", "rollout.engine.max_model_len": 4096}))
+    assert told.keys() == {"runtime.device", "rollout.engine.max_model_len"}
 
 
 def test_an_evaluation_file_that_is_cut(make_config: ConfigMaker, tmp_path: Path) -> None:
@@ -199,15 +199,15 @@ def test_data_that_leaves_nothing_to_train(make_config: ConfigMaker, tmp_path: P
 
 LOOSE = {"buffer.max_buffered_groups": 64, "rollout.max_inflight_groups": 64}
 STALE: list[tuple[dict[str, Any], str | None]] = [
-    ({"sampler": {"kind": "on_policy"}}, None),
-    ({"sampler": {"kind": "windowed", "max_staleness": 0}}, None),
-    ({"sampler": {"kind": "windowed", "max_staleness": 1}}, "sampler.max_staleness"),
-    ({"sampler": {"kind": "in_order", "lookahead": 0}}, None),
-    ({"sampler": {"kind": "in_order", "lookahead": 2}}, "sampler.lookahead"),
-    ({"sampler": {"kind": "weight_fifo", "max_staleness": 1, "lookahead": 1}}, "sampler.max_staleness"),
-    ({"sampler": {"kind": "weight_fifo", "max_staleness": 1, "lookahead": 0}}, None),
-    ({"sampler": {"kind": "windowed", "max_staleness": 1}, "algorithm.old_policy": "engine"}, None),
-    ({"sampler": {"kind": "windowed", "max_staleness": 1}, "algorithm.correction": {"kind": "tis"}}, None),
+    ({"staleness": {"policy": "on_policy"}}, None),
+    ({"staleness": {"policy": "windowed", "max_staleness": 0}}, None),
+    ({"staleness": {"policy": "windowed", "max_staleness": 1}}, "staleness.max_staleness"),
+    ({"staleness": {"policy": "in_order", "lookahead": 0}}, None),
+    ({"staleness": {"policy": "in_order", "lookahead": 2}}, "staleness.lookahead"),
+    ({"staleness": {"policy": "weight_fifo", "max_staleness": 1, "lookahead": 1}}, "staleness.max_staleness"),
+    ({"staleness": {"policy": "weight_fifo", "max_staleness": 1, "lookahead": 0}}, None),
+    ({"staleness": {"policy": "windowed", "max_staleness": 1}, "algorithm.old_policy": "engine"}, None),
+    ({"staleness": {"policy": "windowed", "max_staleness": 1}, "algorithm.correction": {"kind": "tis"}}, None),
 ]
 
 
@@ -219,7 +219,7 @@ def test_staleness_that_nothing_corrects(make_config: ConfigMaker, changes: dict
 
 
 TIS = {"algorithm.correction": {"kind": "tis"}}
-WIDE = {"sampler": {"kind": "windowed", "max_staleness": 4}, "training.prompt_groups_per_step": 8}
+WIDE = {"staleness": {"policy": "windowed", "max_staleness": 4}, "training.prompt_groups_per_step": 8}
 
 
 @pytest.mark.parametrize(
@@ -229,8 +229,8 @@ WIDE = {"sampler": {"kind": "windowed", "max_staleness": 4}, "training.prompt_gr
         ({"buffer.max_buffered_groups": 25, "rollout.max_inflight_groups": 64}, "reached"),
         ({"buffer.max_buffered_groups": 64, "rollout.max_inflight_groups": 24}, "in-flight"),
         ({"buffer.max_buffered_groups": 64, "rollout.max_inflight_groups": 25}, "reached"),
-        ({"buffer.max_buffered_groups": 24, "sampler": {**WIDE["sampler"], "order": "freshest"}}, "reached"),
-        ({"sampler": {"kind": "weight_fifo", "max_staleness": 4, "lookahead": 2}}, "lookahead"),
+        ({"buffer.max_buffered_groups": 24, "staleness": {**WIDE["staleness"], "order": "freshest"}}, "reached"),
+        ({"staleness": {"policy": "weight_fifo", "max_staleness": 4, "lookahead": 2}}, "lookahead"),
         ({"buffer.max_buffered_groups": 64, "rollout.max_inflight_groups": 64, "data.train_size": 32}, "data"),
     ],
 )
@@ -238,12 +238,12 @@ def test_a_window_that_other_settings_hold_below_its_size(
     make_config: ConfigMaker, changes: dict[str, Any], says: str | None
 ) -> None:
     config = make_config(**{**TIS, **WIDE, "data.train_size": 256, "training.max_steps": 16} | changes)
-    reason = warnings(config).get("sampler.max_staleness", "reached")
+    reason = warnings(config).get("staleness.max_staleness", "reached")
     expected = {
         None: "buffer.max_buffered_groups = 24 holds the groups of 3 steps, so groups that end in order are at most 3 "
         "versions old; raise it to 25 or more, or lower the window",
         "in-flight": "rollout.max_inflight_groups = 24 has the groups of 3 steps in generation",
-        "lookahead": "sampler.lookahead = 2 steps ahead; raise it to 4",
+        "lookahead": "staleness.lookahead = 2 steps ahead; raise it to 4",
         "data": "the data lasts for 4 steps; raise data.epochs",
         "reached": "reached",
     }[says]
@@ -254,7 +254,7 @@ def test_a_run_says_its_warnings_on_the_console_and_in_its_events(
     make_config: ConfigMaker, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = make_config(
-        sampler={"kind": "windowed", "max_staleness": 1},
+        staleness={"policy": "windowed", "max_staleness": 1},
         **{"training.max_steps": 1, "observe.console": "plain", "eval.at_start": False, "eval.at_end": False},
     )
     expected = check_config(config)

@@ -32,7 +32,7 @@ def overlong_run(make_config: ConfigMaker, tmp_path: Path, mode: str, lengths: l
     return make_config(
         **{
             "data": {"train_path": written(tmp_path / "train.jsonl", lengths), "overlong": mode, "shuffle": False},
-            "rollout.environment": {"kind": "function", "function": "tests.support.rewards:length"},
+            "rollout.environment": {"kind": "function", "import_path": "tests.support.rewards:length"},
             "training.max_steps": None,
             **QUIET,
             **changes,
@@ -57,7 +57,9 @@ def test_room_is_a_single_new_token() -> None:
 
 def test_error_stops_before_the_first_step_and_counts_them_all(make_config: ConfigMaker, tmp_path: Path) -> None:
     config = overlong_run(make_config, tmp_path, "error", LENGTHS)
-    with pytest.raises(SetupError, match=r"2 of 8 training prompts .*300 tokens.*'3'.*max_context = 96.*truncate_left"):
+    with pytest.raises(
+        SetupError, match=r"2 of 8 training prompts .*300 tokens.*'3'.*max_model_len = 96.*truncate_left"
+    ):
         penstock.train(config)
     assert steps(Path(config.run_dir)) == []
     assert not (Path(config.run_dir) / "ledger.jsonl").read_text()
@@ -132,7 +134,7 @@ def test_prompts_that_only_their_environment_knows_are_found_when_they_are_dispa
     config = make_config(
         **{
             "data": {"overlong": mode, "shuffle": False},
-            "rollout.environment": {"kind": "custom", "path": f"{__name__}:OwnWords"},
+            "rollout.environment": {"kind": "custom", "import_path": f"{__name__}:OwnWords"},
             "training.max_steps": None,
             **QUIET,
         }

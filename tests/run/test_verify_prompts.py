@@ -17,7 +17,7 @@ def data(tmp_path: Path, records: list[dict[str, Any]], reward: str = "length", 
     path = tmp_path / "prompts.jsonl"
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     return {
-        "rollout.environment": {"kind": "function", "function": f"tests.support.rewards:{reward}"},
+        "rollout.environment": {"kind": "function", "import_path": f"tests.support.rewards:{reward}"},
         "data": {"train_path": str(path), "shuffle": False, **settings},
     }
 

@@ -31,7 +31,7 @@ PROMPTS = Check(
         "repeated",
     ),
     "A prompt that leaves no room for a response ends the run, is skipped or loses its beginning, as data.overlong "
-    "says; a larger rollout.engine.max_context makes room. A reward that compares with an empty answer is no reward.",
+    "says; a larger rollout.engine.max_model_len makes room. A reward that compares with an empty answer is no reward.",
 )
 
 
