@@ -56,13 +56,13 @@ def check(config: ConfigFile, overrides: Overrides = None, as_json: Json = False
       penstock config check run.yaml
     """
     with reported(as_json):
-        from penstock.config.loading import load_config
+        from penstock.config.loading import load_contradictory
 
-        settings = load_config(config, overrides or [])
+        settings, contradictions = load_contradictory(config, overrides or [])
         find_local_modules()
         from penstock.run.checks import find_problems
 
-        found = find_problems(settings)
+        found = find_problems(settings, contradictions)
         found.raise_errors(source=config)
         if as_json:
             print_json({"ok": True, "findings": [problem.as_object() for problem in found.all]})

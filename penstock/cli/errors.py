@@ -95,8 +95,8 @@ def as_object(error: BaseException) -> dict[str, Any]:
         content["problems"] = [
             dict(zip(("key", "reason"), split_problem(line), strict=True)) for line in error.problems
         ]
-    if isinstance(error, CannotStart):
-        levels = (("error", error.problems), ("warning", error.warnings))
+    if isinstance(error, ConfigError):
+        levels = (("error", error.problems), ("warning", error.warnings if isinstance(error, CannotStart) else []))
         found = [(level, *split_problem(line)) for level, lines in levels for line in lines]
         findings = [{"level": level, "key": key, "reason": reason} for level, key, reason in found]
         return {"ok": False, "error": content, "findings": findings}
@@ -147,12 +147,14 @@ def _content(error: PenstockError) -> tuple[str, list[str]]:
 
 def _preflight_content(error: CannotStart) -> tuple[str, list[str]]:
     warnings = [f"warning: {line}" for line in error.warnings]
-    where = f"{error.source}: " if error.source else ""
-    if len(error.problems) == 1:
+    count = len(error.problems)
+    if error.source:
+        return f"error: {error.source}: {count} problem{'s' * (count != 1)}", [*error.problems, *warnings]
+    if count == 1:
         first, *rest = safe(error.problems[0]).splitlines()
         more = [line.strip() for line in rest if line.strip()]
-        return f"error: {where}cannot start: {first}", [*more, *_causes(error), *warnings]
-    return f"error: {where}cannot start: {len(error.problems)} problems", [*error.problems, *warnings]
+        return f"error: cannot start: {first}", [*more, *_causes(error), *warnings]
+    return f"error: cannot start: {count} problems", [*error.problems, *warnings]
 
 
 def _causes(error: BaseException) -> list[str]:

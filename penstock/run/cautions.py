@@ -21,7 +21,7 @@ def uncorrected_staleness(config: RunConfig) -> Iterator[str]:
     if config.training.backend == "none":
         return
     unbounded = replays or isinstance(policy, CustomStaleness)
-    lag = "of any age" if unbounded else f"up to {_plural(_window(config), 'version')} old"
+    lag = "of any age" if unbounded else f"up to {_plural(largest_lag(config), 'version')} old"
     if algorithm.loss.kind in _RATIOLESS:
         effect = f"the {algorithm.loss.kind} loss trains them as if the current weights had produced them"
     elif config.training.minibatches_per_step > 1:
@@ -54,7 +54,7 @@ def unreachable_window(config: RunConfig, data_steps: int | None) -> Iterator[st
 
     `data_steps` are the steps that the data lasts for, where it does not last for as many as are wanted.
     """
-    window, key, n = _window(config), _window_key(config), config.training.prompt_groups_per_step
+    window, key, n = largest_lag(config), _window_key(config), config.training.prompt_groups_per_step
     if key is None or not window:
         return
     policy = config.staleness
@@ -90,7 +90,7 @@ def unreachable_window(config: RunConfig, data_steps: int | None) -> Iterator[st
         )
 
 
-def _window(config: RunConfig) -> int:
+def largest_lag(config: RunConfig) -> int:
     """The largest lag that the policy lets a trained group have; 0 where it is not known."""
     match config.staleness:
         case WindowedStaleness() | WeightFifoStaleness():
@@ -106,14 +106,17 @@ def _window_key(config: RunConfig) -> str | None:
     policy = config.staleness
     if isinstance(policy, CustomStaleness):
         return "staleness.import_path"
-    if _window(config) == 0 or (isinstance(policy, WeightFifoStaleness) and policy.lookahead == 0):
+    if largest_lag(config) == 0 or (isinstance(policy, WeightFifoStaleness) and policy.lookahead == 0):
         return None
     return "staleness.lookahead" if isinstance(policy, InOrderStaleness) else "staleness.max_staleness"
 
 
 def _in_steps(groups: int, groups_per_step: int) -> str:
     """A number of groups, as people compare it with a step."""
-    return f"the groups of {groups / groups_per_step:.2g} steps" if groups != groups_per_step else "those of one step"
+    whole, rest = divmod(groups, groups_per_step)
+    if whole == 0:
+        return "fewer groups than one step has"
+    return f"the groups of {_plural(whole, 'step')}" + (f" and {rest} more" if rest else "")
 
 
 def _plural(count: int, word: str) -> str:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -18,7 +19,7 @@ from penstock.rollout.datasets import read_prompts
 from penstock.rollout.engines.context import check_context
 from penstock.rollout.environments.factory import make_environment
 from penstock.rollout.environments.imports import import_callable
-from penstock.run.cautions import beginnings_cut, uncorrected_staleness, unreachable_window
+from penstock.run.cautions import beginnings_cut, largest_lag, uncorrected_staleness, unreachable_window
 from penstock.run.directory import check_run_dir
 from penstock.run.plan import lanes_on_gpu, planned_steps
 from penstock.run.problems import Problem, Problems
@@ -28,8 +29,8 @@ from penstock.weights.model_files import cached_folder, check_files, has_chat_te
 Part = Literal["train", "eval"]
 _MAKE_PROMPTS = ("reasoning_gym:", "calculator")
 """Environments that make as many prompts as they are asked for."""
-_MANY_STEPS = 1000
-"""Training prompts are counted up to those of so many steps."""
+_MOST_COUNTED = 100_000
+"""Prompts that are counted at most; some forms of data are slow to go through."""
 
 
 def check_config(config: RunConfig, *, resumed: bool = False, from_scratch: bool = False) -> tuple[Problem, ...]:
@@ -43,8 +44,10 @@ def check_config(config: RunConfig, *, resumed: bool = False, from_scratch: bool
     return found.warnings
 
 
-def find_problems(config: RunConfig, *, resumed: bool = False, from_scratch: bool = False) -> Problems:
-    """Everything that can be said about a run before it is built.
+def find_problems(
+    config: RunConfig, contradictions: Sequence[str] = (), *, resumed: bool = False, from_scratch: bool = False
+) -> Problems:
+    """Everything that can be said about a run before it is built, after the `contradictions` between its settings.
 
     Makes the staleness policy, and the environment with a prompt or two, so that tasks, reward functions and dataset
     files are really looked at, reads what the model's folder says about itself, and looks whether the folders can be
@@ -52,12 +55,15 @@ def find_problems(config: RunConfig, *, resumed: bool = False, from_scratch: boo
     instead. Model weights are not loaded, nothing is fetched, and nothing is left behind.
     """
     found = Problems()
+    found.error(contradictions)
     if not resumed:
         found.attempt(partial(check_run_dir, config.run_dir, from_scratch=from_scratch))
     found.attempt(partial(check_loggers, config.observe))
-    found.attempt(partial(_check_policy, config))
     _check_model(config, found)
     _check_device(config, found)
+    if contradictions:  # policy and environment can only be made of settings that go together
+        return found
+    found.attempt(partial(_check_policy, config))
     data_steps = None
     if config.rollout.replay_from is not None:
         found.attempt(partial(_check_recording, config))
@@ -143,23 +149,27 @@ def _warn_of_cut_evaluation(config: RunConfig, found: Problems) -> None:
     data = config.data
     if data.eval_path is None:
         return
-    there = found.attempt(partial(count_records, data, "eval"))
+    there = found.attempt(partial(count_records, data, "eval", _MOST_COUNTED))
     if there is not None and there > data.eval_size:
+        more = " or more" if there == _MOST_COUNTED else ""
         found.warn(
             [
-                f"data.eval_size: only the first {data.eval_size:,} of {there:,} prompts in {data.eval_path!r} are "
-                f"evaluated; set it to {there} for all"
+                f"data.eval_size: only the first {data.eval_size:,} of {there:,}{more} prompts in {data.eval_path!r} "
+                f"are evaluated; set it to {there}{more} for all"
             ]
         )
 
 
 def _data_steps(config: RunConfig) -> int | None:
-    """The steps that the data lasts for; None where that is not known before it is made, or more than matters."""
+    """The steps that the data lasts for; None where that is not known, or no fewer than the staleness window has."""
     data, n = config.data, config.training.prompt_groups_per_step
-    wanted = config.training.max_steps or _MANY_STEPS
+    enough = largest_lag(config) + 1
+    wanted = min(config.training.max_steps or enough, enough)
     if data.train_path is not None:
-        most = -(-n * wanted // data.epochs)
+        most = min(-(-n * wanted // data.epochs), _MOST_COUNTED)
         prompts = count_records(data, "train", min(most, data.train_size or most))
+        if prompts == _MOST_COUNTED:
+            return None
     elif config.rollout.environment.kind.startswith(_MAKE_PROMPTS):
         prompts = data.train_size or PROCEDURAL_TRAIN_SIZE
     else:

@@ -168,14 +168,14 @@ class TestConfig:
         assert json.loads(invoke("config", "show", config, "--json").stdout)["staleness"] == {"policy": "on_policy"}
 
     def test_check_says_ok(self, config: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        stand_in(monkeypatch, "penstock.run.checks", find_problems=lambda config: Problems())
+        stand_in(monkeypatch, "penstock.run.checks", find_problems=lambda config, contradictions: Problems())
         assert invoke("config", "check", config).stdout == f"{config}: OK\n"
         assert json.loads(invoke("config", "check", config, "--json").stdout) == {"ok": True, "findings": []}
 
     def test_check_lists_warnings_and_succeeds(self, config: str, monkeypatch: pytest.MonkeyPatch) -> None:
         found = Problems()
         found.warn(["data.eval_size: only 64 of 100"])
-        stand_in(monkeypatch, "penstock.run.checks", find_problems=lambda config: found)
+        stand_in(monkeypatch, "penstock.run.checks", find_problems=lambda config, contradictions: found)
         shown = invoke("config", "check", config)
         assert (shown.exit_code, shown.stdout) == (0, f"{config}: OK, 1 warning\n")
         assert shown.stderr == "warning: data.eval_size: only 64 of 100\n"
@@ -188,11 +188,11 @@ class TestConfig:
         found = Problems()
         found.warn(["data.eval_size: only 64 of 100"])
         found.error(["buffer.max_buffered_groups: 1 is too small; use at least 8", "run_dir: is in use"])
-        stand_in(monkeypatch, "penstock.run.checks", find_problems=lambda config: found)
+        stand_in(monkeypatch, "penstock.run.checks", find_problems=lambda config, contradictions: found)
         shown = invoke("config", "check", config, "--json")
         assert shown.exit_code == 2
         assert shown.stderr.splitlines() == [
-            f"error: {config}: cannot start: 2 problems",
+            f"error: {config}: 2 problems",
             "  buffer.max_buffered_groups: 1 is too small; use at least 8",
             "  run_dir: is in use",
             "  warning: data.eval_size: only 64 of 100",

@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import penstock
-from penstock.config.loading import dump_config
-from penstock.errors import CannotStart
+from penstock.cli.main import app
+from penstock.config.loading import dump_config, load_config
+from penstock.errors import CannotStart, ConfigError
 from penstock.run.checks import check_config, find_problems
 from penstock.run.directory import RunDirectory
 from penstock.run.problems import Level, Problem
@@ -100,6 +102,19 @@ def test_everything_is_told_at_once_a_run_in_the_folder_beside_the_rest(
     assert "did you mean length?" in told["rollout.environment.import_path"]
     assert refused.value.problems == [f"{key}: {reason}" for key, reason in told.items()]
     assert [line.partition(":")[0] for line in refused.value.warnings] == ["staleness.lookahead"]
+
+
+def test_contradictions_between_settings_are_told_beside_the_rest(make_config: ConfigMaker, tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(dump_config(function_run(make_config, tmp_path, **{"model.path": str(tmp_path / "nowhere")})))
+    wrong = ["rollout.sampling.max_new_tokens=500", "weight_sync.mode=drain", "weight_sync.kv_cache=keep"]
+    done = CliRunner().invoke(app, ["config", "check", str(path), "--json", *wrong])
+    assert done.exit_code == 2
+    told = [(each["level"], each["key"]) for each in json.loads(done.stdout)["findings"]]
+    keys = ("rollout.sampling.max_new_tokens", "weight_sync.kv_cache", "model.path")
+    assert told == [("error", key) for key in keys]
+    with pytest.raises(ConfigError, match=r"max_new_tokens: 500 leaves no room .*kv_cache"):
+        load_config(path, wrong)
 
 
 def test_a_folder_that_holds_another_run_is_told_beside_the_rest(make_config: ConfigMaker, tmp_path: Path) -> None:
