@@ -120,7 +120,7 @@ def test_while_the_trainer_waits_for_rollouts_the_in_flight_limit_holds_the_lag(
             assert run.finish()
             assert run.publish()
         elif run.commit():
-            assert run.select()
+            assert run.select() or over, "only what was dispatched beyond the window can be too old"
     assert run.lag_max <= reachable_lag(inflight, n)
 
 
