@@ -13,12 +13,12 @@ from typing import Literal
 from penstock.buffer.samplers.factory import check_capacity, make_sampler
 from penstock.config.data import PROCEDURAL_TRAIN_SIZE
 from penstock.config.models import RunConfig
+from penstock.imports import import_callable
 from penstock.observe.loggers.checks import check_loggers
 from penstock.rollout.dataset_size import count_records
 from penstock.rollout.datasets import read_prompts
 from penstock.rollout.engines.context import check_context
 from penstock.rollout.environments.factory import make_environment
-from penstock.rollout.environments.imports import import_callable
 from penstock.run.cautions import beginnings_cut, largest_lag, uncorrected_staleness, unreachable_window
 from penstock.run.directory import check_run_dir
 from penstock.run.plan import lanes_on_gpu, planned_steps
@@ -49,10 +49,11 @@ def find_problems(
 ) -> Problems:
     """Everything that can be said about a run before it is built, after the `contradictions` between its settings.
 
-    Makes the staleness policy, and the environment with a prompt or two, so that tasks, reward functions and dataset
-    files are really looked at, reads what the model's folder says about itself, and looks whether the folders can be
-    written and the loggers could start. Where rollouts are replayed there is no environment; the recording is looked at
-    instead. Model weights are not loaded, nothing is fetched, and nothing is left behind.
+    Makes the staleness policy, imports a custom loss or advantage, and makes the environment with a prompt or two, so
+    that tasks, reward functions and dataset files are really looked at; reads what the model's folder says about
+    itself; and looks whether the folders can be written and the loggers could start. Where rollouts are replayed there
+    is no environment; the recording is looked at instead. Model weights are not loaded, nothing is fetched, and nothing
+    is left behind.
     """
     found = Problems()
     found.error(contradictions)
@@ -64,6 +65,7 @@ def find_problems(
     if contradictions:  # policy and environment can only be made of settings that go together
         return found
     found.attempt(partial(_check_policy, config))
+    _check_mathematics(config, found)
     data_steps = None
     if config.rollout.replay_from is not None:
         found.attempt(partial(_check_recording, config))
@@ -78,6 +80,18 @@ def find_problems(
 def _check_policy(config: RunConfig) -> None:
     sampler = make_sampler(config.staleness, config.training.prompt_groups_per_step, config.deterministic)
     check_capacity(sampler, config.buffer.max_buffered_groups, config.training.min_groups_per_chunk)
+
+
+def _check_mathematics(config: RunConfig, found: Problems) -> None:
+    """A loss or advantage of the user's own; torch comes with them."""
+    if config.algorithm.loss.kind == "custom":
+        from penstock.training.objective import load_loss
+
+        found.attempt(partial(load_loss, config.algorithm))
+    if config.algorithm.advantage.kind == "custom":
+        from penstock.controller.estimators import load_estimator
+
+        found.attempt(partial(load_estimator, config.algorithm))
 
 
 def _check_recording(config: RunConfig) -> None:
