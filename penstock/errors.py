@@ -38,6 +38,14 @@ class SetupError(PenstockError):
     """The run cannot start: a folder that is not a model, an empty dataset, a directory in use."""
 
 
+class CannotStart(ConfigError, SetupError):
+    """What the checks before a run found: `problems` keep it from starting, `warnings` do not."""
+
+    def __init__(self, problems: list[str], source: str | None = None, warnings: list[str] | None = None) -> None:
+        super().__init__(problems, source)
+        self.warnings = warnings or []
+
+
 class StepStateError(PenstockError):
     """A train-step call that the step's state does not allow; the open step, if any, is unharmed."""
 
@@ -90,6 +98,14 @@ class PromptTooLong(PenstockError):
     """The prompt leaves no room for a response in the engine's context."""
 
     failure_kind = FailureKind.DATA
+
+
+class OverlongPrompt(PromptTooLong):
+    """The prompt that the data gives leaves no room for a response, before anything was generated (`data.overlong`)."""
+
+
+class OverlongData(PenstockError):
+    """A prompt was dispatched that leaves no room for a response, and `data.overlong` does not let it be skipped."""
 
 
 class GenerationTimeout(EngineError):

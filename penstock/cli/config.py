@@ -45,28 +45,32 @@ def show(config: ConfigFile, overrides: Overrides = None, as_json: Json = False)
 
 @config_app.command("check")
 def check(config: ConfigFile, overrides: Overrides = None, as_json: Json = False) -> None:
-    """Say whether a run could start with these settings.
+    """Say whether a run could start with these settings, with everything that is wrong or worth knowing.
 
-    Checks names and values, contradictions between settings, whether the buffer suits the staleness policy, whether the
-    environment, its reward function, the dataset files and the model folder are there, and whether the run directory
-    and the loggers can be used. Weights are not loaded, and no server is asked.
+    Looks at names, values and contradictions, the model's files, the data, the user's code, the device, the loggers and
+    the run directory. Weights are not loaded, nothing is written, and no server is asked. `penstock train` begins with
+    the same checks. Exits with code 2 if there is an error, with 0 if there are only warnings.
 
     \b
     Example:
       penstock config check run.yaml
     """
     with reported(as_json):
-        from penstock.config.loading import load_config
+        from penstock.config.loading import load_contradictory
 
-        settings = load_config(config, overrides or [])
+        settings, contradictions = load_contradictory(config, overrides or [])
         find_local_modules()
-        from penstock.run.checks import check_config
+        from penstock.run.checks import find_problems
 
-        check_config(settings)
+        found = find_problems(settings, contradictions)
+        found.raise_errors(source=config)
         if as_json:
-            print_json({"ok": True})
-        else:
-            typer.echo(f"{safe(config)}: OK")
+            print_json({"ok": True, "findings": [problem.as_object() for problem in found.all]})
+            return
+        for warning in found.warnings:
+            typer.echo(f"warning: {safe(str(warning))}", err=True)
+        count = len(found.warnings)
+        typer.echo(f"{safe(config)}: OK" + (f", {count} warning{'s' * (count != 1)}" if count else ""))
 
 
 @config_app.command("schema")

@@ -12,7 +12,7 @@ import typer
 
 from penstock.cli.output import ResultNotWritten, print_json
 from penstock.cli.streams import Streams
-from penstock.errors import ConfigError, PenstockError, SetupError
+from penstock.errors import CannotStart, ConfigError, PenstockError, SetupError
 from penstock.observe.sinks import point_away
 from penstock.text import error_text, safe
 
@@ -97,6 +97,11 @@ def as_object(error: BaseException) -> dict[str, Any]:
         content["problems"] = [
             dict(zip(("key", "reason"), split_problem(line), strict=True)) for line in error.problems
         ]
+    if isinstance(error, ConfigError):
+        levels = (("error", error.problems), ("warning", error.warnings if isinstance(error, CannotStart) else []))
+        found = [(level, *split_problem(line)) for level, lines in levels for line in lines]
+        findings = [{"level": level, "key": key, "reason": reason} for level, key, reason in found]
+        return {"ok": False, "error": content, "findings": findings}
     return {"ok": False, "error": content}
 
 
@@ -129,6 +134,8 @@ def print_error(error: PenstockError) -> None:
 
 
 def _content(error: PenstockError) -> tuple[str, list[str]]:
+    if isinstance(error, CannotStart):
+        return _preflight_content(error)
     if isinstance(error, ConfigError):
         where = error.source or "the configuration"
         count = len(error.problems)
@@ -138,6 +145,18 @@ def _content(error: PenstockError) -> tuple[str, list[str]]:
     first, *rest = safe(str(error)).splitlines() or [type(error).__name__]
     start = "cannot start: " if isinstance(error, SetupError) else "the run failed: "
     return f"error: {start}{first}", [*(line.strip() for line in rest if line.strip()), *_causes(error)]
+
+
+def _preflight_content(error: CannotStart) -> tuple[str, list[str]]:
+    warnings = [f"warning: {line}" for line in error.warnings]
+    count = len(error.problems)
+    if error.source:
+        return f"error: {error.source}: {count} problem{'s' * (count != 1)}", [*error.problems, *warnings]
+    if count == 1:
+        first, *rest = safe(error.problems[0]).splitlines()
+        more = [line.strip() for line in rest if line.strip()]
+        return f"error: cannot start: {first}", [*more, *_causes(error), *warnings]
+    return f"error: cannot start: {count} problems", [*error.problems, *warnings]
 
 
 def _causes(error: BaseException) -> list[str]:

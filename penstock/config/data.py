@@ -74,6 +74,10 @@ class DataConfig(Section):
     message then."""
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Variables for the chat template, such as `enable_thinking: false`; each must be one that the template reads."""
+    overlong: Literal["error", "drop", "truncate_left"] = "error"
+    """What happens to a prompt that leaves no room for a single new token in `rollout.engine.max_model_len`. `error`:
+    the run stops, before its first step where that can be told. `drop`: the prompt is skipped and counted.
+    `truncate_left`: only its last tokens are kept, so that `max_new_tokens` fit. Holds for held-out prompts too."""
     partial_step: Literal["train", "drop"] = "train"
     """What happens to a step that is not full when the data ends."""
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from penstock.config.models import RunConfig
     from penstock.config.training import EarlyStopConfig
 
-_FAMILIES = ("train/", "rollout/", "staleness/", "buffer/", "timing/", "throughput/", "failures/", "eval/")
+_FAMILIES = ("train/", "rollout/", "staleness/", "buffer/", "timing/", "throughput/", "failures/", "eval/", "data/")
 _BY_THE_CLOCK = ("timing/", "throughput/")
 _OF_EVALS = (
     "eval/reward_mean",
@@ -20,6 +20,7 @@ _OF_EVALS = (
     "eval/response_length_mean",
     "eval/responses",
     "eval/failures",
+    "eval/overlong_dropped",
     "eval/version",
     "timing/eval_s",
 )

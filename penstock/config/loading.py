@@ -13,9 +13,9 @@ from pydantic import ValidationError
 from pydantic_core import PydanticSerializationError
 
 from penstock.config.messages import problems_of, show
-from penstock.config.models import RunConfig
+from penstock.config.models import CONTRADICTIONS_ALLOWED, RunConfig
 from penstock.config.overrides import apply_overrides
-from penstock.config.rules import idle_settings
+from penstock.config.rules import contradictions, idle_settings
 from penstock.config.values import unusable
 from penstock.config.yaml_dialect import parse_yaml, write_yaml
 from penstock.config.yaml_limits import DialectError
@@ -35,13 +35,25 @@ def read_settings(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -
     return apply_overrides(_read_mapping(Path(path)), overrides, RunConfig)
 
 
-def parse_config(data: Mapping[str, Any], source: str | None = None) -> RunConfig:
+def load_contradictory(path: str | Path, overrides: Sequence[str] = ()) -> tuple[RunConfig, list[str]]:
+    """As `load_config`, but settings that contradict each other are given with the contradictions, one a line.
+
+    For those who have more to say about the settings than that; no run can be built with contradictory ones.
+    """
+    data = apply_overrides(_read_mapping(Path(path)), overrides, RunConfig)
+    config = parse_config(data, str(path), contradictions_allowed=True)
+    return config, contradictions(config)
+
+
+def parse_config(
+    data: Mapping[str, Any], source: str | None = None, *, contradictions_allowed: bool = False
+) -> RunConfig:
     """Check settings that are already a mapping; `source` is named in the error."""
     problems = unusable(data)
     if problems:
         raise ConfigError(problems, source)
     try:
-        return RunConfig.model_validate(dict(data))
+        return RunConfig.model_validate(dict(data), context={CONTRADICTIONS_ALLOWED: contradictions_allowed})
     except ValidationError as error:
         raise ConfigError(problems_of(error, RunConfig), source) from None
 

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
+from pydantic import (
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from penstock.config.algorithm import AlgorithmConfig
 from penstock.config.base import Section
@@ -17,6 +25,9 @@ from penstock.config.staleness import OnPolicyStaleness, StalenessConfig
 from penstock.config.timeouts import TimeoutsConfig
 from penstock.config.training import TrainingConfig
 from penstock.config.values import usable_path
+
+CONTRADICTIONS_ALLOWED = "contradictions_allowed"
+"""In a validation's context: the rules between settings are left to the caller."""
 
 
 class BufferConfig(Section):
@@ -144,8 +155,8 @@ class RunConfig(Section):
     _usable_path = field_validator("run_dir")(usable_path)
 
     @model_validator(mode="after")
-    def _no_contradictions(self) -> RunConfig:
-        found = contradictions(self)
+    def _no_contradictions(self, info: ValidationInfo) -> RunConfig:
+        found = [] if (info.context or {}).get(CONTRADICTIONS_ALLOWED) else contradictions(self)
         if found:
             raise ValueError("\n".join(found))
         return self

@@ -148,7 +148,8 @@ class FailureConfig(Section):
     on_stall: Literal["report", "stop"] = "report"
     """Whether a stall also stops the run."""
     max_redispatches: PositiveInt = 8
-    """How often a prompt whose group was evicted or aborted is dispatched again before it is dropped."""
+    """How often a prompt's group may be thrown away by the staleness policy before the trainer has made a step, until
+    the prompt is dropped. Groups that became too old because the trainer moved on do not count."""
 
 
 class RolloutConfig(Section):

@@ -72,7 +72,9 @@ class SingleController:
         recording = Recording(parts.timeline, parts.buffer, parts.engines)
         self.ledger = Ledger(parts.stream, parts.record_end)
         work = WorkQueue(self.ledger, parts.buffer)
-        self.rollouts = RolloutPump(parts, self.ledger, work, self.drops, config.rollout, recording)
+        self.rollouts = RolloutPump(
+            parts, self.ledger, work, self.drops, config.rollout, recording, config.data.overlong
+        )
         self.advantages = AdvantagePump(
             parts.data_plane, config.algorithm, config.rollout.sampling.max_new_tokens, parts.timeline
         )
@@ -327,6 +329,8 @@ class SingleController:
             "rollout/groups_retried": float(counts.get("rollout_retried", 0)),
             "rollout/prompts_dropped": float(self.drops.dropped),
             "rollout/prompts_replaced": float(self.drops.dropped if self.drops.returns_quota else 0),
+            "data/overlong_dropped": float(counts.get("prompt_overlong", 0)),
+            "data/overlong_truncated": float(counts.get("prompt_truncated", 0)),
             **failure_totals(counts),
         }
         self._cut_off.observe(finished.step_id + 1, metrics)

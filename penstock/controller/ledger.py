@@ -20,10 +20,12 @@ class PromptEnd(Enum):
     """Dynamic sampling gave its place to another prompt."""
     DROPPED = "dropped"
     """Given up: after failures, or because the step it belonged to is not trained."""
+    OVERLONG = "dropped_overlong"
+    """Skipped: it leaves no room for a response (`data.overlong: drop`)."""
 
 
 _OPEN = 0
-_CODES = {PromptEnd.TRAINED: 1, PromptEnd.FILTERED: 2, PromptEnd.DROPPED: 3}
+_CODES = {PromptEnd.TRAINED: 1, PromptEnd.FILTERED: 2, PromptEnd.DROPPED: 3, PromptEnd.OVERLONG: 4}
 _NAMES = {code: end for end, code in _CODES.items()}
 
 Record = Callable[[Mapping[str, Any]], None]

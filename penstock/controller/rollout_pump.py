@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,10 +17,16 @@ from penstock.controller.ledger import Ledger, PromptEnd
 from penstock.controller.parts import Parts
 from penstock.controller.recording import Recording
 from penstock.controller.work_queue import WorkQueue
-from penstock.errors import EngineError, FailureKind, RecordError
+from penstock.errors import EngineError, FailureKind, OverlongData, OverlongPrompt, RecordError
 from penstock.observe.group_lives import GroupEnd
 from penstock.rollout.engines.base import EngineHealth
 from penstock.rollout.prompts import PromptVisit
+
+_NOT_SKIPPED = {
+    "error": "stops the run",
+    "truncate_left": "could not cut it, as its environment encodes it by itself",
+}
+"""Why a prompt that is too long ends the run."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +55,9 @@ class RolloutPump:
         drops: DropBook,
         config: RolloutConfig,
         recording: Recording,
+        overlong: str = "error",
     ) -> None:
+        """`overlong` is `data.overlong`."""
         self._ledger = ledger
         self._manager = parts.manager
         self._engines = parts.engines
@@ -61,6 +70,9 @@ class RolloutPump:
         self._work = work
         self._drops = drops
         self._failure = config.failure
+        self._overlong = overlong
+        self._cut: set[int] = set()
+        """Positions of visits whose prompt was found too long and cut."""
         self._permits = asyncio.Semaphore(config.max_inflight_groups)
         self._gate = asyncio.Event()
         self._gate.set()
@@ -70,6 +82,8 @@ class RolloutPump:
         self._begun: dict[str, float] = {}
         self._resting: dict[str, float] = {}
         self._stale: set[str] = set()
+        self._in_vain: Counter[int] = Counter()
+        """By position, how often a visit's group was thrown away before the trainer had moved on."""
         self._idle = asyncio.Event()
         self._idle.set()
         self.committed = 0
@@ -84,6 +98,7 @@ class RolloutPump:
                 self._wait_for("a prompt (the data may be exhausted)")
                 visit = await self._work.next()
                 admission = await self._clearance()
+                visit = self._work.first(visit)
                 self._lane.switch(None)
                 group_id = self._new_group_id()
                 slot = self._buffer.reserve(group_id, admission.start_version, admission.target_step)
@@ -124,6 +139,9 @@ class RolloutPump:
                 if failure is None:
                     return
                 self._raise_without_engine(failure)
+                if isinstance(failure, OverlongPrompt):
+                    self._skip_overlong(visit, slot, failure)
+                    return
                 kind = classify(failure)
                 attempts = attempts.after(kind)
                 delay = retry_delay(attempts, kind, self._failure)
@@ -164,7 +182,7 @@ class RolloutPump:
             self._stale.discard(slot.group_id)
         if stale and task.cancelled():
             self._end(slot.group_id, GroupEnd.ABORTED, return_quota=True)
-            self.redispatch(visit, "aborted")
+            self.redispatch(visit, slot, "aborted")
             return None
         if task.cancelled():
             return RuntimeError("the rollout was cancelled from the inside, by its environment or engine")
@@ -183,6 +201,9 @@ class RolloutPump:
             raise
         self.committed += 1
         self._recording.committed(slot.group_id, pushed)
+        if pushed.prompt_cut and visit.position not in self._cut:
+            self._cut.add(visit.position)
+            self._events.emit("prompt_truncated", epoch=visit.epoch, prompt_id=visit.prompt.prompt_id)
 
     def _note_retry(
         self, visit: PromptVisit, slot: Slot, kind: FailureKind, attempts: Attempts, failure: Exception
@@ -212,6 +233,19 @@ class RolloutPump:
         self._visits[fresh.group_id] = visit
         self._recording.dispatched(visit, fresh)
         return fresh
+
+    def _skip_overlong(self, visit: PromptVisit, slot: Slot, failure: OverlongPrompt) -> None:
+        """End a prompt that no attempt can have a response to; the next one takes its place, and no budget is spent."""
+        if self._overlong != "drop":
+            raise OverlongData(
+                f"data.overlong: prompt {visit.key} is too long, and {self._overlong} {_NOT_SKIPPED[self._overlong]}: "
+                f"{failure}. Raise rollout.engine.max_model_len, or set data.overlong to drop"
+            ) from failure
+        self._events.emit(
+            "prompt_overlong", epoch=visit.epoch, prompt_id=visit.prompt.prompt_id, reason=describe(failure)
+        )
+        self._ledger.end(visit, PromptEnd.OVERLONG, self._buffer.clock.step + 1)
+        self._end(slot.group_id, GroupEnd.OVERLONG, return_quota=True)
 
     def _drop(self, visit: PromptVisit, slot: Slot, kind: FailureKind, failure: Exception) -> None:
         replaced, reason = self._drops.returns_quota, describe(failure)
@@ -245,18 +279,23 @@ class RolloutPump:
         """The visit of a group that has not reached its end."""
         return self._visits[group_id]
 
-    def redispatch(self, visit: PromptVisit, why: str) -> None:
-        """Send a prompt whose group ended untrained round again, a bounded number of times.
+    def redispatch(self, visit: PromptVisit, slot: Slot, why: str) -> None:
+        """Send a prompt whose group ended untrained round again, before all that came later in the stream.
 
-        A prompt dropped here shrinks no step: its group's place was given back when the group ended.
+        Where the trainer has moved on since the group was dispatched, that is normal work: each step trains prompts, so
+        a prompt that goes round has its turn at the latest when no other is left. Where it has not, the policy throws
+        away what it asks for, and that may happen `max_redispatches` times before the prompt is dropped. A prompt
+        dropped here shrinks no step: its group's place was given back when the group ended.
         """
         again = replace(visit, redispatches=visit.redispatches + 1)
         self._events.emit(f"group_{why}", prompt_id=visit.prompt.prompt_id, redispatches=again.redispatches)
-        if again.redispatches > self._failure.max_redispatches:
+        if slot.start_version == self._buffer.clock.trainer_version:
+            self._in_vain[visit.position] += 1
+        if self._in_vain[visit.position] > self._failure.max_redispatches:
             self._give_up(
                 visit,
-                f"{why} {again.redispatches} times (rollout.failure.max_redispatches): each time its group had become "
-                "too stale; a larger staleness.max_staleness, or staleness.over_sampling = false, gives it more time",
+                f"{why} {self._in_vain[visit.position]} times with the weights that its group was dispatched with "
+                "(rollout.failure.max_redispatches): the staleness policy does not train what it asks for",
             )
         else:
             self._ledger.dispatched_again(again)

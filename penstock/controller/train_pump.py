@@ -239,9 +239,12 @@ class TrainPump:
         """Send the prompts of groups that became too stale round again; how many there were."""
         evicted = self._buffer.evict()
         step.stats.add_evicted(evicted)
-        for slot in evicted:
-            await self._clear([slot])
-            self._rollouts.redispatch(self._rollouts.forget(slot.group_id, GroupEnd.EVICTED), "evicted")
+        try:
+            # Before anything is awaited: the permits are free already, and these prompts go before new ones.
+            for slot in evicted:
+                self._rollouts.redispatch(self._rollouts.forget(slot.group_id, GroupEnd.EVICTED), slot, "evicted")
+        finally:
+            await self._clear(evicted)
         return len(evicted)
 
     async def _close(self, step: OpenStep, started: float) -> None:

@@ -54,6 +54,13 @@ EVENT_KINDS: dict[str, EventKind] = {
         Severity.NOTABLE,
         "a reward or environment failed by a new cause; with traceback, prompt and response",
     ),
+    "prompt_overlong": EventKind(
+        Severity.NOTABLE, "a prompt left no room for a response and was skipped (data.overlong: drop)"
+    ),
+    "prompt_truncated": EventKind(
+        Severity.NOTABLE, "a prompt was too long; only its last tokens were kept (data.overlong: truncate_left)"
+    ),
+    "warning": EventKind(Severity.NOTABLE, "a setting does something that a person should know of"),
     "display_lost": EventKind(Severity.NOTABLE, "progress could not be shown any more; the run went on without"),
     "reward_in_process": EventKind(
         Severity.NOTABLE, "a reward function runs in the run's own process, where nothing can stop it"

@@ -37,6 +37,8 @@ class GroupEnd(Enum):
     """Failed; its prompt goes on under another group id."""
     DROPPED = "dropped"
     """Failed; its prompt is given up."""
+    OVERLONG = "overlong"
+    """Its prompt left no room for a response and was skipped."""
     ABANDONED = "abandoned"
     """Selected for a step that was given up."""
     RUN_ENDED = "run ended"

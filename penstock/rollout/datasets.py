@@ -49,7 +49,7 @@ def read_prompts(data: DataConfig, part: Literal["train", "eval"]) -> list[Promp
     limit = data.train_size if part == "train" else data.eval_size
     try:
         # Closed, as the file behind it stays open where only its first rows are read.
-        with closing(_records(data, path, part, limit)) as records:
+        with closing(records_of(data, path, part, limit)) as records:
             used = list(itertools.islice(records, limit))
             prompts = [_prompt(record, data) for record in used]
             if not prompts:
@@ -61,9 +61,10 @@ def read_prompts(data: DataConfig, part: Literal["train", "eval"]) -> list[Promp
     return prompts
 
 
-def _records(
+def records_of(
     data: DataConfig, path: str, part: Literal["train", "eval"], limit: int | None
 ) -> Generator[Record, None, None]:
+    """The records at `path`, one after the other; close it where not all of them are wanted."""
     form = data.format_of(path)
     if form == "datasets":
         split = data.train_split if part == "train" else data.eval_split

@@ -9,9 +9,10 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from penstock.errors import ConfigError, EnvironmentFailure, GenerationTimeout
+from penstock.errors import ConfigError, EnvironmentFailure, GenerationTimeout, OverlongPrompt, PromptTooLong
 from penstock.rollout.engines.base import GenerationEngine, GenerationRequest, GenerationResult, SamplingParams
 from penstock.rollout.engines.stop_strings import cut_after
+from penstock.rollout.prompt_room import PromptRoom
 from penstock.rollout.prompts import Message, derive_seed
 from penstock.rollout.token_texts import HFTokenTexts
 from penstock.text import error_text, safe, safe_value
@@ -144,16 +145,26 @@ class SampleHandle:
     sample: str
     seed: int
     timeout_seconds: float
+    room: PromptRoom | None = None
+    """What becomes of a prompt that is too long; None leaves that to the engine."""
     turn: int = 0
     _stopped: dict[tuple[int, ...], str] = field(default_factory=dict, init=False)
     """Responses that a stop string ended, and which."""
+    prompt_cut: bool = False
+    """Whether the prompt was too long, and only its last tokens were kept."""
 
     @property
     def uses_chat(self) -> bool:
         return self.tokenizer.uses_chat
 
     def encode_prompt(self, content: str | Sequence[Message]) -> tuple[int, ...]:
-        return self.tokenizer.encode_prompt(content)
+        return self.fit_prompt(self.tokenizer.encode_prompt(content))
+
+    def fit_prompt(self, token_ids: Sequence[int]) -> tuple[int, ...]:
+        whole = tuple(token_ids)
+        fitting = whole if self.room is None else self.room.fit(whole, self.sampling.max_new_tokens)
+        self.prompt_cut = self.prompt_cut or len(fitting) < len(whole)
+        return fitting
 
     def encode(self, text: str) -> tuple[int, ...]:
         return self.tokenizer.encode(text)
@@ -189,6 +200,10 @@ class SampleHandle:
         try:
             async with limit:
                 result = await self.engine.generate(request)
+        except PromptTooLong as error:
+            if self.turn > 1:
+                raise
+            raise OverlongPrompt(str(error)) from error
         except TimeoutError as error:
             if not limit.expired():
                 raise

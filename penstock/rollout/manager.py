@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from penstock.data_plane import fields
@@ -14,6 +14,7 @@ from penstock.rollout.engines.base import GenerationEngine, SamplingParams
 from penstock.rollout.environments.base import Environment, GroupEnvironment, Trajectory
 from penstock.rollout.environments.scores import failures_about
 from penstock.rollout.handle import SampleHandle, Tokenizer
+from penstock.rollout.prompt_room import PromptRoom
 from penstock.rollout.prompts import Prompt, PromptVisit, derive_seed
 from penstock.rollout.rows import group_columns
 from penstock.runtime.together import together
@@ -28,6 +29,8 @@ class PushedGroup:
     meta: KVBatchMeta
     end_version: int
     """The newest weight version that produced one of its tokens."""
+    prompt_cut: bool = False
+    """Whether the prompt was too long, and only its last tokens were kept."""
 
 
 class GroupSource(Protocol):
@@ -45,6 +48,8 @@ class RolloutSettings:
     sampling: SamplingParams
     seed: int
     generation_timeout_seconds: float
+    room: PromptRoom | None = None
+    """What becomes of prompts that are too long."""
 
 
 class RolloutManager(GroupSource):
@@ -66,7 +71,7 @@ class RolloutManager(GroupSource):
 
     async def generate_and_push(self, visit: PromptVisit, group_id: str, start_version: int) -> PushedGroup:
         """Generate, score and write one group. Rows are in the data plane if and only if this returns."""
-        trajectories = await self._sample(visit, group_id)
+        trajectories, is_cut = await self._sample(visit, group_id)
         columns = group_columns(trajectories)
         sample_ids = [fields.sample_id(group_id, i) for i in range(len(trajectories))]
         try:
@@ -74,9 +79,11 @@ class RolloutManager(GroupSource):
         except BaseException:
             await self._data_plane.clear_samples_async(sample_ids, PARTITION)
             raise
-        return _describe(sample_ids, columns[fields.INPUT_IDS], trajectories, start_version, self._environment.name)
+        pushed = _describe(sample_ids, columns[fields.INPUT_IDS], trajectories, start_version, self._environment.name)
+        return replace(pushed, prompt_cut=is_cut)
 
-    async def _sample(self, visit: PromptVisit, group_id: str) -> list[Trajectory]:
+    async def _sample(self, visit: PromptVisit, group_id: str) -> tuple[list[Trajectory], bool]:
+        """Trajectories, and whether their prompt was cut."""
         settings = self._settings
         # Seeds derive from the prompt, never from the group id: a retried prompt gets the same responses.
         seeds = [
@@ -85,8 +92,10 @@ class RolloutManager(GroupSource):
         ]
         handles = [self._handle(group_id, index, seed) for index, seed in enumerate(seeds)]
         if isinstance(self._environment, GroupEnvironment):
-            return await self._environment.run_group(visit.prompt, handles)
-        return await together(*(self._run_one(visit.prompt, *each) for each in enumerate(handles)))
+            trajectories = await self._environment.run_group(visit.prompt, handles)
+        else:
+            trajectories = await together(*(self._run_one(visit.prompt, *each) for each in enumerate(handles)))
+        return trajectories, any(handle.prompt_cut for handle in handles)
 
     async def _run_one(self, prompt: Prompt, index: int, handle: SampleHandle) -> Trajectory:
         with failures_about(None, index):
@@ -101,6 +110,7 @@ class RolloutManager(GroupSource):
             sample=fields.sample_id(group_id, index),
             seed=seed,
             timeout_seconds=self._settings.generation_timeout_seconds,
+            room=self._settings.room,
         )
 
 

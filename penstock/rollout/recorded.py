@@ -19,15 +19,16 @@ import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError, field_validator
 
-from penstock.data_plane.archive import save_rows
-from penstock.data_plane.client import SampleBatch
 from penstock.errors import RecordError, SetupError
 from penstock.observe.jsonl import writing
 from penstock.text import safe_value
+
+if TYPE_CHECKING:
+    from penstock.data_plane.client import SampleBatch
 
 FOLDER = "rollouts"
 """In the run directory."""
@@ -129,6 +130,10 @@ class RecordingFolder:
 
     def write(self, group: RecordedGroup, rows: SampleBatch) -> None:
         """Put a group on disk, in place of an older record of it; `RecordError` where the disk refuses."""
+        from penstock.data_plane.archive import (
+            save_rows,  # brings torch, which those who look at folders can do without
+        )
+
         name = group.folder_name
         final, draft, replaced = (self._folder / f"{prefix}{name}" for prefix in ("", _DRAFT, _REPLACED))
         self._require_place()

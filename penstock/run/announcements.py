@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from penstock.config.models import RunConfig
 from penstock.observe.event_kinds import meaning_of
 from penstock.run.build import Training
 from penstock.run.commands import resume_command
+from penstock.run.problems import Problem
 from penstock.run.records import RunRecords
 from penstock.run.resume import ResumePoint
 
@@ -31,6 +33,13 @@ def tell_set_aside(records: RunRecords, point: ResumePoint) -> None:
     if point.superseded:
         records.events.emit("checkpoints_set_aside", step=point.step, folders=list(point.superseded))
         records.view.note(f"set aside, as aside_step_N: {', '.join(point.superseded)}")
+
+
+def tell_warnings(records: RunRecords, warnings: Sequence[Problem]) -> None:
+    """What the checks before the run found, and it starts in spite of."""
+    for warning in warnings:
+        records.events.emit("warning", key=warning.key, reason=warning.reason)
+        records.view.note(f"warning: {warning}")
 
 
 def tell_saved(records: RunRecords, step: int, path: Path, seconds: float) -> None:

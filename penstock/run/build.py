@@ -29,6 +29,7 @@ from penstock.rollout.manager import PARTITION, GroupSource, RolloutManager, Rol
 from penstock.rollout.prompts import PromptStream
 from penstock.rollout.recorded import Recording
 from penstock.rollout.replay import RecordedEnvironment, RecordedStream, ReplaySource
+from penstock.run.plan import lanes_on_gpu, planned_steps, prompt_room
 from penstock.run.rollouts import open_recording, recorded, rollout_notes
 from penstock.runtime.awake import wait_awake
 from penstock.runtime.cancellation import ended_within
@@ -236,20 +237,6 @@ def _load_policy(config: RunConfig, *, trains_too: bool) -> Any:
     return attach_lora(model, lora, seed=config.seed)
 
 
-def planned_steps(config: RunConfig, visits: int) -> int:
-    """How many steps the run will have if no prompt is dropped: what the data gives, up to `training.max_steps`."""
-    n = config.training.prompt_groups_per_step
-    steps = visits // n if config.data.partial_step == "drop" else -(-visits // n)
-    if steps == 0:
-        raise ConfigError(
-            [
-                f"data.partial_step: drop leaves nothing to train, as the data has {visits} prompts in all and a step "
-                f"needs training.prompt_groups_per_step = {n}; use train, or smaller steps"
-            ]
-        )
-    return min(steps, config.training.max_steps or steps)
-
-
 def build_training(config: RunConfig, serving: Serving) -> Training:
     """Everything that training needs besides `serving`."""
     n = config.training.prompt_groups_per_step
@@ -293,7 +280,11 @@ def _group_source(config: RunConfig, serving: Serving, data_plane: DataPlaneClie
     if serving.recording is not None:
         return ReplaySource(serving.recording, data_plane)
     settings = RolloutSettings(
-        config.rollout.group_size, serving.sampling, config.seed, config.rollout.generation_timeout_seconds
+        config.rollout.group_size,
+        serving.sampling,
+        config.seed,
+        config.rollout.generation_timeout_seconds,
+        prompt_room(config),
     )
     manager = RolloutManager(serving.engine, serving.environment, serving.tokenizer, data_plane, settings)
     return recorded(manager, config, serving.hf_tokenizer, data_plane)
@@ -320,12 +311,7 @@ def _trainer_lanes(config: RunConfig, model: Any, threads: int) -> int:
     if model.device.type == "cpu":
         return lanes_for_rest(config.runtime.trainer_lanes, threads)
     if config.runtime.trainer_lanes > 1:
-        raise ConfigError(
-            [
-                f"runtime.trainer_lanes: {config.runtime.trainer_lanes} lanes are for trainers on the CPU; "
-                f"leave it at 0 on {model.device}"
-            ]
-        )
+        raise ConfigError([lanes_on_gpu(config.runtime.trainer_lanes, str(model.device))])
     return 1
 
 

@@ -1,46 +1,192 @@
-"""Checks that need more than the configuration's own rules, and no model: what would fail, or hang, later."""
+"""The checks before a run: all that can be known without loading weights, told at once.
+
+`penstock config check` prints what they find, and `penstock train` begins with them, so that both say the same.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
+from typing import Literal
 
 from penstock.buffer.samplers.factory import check_capacity, make_sampler
+from penstock.config.data import PROCEDURAL_TRAIN_SIZE
 from penstock.config.models import RunConfig
-from penstock.controller.estimators import load_estimator
+from penstock.imports import import_callable
 from penstock.observe.loggers.checks import check_loggers
+from penstock.rollout.dataset_size import count_records
+from penstock.rollout.datasets import read_prompts
+from penstock.rollout.engines.context import check_context
 from penstock.rollout.environments.factory import make_environment
+from penstock.run.cautions import beginnings_cut, largest_lag, uncorrected_staleness, unreachable_window
 from penstock.run.directory import check_run_dir
-from penstock.run.rollouts import check_recording
+from penstock.run.plan import lanes_on_gpu, planned_steps
+from penstock.run.problems import Problem, Problems
 from penstock.runtime.loop import run_loop
-from penstock.training.objective import load_loss
-from penstock.weights.hf import check_model_folder
-from penstock.weights.lora import check_adapter_folder, require_peft
+from penstock.weights.model_files import cached_folder, check_files, has_chat_template, text_settings
+
+Part = Literal["train", "eval"]
+_MAKE_PROMPTS = ("reasoning_gym:", "calculator")
+"""Environments that make as many prompts as they are asked for."""
+_MOST_COUNTED = 100_000
+"""Prompts that are counted at most; some forms of data are slow to go through."""
 
 
-def check_config(config: RunConfig, *, resumed: bool = False, from_scratch: bool = False) -> None:
-    """Raise `ConfigError` or `SetupError` where a run could not start, or, with `resumed`, not go on.
+def check_config(config: RunConfig, *, resumed: bool = False, from_scratch: bool = False) -> tuple[Problem, ...]:
+    """Raise `CannotStart` with everything that keeps a run from starting; else give the warnings.
 
-    With `from_scratch` a run that is in the folder already is no reason: it will be moved aside.
+    With `resumed` the run is to go on in its folder. With `from_scratch` a run that is in the folder already is no
+    reason: it will be moved aside.
+    """
+    found = find_problems(config, resumed=resumed, from_scratch=from_scratch)
+    found.raise_errors()
+    return found.warnings
+
+
+def find_problems(
+    config: RunConfig, contradictions: Sequence[str] = (), *, resumed: bool = False, from_scratch: bool = False
+) -> Problems:
+    """Everything that can be said about a run before it is built, after the `contradictions` between its settings.
 
     Makes the staleness policy, imports a custom loss or advantage, and makes the environment with a prompt or two, so
-    that tasks, reward functions and dataset files are really looked at; looks whether the folders can be written and
-    the loggers could start. Where rollouts are replayed there is no environment; the recording is looked at instead.
-    Model weights are not loaded, and nothing is left behind.
+    that tasks, reward functions and dataset files are really looked at; reads what the model's folder says about
+    itself; and looks whether the folders can be written and the loggers could start. Where rollouts are replayed there
+    is no environment; the recording is looked at instead. Model weights are not loaded, nothing is fetched, and nothing
+    is left behind.
     """
+    found = Problems()
+    found.error(contradictions)
     if not resumed:
-        check_run_dir(config.run_dir, from_scratch=from_scratch)
-    check_loggers(config.observe)
+        found.attempt(partial(check_run_dir, config.run_dir, from_scratch=from_scratch))
+    found.attempt(partial(check_loggers, config.observe))
+    _check_model(config, found)
+    _check_device(config, found)
+    if contradictions:  # policy and environment can only be made of settings that go together
+        return found
+    found.attempt(partial(_check_policy, config))
+    _check_mathematics(config, found)
+    data_steps = None
+    if config.rollout.replay_from is not None:
+        found.attempt(partial(_check_recording, config))
+    else:
+        data_steps = _check_prompts(config, found)
+    found.warn(beginnings_cut(config))
+    found.warn(uncorrected_staleness(config))
+    found.warn(unreachable_window(config, data_steps))
+    return found
+
+
+def _check_policy(config: RunConfig) -> None:
     sampler = make_sampler(config.staleness, config.training.prompt_groups_per_step, config.deterministic)
     check_capacity(sampler, config.buffer.max_buffered_groups, config.training.min_groups_per_chunk)
-    load_loss(config.algorithm)
-    load_estimator(config.algorithm)
-    check_model_folder(config.model.path)
-    if config.model.lora is not None:
-        require_peft()
-        if config.model.lora.path is not None:
-            check_adapter_folder(Path(config.model.lora.path))
-    if config.rollout.replay_from is not None:
-        check_recording(config)
+
+
+def _check_mathematics(config: RunConfig, found: Problems) -> None:
+    """A loss or advantage of the user's own; torch comes with them."""
+    if config.algorithm.loss.kind == "custom":
+        from penstock.training.objective import load_loss
+
+        found.attempt(partial(load_loss, config.algorithm))
+    if config.algorithm.advantage.kind == "custom":
+        from penstock.controller.estimators import load_estimator
+
+        found.attempt(partial(load_estimator, config.algorithm))
+
+
+def _check_recording(config: RunConfig) -> None:
+    from penstock.run.rollouts import check_recording  # brings torch, which other runs' checks can do without
+
+    check_recording(config)
+
+
+def _check_model(config: RunConfig, found: Problems) -> None:
+    model = config.model
+    folder = found.attempt(partial(cached_folder, model))
+    if folder is not None:
+        found.attempt(partial(check_files, folder, model.path))
+        settings = found.attempt(partial(text_settings, folder))
+        if settings is not None and config.rollout.replay_from is None:
+            found.attempt(partial(check_context, settings, config.rollout.engine.max_model_len))
+        if config.data.chat_template and not model.trust_remote_code and not has_chat_template(folder):
+            found.error([f"data.chat_template: the tokenizer of {model.path!r} has no chat template; set it to false"])
+    if model.lora is not None:
+        from penstock.weights.lora import check_adapter_folder, require_peft
+
+        found.attempt(require_peft)
+        if model.lora.path is not None:
+            found.attempt(partial(check_adapter_folder, Path(model.lora.path)))
+
+
+def _check_device(config: RunConfig, found: Problems) -> None:
+    """What is wrong with the device; torch, which knows it, is asked only where something could be."""
+    runtime, dtype = config.runtime, config.model.dtype
+    if runtime.device == "cpu" or (runtime.device == "auto" and dtype == "float32" and runtime.trainer_lanes <= 1):
         return
-    environment = make_environment(config.rollout.environment, config.data, seed=config.seed, at_most=1)
-    run_loop(environment.close())
+    import torch
+
+    from penstock.weights.hf import pick_device
+
+    device = found.attempt(partial(pick_device, runtime.device))
+    if device is None or device.type != "cuda":
+        return
+    if runtime.trainer_lanes > 1:
+        found.error([lanes_on_gpu(runtime.trainer_lanes, str(device))])
+    if dtype == "float64":
+        found.warn([f"model.dtype: float64 is many times slower than float32 on {device}; it is meant for verifying"])
+    if dtype == "bfloat16" and not torch.cuda.is_bf16_supported(including_emulation=False):
+        found.warn([f"model.dtype: {device} has no bfloat16 of its own and emulates it slowly; use float32"])
+
+
+def _check_prompts(config: RunConfig, found: Problems) -> int | None:
+    """Look at the user's code and the data, each by itself, then at the environment as a whole; gives `_data_steps`."""
+    environment, data = config.rollout.environment, config.data
+    before = len(found.all)
+    if environment.import_path is not None:
+        what = "function" if environment.kind == "function" else "class"
+        found.attempt(partial(import_callable, environment.import_path, "rollout.environment.import_path", what))
+    first = data.model_copy(update={"train_size": 1, "eval_size": 1})
+    parts: tuple[Part, ...] = ("train", "eval")
+    for part in parts:
+        found.attempt(partial(read_prompts, first, part))
+    if len(found.all) > before:
+        return None
+    made = found.attempt(partial(make_environment, environment, data, seed=config.seed, at_most=1))
+    if made is None:
+        return None
+    run_loop(made.close())
+    _warn_of_cut_evaluation(config, found)
+    return found.attempt(partial(_data_steps, config))
+
+
+def _warn_of_cut_evaluation(config: RunConfig, found: Problems) -> None:
+    data = config.data
+    if data.eval_path is None:
+        return
+    there = found.attempt(partial(count_records, data, "eval", _MOST_COUNTED))
+    if there is not None and there > data.eval_size:
+        more = " or more" if there == _MOST_COUNTED else ""
+        found.warn(
+            [
+                f"data.eval_size: only the first {data.eval_size:,} of {there:,}{more} prompts in {data.eval_path!r} "
+                f"are evaluated; set it to {there}{more} for all"
+            ]
+        )
+
+
+def _data_steps(config: RunConfig) -> int | None:
+    """The steps that the data lasts for; None where that is not known, or no fewer than the staleness window has."""
+    data, n = config.data, config.training.prompt_groups_per_step
+    enough = largest_lag(config) + 1
+    wanted = min(config.training.max_steps or enough, enough)
+    if data.train_path is not None:
+        most = min(-(-n * wanted // data.epochs), _MOST_COUNTED)
+        prompts = count_records(data, "train", min(most, data.train_size or most))
+        if prompts == _MOST_COUNTED:
+            return None
+    elif config.rollout.environment.kind.startswith(_MAKE_PROMPTS):
+        prompts = data.train_size or PROCEDURAL_TRAIN_SIZE
+    else:
+        return None
+    steps = planned_steps(config, prompts * data.epochs)
+    return steps if steps < wanted else None

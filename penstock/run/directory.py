@@ -202,6 +202,7 @@ def check_run_dir(path: str | Path, *, from_scratch: bool = False) -> None:
     """
     folder = Path(path)
     _refuse_a_file(folder)
+    _refuse_a_live_run(folder, ": the run is still going" if from_scratch else " by another run; choose another folder")
     if not (from_scratch and holds_a_run(folder)):
         _refuse_a_run(folder)
         _refuse_foreign_files(folder)
@@ -215,6 +216,17 @@ def check_run_dir(path: str | Path, *, from_scratch: bool = False) -> None:
 def _refuse_a_file(folder: Path) -> None:
     if folder.is_file():
         raise SetupError(f"run_dir: {str(folder)!r} is a file; give a folder")
+
+
+def _refuse_a_live_run(folder: Path, what: str) -> None:
+    """Refuse a folder whose lock a live process holds; it is taken for no longer than it takes to ask."""
+    try:
+        with (folder / LOCK).open() as lock:
+            free = take_lock(lock)
+    except OSError:  # no lock there, or no way to ask: the run itself will see
+        return
+    if not free:
+        raise SetupError(f"run_dir: {str(folder)!r} is in use{what}")
 
 
 def _refuse_a_run(folder: Path) -> None:

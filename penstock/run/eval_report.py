@@ -51,6 +51,8 @@ class EvalReport:
     """Responses that could not be scored: which, and why."""
     failure_facts: tuple[Mapping[str, Any], ...] = field(default=(), compare=False)
     """What the event of each says of its cause, where causes are counted."""
+    overlong: int = 0
+    """Prompts that left no room for a response and were left out (`data.overlong: drop`)."""
     version: int | None = None
     """The weight version that wrote every token; None where no response has a token."""
     seconds: float = field(default=0.0, compare=False)
@@ -72,6 +74,7 @@ class EvalReport:
                 "eval/response_length_mean": self.response_length_mean,
                 "eval/responses": float(self.responses),
                 "eval/failures": float(len(self.failures)),
+                "eval/overlong_dropped": float(self.overlong),
                 "timing/eval_s": self.seconds,
             }
             | {f"eval/reward/{name}": mean for name, mean in self.components.items()}
@@ -83,7 +86,8 @@ class EvalReport:
         """`eval reward 0.412, pass@4 0.730 on 64 held-out prompts`, with what failed."""
         passes = "".join(f", pass@{found.k} {found.value:.3f}" for found in self.pass_at if found.value is not None)
         failed = f"; {len(self.failures)} responses failed and are left out" if self.failures else ""
-        return f"eval reward {self.reward_mean:.3f}{passes} on {self.prompts} held-out prompts{failed}"
+        long = f"; {self.overlong} prompts are too long and left out" if self.overlong else ""
+        return f"eval reward {self.reward_mean:.3f}{passes} on {self.prompts} held-out prompts{failed}{long}"
 
 
 def make_report(

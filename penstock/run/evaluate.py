@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from penstock.config.models import EvalConfig, RunConfig
 from penstock.controller.failure import describe
 from penstock.controller.failure_causes import FailureCauses
-from penstock.errors import EnvironmentFailure, EvaluationError, SetupError
+from penstock.errors import EnvironmentFailure, EvaluationError, OverlongPrompt, SetupError
 from penstock.rollout.engines.base import GenerationEngine, SamplingParams
 from penstock.rollout.environments.base import Environment, Split, Trajectory
 from penstock.rollout.handle import SampleHandle, Tokenizer
@@ -23,6 +23,8 @@ from penstock.run.checkpoint_check import require_good
 from penstock.run.chosen_checkpoint import chosen_checkpoint
 from penstock.run.eval_report import EvalReport, ScoredResponse, make_report
 from penstock.run.identity import RunIdentity
+from penstock.run.plan import prompt_room
+from penstock.run.prompt_lengths import refuse_overlong
 from penstock.runtime.loop import run_loop
 
 
@@ -53,6 +55,8 @@ class _Failed:
     cause: str
     facts: Mapping[str, Any]
     """What its event says of its cause."""
+    overlong: bool = False
+    """Its prompt leaves no room for a response."""
 
 
 async def evaluate_prompts(
@@ -83,7 +87,17 @@ async def evaluate_prompts(
     async with asyncio.TaskGroup() as tasks:
         running = {prompt.prompt_id: [tasks.create_task(one(prompt, i)) for i in range(samples)] for prompt in prompts}
     outcomes = {prompt_id: [task.result() for task in played] for prompt_id, played in running.items()}
-    return _report(outcomes, config.eval, parts.environment.name, time.monotonic() - started)
+    overlong = [name for name, tried in outcomes.items() if config.data.overlong == "drop" and _all_overlong(tried)]
+    for name in overlong:
+        del outcomes[name]
+    if not outcomes:
+        raise EvaluationError(f"all {len(overlong)} held-out prompts are too long and left out (data.overlong: drop)")
+    report = _report(outcomes, config.eval, parts.environment.name, time.monotonic() - started)
+    return replace(report, overlong=len(overlong))
+
+
+def _all_overlong(tried: Sequence[Trajectory | _Failed]) -> bool:
+    return all(isinstance(found, _Failed) and found.overlong for found in tried)
 
 
 def eval_sampling(sampling: SamplingParams, config: EvalConfig) -> SamplingParams:
@@ -116,6 +130,7 @@ async def _play(
         sample=f"{group_id}_g{sample}",
         seed=eval_seed(config.seed, prompt.prompt_id, sample),
         timeout_seconds=config.rollout.generation_timeout_seconds,
+        room=prompt_room(config),
     )
     try:
         return await parts.environment.run(prompt, handle)
@@ -123,7 +138,9 @@ async def _play(
         if isinstance(error, EnvironmentFailure):
             error.sample = sample
         facts = {} if causes is None else causes.facts(error, group_id=group_id, prompt=prompt)
-        return _Failed(f"{prompt.prompt_id}, response {sample}: {describe(error)}", facts)
+        return _Failed(
+            f"{prompt.prompt_id}, response {sample}: {describe(error)}", facts, isinstance(error, OverlongPrompt)
+        )
 
 
 def _report(
@@ -185,6 +202,7 @@ def evaluate_model(config: RunConfig, run_dir: Path | None = None, checkpoint: s
 async def _evaluate(config: RunConfig) -> EvalResult:
     serving = build_serving(config, trains_too=False)
     try:
+        refuse_overlong(config, serving.environment, serving.tokenizer, trains=False)
         report = await evaluate_prompts(serving, config)
     finally:
         await serving.close()

@@ -15,10 +15,26 @@ from penstock.controller.controller import SingleController
 from penstock.controller.failure_causes import FailureCauses
 from penstock.controller.parts import Parts
 from penstock.controller.traced_trainer import TracedTrainer
-from penstock.errors import EngineError, RunStalled, RunStuck, TooManyDrops, TooManyFiltered, WeightSyncError
+from penstock.errors import (
+    EngineError,
+    OverlongData,
+    RunStalled,
+    RunStuck,
+    TooManyDrops,
+    TooManyFiltered,
+    WeightSyncError,
+)
 from penstock.observe.loggers.base import Logger
 from penstock.observe.report.reading import Lines
-from penstock.run.announcements import tell_event, tell_nothing_left, tell_plan, tell_resume, tell_saved, tell_set_aside
+from penstock.run.announcements import (
+    tell_event,
+    tell_nothing_left,
+    tell_plan,
+    tell_resume,
+    tell_saved,
+    tell_set_aside,
+    tell_warnings,
+)
 from penstock.run.between_steps import BetweenSteps
 from penstock.run.build import Serving, Training, serving_off_the_loop, training_off_the_loop
 from penstock.run.checkpoint import CheckpointOwner, CheckpointStore
@@ -26,13 +42,16 @@ from penstock.run.checkpoint_proof import prove_checkpoint
 from penstock.run.directory import RunDirectory
 from penstock.run.forced_end import ForcedEnd
 from penstock.run.periodic_eval import Evaluations
+from penstock.run.problems import Problem
+from penstock.run.prompt_lengths import refuse_overlong
 from penstock.run.records import RunRecords
 from penstock.run.resume import ResumePoint
 from penstock.run.rewind import rewind
 from penstock.run.signals import StopSignals
+from penstock.runtime.threads import in_daemon_thread
 from penstock.training.guarded import GuardedTrainer
 
-_SAVED_AFTER = (TooManyDrops, TooManyFiltered, RunStalled, WeightSyncError, EngineError)
+_SAVED_AFTER = (TooManyDrops, TooManyFiltered, OverlongData, RunStalled, WeightSyncError, EngineError)
 """Errors that leave trainer and controller sound: the run has lost its data, its engine or its progress."""
 _UNSOUND = "the trainer does not answer, or was in the middle of a step that it could not drop"
 
@@ -62,11 +81,13 @@ class RunLife:
         point: ResumePoint | None,
         aside: Path | None = None,
         json_to: TextIO | None = None,
+        warnings: Sequence[Problem] = (),
     ) -> None:
         self._config = config
         self._directory = directory
         self._point = point
         self._aside = aside
+        self._warnings = warnings
         self._records = RunRecords(config, directory, loggers, json_to)
         self._timeouts = config.runtime.timeouts
         self._forced = ForcedEnd(config, directory, self._records)
@@ -107,6 +128,7 @@ class RunLife:
             self._records.view.note(f"the run that was in this folder is now in {self._aside}")
         if self._point is not None:
             tell_resume(self._records, self._point, self._directory.run_id)
+        tell_warnings(self._records, self._warnings)
         trains = self._config.training.backend != "none"
         with self._records.lane.span("setting up the engine"):
             serving = await serving_off_the_loop(self._config, trains_too=trains)
@@ -130,6 +152,10 @@ class RunLife:
         return replace(training, trainer=guarded)
 
     async def _train(self, serving: Serving, training: Training) -> str:
+        if serving.engines:
+            await in_daemon_thread(
+                "penstock-prompts", refuse_overlong, self._config, serving.environment, serving.tokenizer
+            )
         tell_plan(self._records, self._config, training)
         serving.rewards.listen(partial(tell_event, self._records))
         records, config = self._records, self._config

@@ -18,6 +18,7 @@ from penstock.run.eval_report import EvalReport
 _ENDS = 3
 """`train/reward_mean_start` and `_end` are means over this many steps at either end: one step alone is noisy."""
 _PASS_AT = re.compile(r"eval/pass@\d+")
+_OVERLONG = ("data/overlong_dropped", "data/overlong_truncated")
 _REWARD, _EVAL_REWARD, _LAG = "train/reward_mean", "eval/reward_mean", "staleness/lag_max"
 
 
@@ -34,6 +35,8 @@ class Recorder:
         self._rewards: list[float] = []
         self._steps = 0
         self._lag_max = 0.0
+        self._overlong: dict[str, int] = {}
+        """Prompts that were too long, by metric; only what there was."""
         self._evals: dict[int, dict[str, float]] = {}
         self.train_seconds = 0.0
         self.tokens_generated = 0
@@ -93,6 +96,7 @@ class Recorder:
             "timing/elapsed_s": round(self.train_seconds, 3),
             "rollout/tokens_generated": self.tokens_generated,
             _LAG: int(self._lag_max),
+            **self._overlong,
         } | ({"error": self.error} if self.error else {})
 
     def close(self) -> None:
@@ -111,6 +115,7 @@ class Recorder:
         if _EVAL_REWARD in metrics:
             self._evals[step] = {key: value for key, value in metrics.items() if key.startswith("eval/")}
         self._lag_max = max(self._lag_max, metrics.get(_LAG, 0.0))
+        self._overlong |= {name: int(metrics[name]) for name in _OVERLONG if metrics.get(name)}
         if _REWARD in metrics:
             self._rewards.append(metrics[_REWARD])
 

@@ -47,7 +47,8 @@ FIXED: dict[str, str] = {
 _FREE = {
     "": "run_dir",
     "model": "attn_implementation download trust_remote_code",
-    "data": "train_path eval_path format eval_split download answer_key eval_size epochs chat_template partial_step",
+    "data": "train_path eval_path format eval_split download answer_key eval_size epochs chat_template overlong "
+    "partial_step",
     "rollout": "max_inflight_groups generation_timeout_seconds record",
     "rollout.engine": "kind max_num_seqs max_model_len",
     "rollout.sampling": "top_p top_k min_p max_new_tokens stop_token_ids stop",

@@ -42,7 +42,7 @@ def train(
     hold_standard_descriptors()
     require_given(config)
     config = _with_absolute_places(config)
-    check_config(config, from_scratch=from_scratch)
+    warnings = check_config(config, from_scratch=from_scratch)
     aside = None
     if from_scratch:
         refuse_settings_inside(Path(config.run_dir), flat_settings(parse_yaml(dump_config(config))))
@@ -50,7 +50,7 @@ def train(
     directory = RunDirectory(config.run_dir)
     try:
         directory.write_config(dump_config(config))
-        return run_loop(RunLife(config, directory, loggers, None, aside, json_to).execute())
+        return run_loop(RunLife(config, directory, loggers, None, aside, json_to, warnings).execute())
     finally:
         directory.close()
 
@@ -61,12 +61,14 @@ def _with_absolute_places(config: RunConfig) -> RunConfig:
     lora = model.lora and model.lora.model_copy(update={"path": _absolute(model.lora.path)})
     model = model.model_copy(update={"path": _absolute(model.path), "lora": lora})
     rollout = rollout.model_copy(update={"replay_from": _absolute(rollout.replay_from)})
+    paths = {name: _absolute(getattr(config.data, name)) for name in ("train_path", "eval_path")}
+    data = config.data.model_copy(update=paths)
     run_dir = str(Path(config.run_dir).absolute())
-    return config.model_copy(update={"run_dir": run_dir, "model": model, "rollout": rollout})
+    return config.model_copy(update={"run_dir": run_dir, "model": model, "data": data, "rollout": rollout})
 
 
 def _absolute(path: str | None) -> str | None:
-    """A path that is there, made absolute; anything else, such as the name of a model on a hub, as it is."""
+    """A path that is there, made absolute; anything else, such as a name on a hub, as it is."""
     return os.path.abspath(path) if path is not None and os.path.exists(path) else path
 
 
@@ -97,12 +99,12 @@ def resume(
     directory = RunDirectory(folder, reopen=True)
     try:
         point = resume_point(directory, config, checkpoint)
-        check_config(config, resumed=True)
+        warnings = check_config(config, resumed=True)
         refuse_other_events(directory)
         if point.checkpoint is None:
             refuse_lost_checkpoints(directory)
         else:
             refuse_other_records(directory, point.checkpoint)
-        return run_loop(RunLife(config, directory, loggers, point, json_to=json_to).execute())
+        return run_loop(RunLife(config, directory, loggers, point, json_to=json_to, warnings=warnings).execute())
     finally:
         directory.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from penstock.errors import SetupError
 from penstock.weights.logits import LogitTransform
 from penstock.weights.lora import LoraAdapter
-from penstock.weights.pickles import refuse_pickled_weights
+from penstock.weights.model_files import HUB_COPIES, HUB_FILES, cached_folder, check_model_folder
 
 if TYPE_CHECKING:
     from penstock.config.model import ModelConfig
@@ -22,9 +21,6 @@ if TYPE_CHECKING:
 _DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 _LOADING_ERRORS = (OSError, ValueError, KeyError, TypeError, RuntimeError, ImportError, SafetensorError)
 _ERROR_LENGTH = 300
-_HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken", "*.py"]
-_HUB_COPIES = ["*/*", "consolidated*"]
-"""Other formats of the same weights."""
 _PROBE_TOKENS = 4
 _PROBE_LIMITS = {torch.float64: 1e-4, torch.float32: 1e-4}
 """How far logits may be apart, relative to the largest one; `_COARSE_LIMIT` for number formats not named."""
@@ -147,27 +143,16 @@ def local_folder(config: ModelConfig) -> str:
     Everything is read from this folder afterwards, so that model and tokenizer are of one revision and nothing but
     `model.download` makes the network be asked.
     """
+    found = None if config.download and not Path(config.path).is_dir() else cached_folder(config)
+    if found is not None:
+        return str(found)
     from huggingface_hub import snapshot_download
 
     check_model_folder(config.path)
-    if Path(config.path).is_dir():
-        return config.path
     try:
-        folder = snapshot_download(
-            config.path,
-            local_files_only=not config.download,
-            allow_patterns=_HUB_FILES,
-            ignore_patterns=_HUB_COPIES,
-        )
+        folder = snapshot_download(config.path, allow_patterns=HUB_FILES, ignore_patterns=HUB_COPIES)
     except (OSError, ValueError) as error:
-        if config.download:
-            raise SetupError(
-                f"model.path: {config.path!r} could not be fetched from the hub: {_short(error)}"
-            ) from error
-        raise SetupError(
-            f"model.path: {config.path!r} is neither a folder nor a model in the local cache; give a folder, or set "
-            "model.download=true to fetch it from the hub"
-        ) from None
+        raise SetupError(f"model.path: {config.path!r} could not be fetched from the hub: {_short(error)}") from error
     check_model_folder(folder)
     return str(folder)
 
@@ -203,17 +188,6 @@ def silence_progress_bars() -> None:
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-
-
-def check_model_folder(path: str) -> None:
-    """A path that looks like a folder must be one, of a model in safetensors; all else is taken for a hub id."""
-    folder = Path(path)
-    if os.path.isdir(folder):
-        if not os.path.isfile(folder / "config.json"):
-            raise SetupError(f"model.path: {path!r} is a folder without config.json, so not a Hugging Face model")
-        refuse_pickled_weights(folder, "model.path")
-    elif os.path.exists(folder) or path.startswith((".", "/", "~")) or path.count("/") > 1:
-        raise SetupError(f"model.path: {path!r} is not a folder; give a Hugging Face model folder or a hub id")
 
 
 def pick_device(name: str) -> torch.device:

@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 import penstock
 from penstock.cli.main import app
 from penstock.config.models import RunConfig
-from penstock.errors import ConfigError
+from penstock.run.problems import Problems
 from tests.cli.programs import SMALLEST_YAML
 
 
@@ -173,21 +173,41 @@ class TestConfig:
         assert json.loads(invoke("config", "show", config, "--json").stdout)["staleness"] == {"policy": "on_policy"}
 
     def test_check_says_ok(self, config: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        stand_in(monkeypatch, "penstock.run.checks", check_config=lambda config: None)
+        stand_in(monkeypatch, "penstock.run.checks", find_problems=lambda config, contradictions: Problems())
         assert invoke("config", "check", config).stdout == f"{config}: OK\n"
-        assert json.loads(invoke("config", "check", config, "--json").stdout) == {"ok": True}
+        assert json.loads(invoke("config", "check", config, "--json").stdout) == {"ok": True, "findings": []}
 
-    def test_check_looks_beyond_the_settings(self, config: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        def too_small(_: RunConfig) -> None:
-            raise ConfigError(["buffer.max_buffered_groups: 1 is too small; use at least 8"])
+    def test_check_lists_warnings_and_succeeds(self, config: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        found = Problems()
+        found.warn(["data.eval_size: only 64 of 100"])
+        stand_in(monkeypatch, "penstock.run.checks", find_problems=lambda config, contradictions: found)
+        shown = invoke("config", "check", config)
+        assert (shown.exit_code, shown.stdout) == (0, f"{config}: OK, 1 warning\n")
+        assert shown.stderr == "warning: data.eval_size: only 64 of 100\n"
+        assert json.loads(invoke("config", "check", config, "--json").stdout) == {
+            "ok": True,
+            "findings": [{"level": "warning", "key": "data.eval_size", "reason": "only 64 of 100"}],
+        }
 
-        stand_in(monkeypatch, "penstock.run.checks", check_config=too_small)
+    def test_check_lists_all_errors_and_warnings_at_once(self, config: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        found = Problems()
+        found.warn(["data.eval_size: only 64 of 100"])
+        found.error(["buffer.max_buffered_groups: 1 is too small; use at least 8", "run_dir: is in use"])
+        stand_in(monkeypatch, "penstock.run.checks", find_problems=lambda config, contradictions: found)
         shown = invoke("config", "check", config, "--json")
         assert shown.exit_code == 2
-        assert "buffer.max_buffered_groups: 1 is too small" in shown.stderr
-        assert json.loads(shown.stdout)["error"]["problems"] == [
-            {"key": "buffer.max_buffered_groups", "reason": "1 is too small; use at least 8"}
+        assert shown.stderr.splitlines() == [
+            f"error: {config}: 2 problems",
+            "  buffer.max_buffered_groups: 1 is too small; use at least 8",
+            "  run_dir: is in use",
+            "  warning: data.eval_size: only 64 of 100",
         ]
+        said = json.loads(shown.stdout)
+        assert said["error"]["problems"][0] == {
+            "key": "buffer.max_buffered_groups",
+            "reason": "1 is too small; use at least 8",
+        }
+        assert [each["level"] for each in said["findings"]] == ["error", "error", "warning"]
 
     def test_schema_is_json(self) -> None:
         assert json.loads(invoke("config", "schema").stdout)["title"] == "RunConfig"

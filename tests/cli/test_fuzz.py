@@ -79,11 +79,7 @@ def outcome(result: Result, content: bytes, overrides: list[str]) -> str:
     if said["ok"]:
         return "OK"
     error = said["error"]
-    if error["type"] == "SetupError":
-        named = _KEY.match(error["message"])
-        assert named, about
-        return f"deep/{_short(named[0])}"
-    assert error["type"] == "ConfigError", about
+    assert error["type"] in ("ConfigError", "CannotStart"), about
     for problem in error["problems"]:
         key, reason = problem["key"], problem["reason"]
         echoed = error["source"] == "command line" and reason.startswith(overrides[0][:10])
@@ -92,7 +88,7 @@ def outcome(result: Result, content: bytes, overrides: list[str]) -> str:
     key = error["problems"][0]["key"]
     if not key:
         return "place"
-    return f"{'values' if error['source'] else 'deep'}/{_short(key) if _KEY.match(key) else 'unknown'}"
+    return f"{'values' if error['type'] == 'ConfigError' else 'deep'}/{_short(key) if _KEY.match(key) else 'unknown'}"
 
 
 def _short(key: str) -> str:

@@ -137,35 +137,6 @@ async def test_abort_stale_sends_prompts_beyond_the_window_round_again() -> None
     assert len(run.trained_groups) == 16
 
 
-async def test_a_prompt_that_is_aborted_for_ever_is_dropped_in_the_end() -> None:
-    config = config_for(
-        {"policy": "windowed", "max_staleness": 1, "over_sampling": True},
-        weight_sync={"mode": "abort_stale"},
-        rollout={"failure": {"max_redispatches": 2, "max_dropped_prompts": 1}},
-        buffer={"max_buffered_groups": 6},
-    )
-    run = ScriptedRun(
-        config, prompts=40, script=lambda r: ScriptedResponse(seconds=30.0 if r.prompt_ids[0] == 0 else 0.0)
-    )
-    await run.run()
-    [dropped] = run.names("prompt_dropped")
-    assert dropped["prompt_id"] == "0"
-
-
-async def test_a_spent_budget_in_the_abort_path_says_so() -> None:
-    config = config_for(
-        {"policy": "windowed", "max_staleness": 1, "over_sampling": True},
-        weight_sync={"mode": "abort_stale"},
-        rollout={"failure": {"max_redispatches": 1}},
-        buffer={"max_buffered_groups": 6},
-    )
-    run = ScriptedRun(
-        config, prompts=40, script=lambda r: ScriptedResponse(seconds=30.0 if r.prompt_ids[0] == 0 else 0.0)
-    )
-    with pytest.raises(TooManyDrops, match="aborted 2 times"):
-        await run.run()
-
-
 async def test_stale_ready_groups_are_evicted_and_their_prompts_trained_later() -> None:
     def script(request: GenerationRequest) -> ScriptedResponse:
         return ScriptedResponse(seconds=0.0)

@@ -14,10 +14,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.data_plane import archive
 from penstock.data_plane.archive import load_rows
 from penstock.data_plane.client import SampleBatch
 from penstock.errors import RecordError, SetupError
-from penstock.rollout import recorded
 from penstock.rollout.recorded import FOLDER, RecordedGroup, Recording, RecordingFolder, RecordingInfo
 
 INFO = RecordingInfo(settings={"rollout.group_size": 2}, tokenizer="digits")
@@ -118,7 +118,7 @@ def test_a_full_disk_names_the_folder_and_leaves_what_was_there(
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(recorded, "save_rows", full)
+    monkeypatch.setattr(archive, "save_rows", full)
     with pytest.raises(RecordError, match="No space left on device") as caught:
         folder.write(group(), rows(2.0))
     assert group().folder_name in str(caught.value)

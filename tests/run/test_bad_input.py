@@ -12,7 +12,7 @@ import pytest
 
 import penstock
 from penstock.config.loading import dump_config
-from penstock.errors import ConfigError, PenstockError, SetupError, TooManyDrops
+from penstock.errors import ConfigError, PenstockError, SetupError
 from penstock.run.checks import check_config
 from tests.run.conftest import ConfigMaker
 from tests.run.test_train import lines, steps
@@ -38,16 +38,6 @@ def function_run(make_config: ConfigMaker, path: str, reward: str, **changes: An
 def test_an_empty_dataset(make_config: ConfigMaker, tmp_path: Path) -> None:
     with pytest.raises(SetupError, match=r"prompts\.jsonl.*is empty"):
         penstock.train(function_run(make_config, dataset(tmp_path, []), "length"))
-
-
-def test_a_prompt_longer_than_the_context_is_dropped_with_its_lengths(make_config: ConfigMaker, tmp_path: Path) -> None:
-    path = dataset(tmp_path, ["short"] * 6 + ["x" * 500] + ["short"] * 6)
-    with pytest.raises(TooManyDrops, match=r"500.*rollout\.engine\.max_model_len"):
-        penstock.train(function_run(make_config, path, "length", **{"training.max_steps": None}))
-    again = function_run(
-        make_config, path, "length", **{"run_dir": str(tmp_path / "2"), "rollout.failure.max_dropped_prompts": 1}
-    )
-    assert penstock.train(again).summary["steps"] == 2
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ import pytest
 
 import penstock
 from penstock.config.models import RunConfig
+from penstock.data_plane import archive
 from penstock.errors import ConfigError, RecordError, SetupError
-from penstock.rollout import recorded
 from penstock.rollout.recorded import FOLDER, Recording
 from penstock.run import build
 from penstock.run.evaluate import evaluate
@@ -107,6 +107,7 @@ def test_a_recording_becomes_training_data_in_every_kind_of_sampler(
     assert result.summary["rollout/tokens_generated"] == 0
     assert events(result.run_dir) <= {
         "run_started",
+        "warning",
         "weights_published",
         "checkpoint_proved",
         "checkpoint_saved",
@@ -197,8 +198,8 @@ def test_a_full_disk_ends_the_recording_whatever_the_drop_budget(
             raise OSError(28, "No space left on device")
         save_rows(*arguments)
 
-    save_rows = recorded.save_rows
-    monkeypatch.setattr(recorded, "save_rows", until_full)
+    save_rows = archive.save_rows
+    monkeypatch.setattr(archive, "save_rows", until_full)
     failure = {"backoff_seconds": 0, "max_dropped_prompts": GROUPS}
     with pytest.raises(RecordError, match="No space left on device"):
         record(make_run, **{"rollout.failure": failure})

@@ -22,6 +22,8 @@ def valid_settings(folder: Path) -> list[Settings]:
     model = folder / "model"
     model.mkdir()
     (model / "config.json").write_text("{}", encoding="utf-8")
+    for name in ("tokenizer.json", "model.safetensors"):
+        (model / name).touch()
     lines = "".join(json.dumps({"prompt": f"{i}+1=", "answer": str(i + 1)}) + "\n" for i in range(4))
     for name in ("train", "eval"):
         (folder / f"{name}.jsonl").write_text(lines, encoding="utf-8")

@@ -75,6 +75,9 @@ class GenerationHandle(Protocol):
     def encode_prompt(self, content: str | Sequence[Message]) -> tuple[int, ...]:
         """The prompt as token ids, in the chat template where the run uses one; `content` is `Prompt.content`."""
 
+    def fit_prompt(self, token_ids: Sequence[int]) -> tuple[int, ...]:
+        """A prompt that was encoded otherwise, cut where it is too long and `data.overlong` is `truncate_left`."""
+
     def encode(self, text: str) -> tuple[int, ...]:
         """Plain text as token ids."""
 

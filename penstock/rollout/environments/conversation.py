@@ -63,7 +63,7 @@ class Conversation:
         self.messages = list(messages)
         text = self._handle.render_chat(self.messages, tools)
         self._between = [text]
-        self._say(text)
+        self.open_ids(self._handle.fit_prompt(self._handle.encode(text)))
 
     def open_ids(self, token_ids: Sequence[int]) -> None:
         """Begin with a prompt that is no chat."""

@@ -171,6 +171,9 @@ class _WatchedHandle:
     def encode_prompt(self, content: str | Sequence[Message]) -> tuple[int, ...]:
         return self._handle.encode_prompt(content)
 
+    def fit_prompt(self, token_ids: Sequence[int]) -> tuple[int, ...]:
+        return self._handle.fit_prompt(token_ids)
+
     def encode(self, text: str) -> tuple[int, ...]:
         return self._handle.encode(text)
 

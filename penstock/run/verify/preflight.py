@@ -11,9 +11,19 @@ from functools import partial
 import torch
 
 from penstock.config.models import RunConfig
-from penstock.run.verify import custom_loss, cut_off, gradients, memory, mismatch, rollouts, round_trip, weight_sync
+from penstock.run.verify import (
+    custom_loss,
+    cut_off,
+    gradients,
+    memory,
+    mismatch,
+    prompts,
+    rollouts,
+    round_trip,
+    weight_sync,
+)
 from penstock.run.verify.findings import Check, Finding, NotChecked, Row, SeenPrompt, Skipped, VerifyReport, raised
-from penstock.run.verify.prompts import first_prompt
+from penstock.run.verify.seen_prompt import first_prompt
 from penstock.run.verify.subject import Limits, Subject, built, sample, verifiable
 from penstock.runtime.loop import run_loop
 from penstock.weights.hf import pick_device, silence_progress_bars
@@ -23,6 +33,7 @@ Notify = Callable[[str], None]
 
 ON_ROLLOUTS: tuple[tuple[Check, Callable[[Subject], Awaitable[Finding]]], ...] = (
     (rollouts.ROLLOUTS, rollouts.check_rollouts),
+    (prompts.PROMPTS, prompts.check_prompts),
     (rollouts.REWARDS, rollouts.check_rewards),
     (rollouts.TRUNCATION, rollouts.check_truncation),
     (rollouts.SPREAD, rollouts.check_spread),

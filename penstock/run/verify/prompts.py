@@ -1,33 +1,90 @@
-"""Prompts as the model sees them: rendered, with their token ids."""
+"""What the run's prompts say for themselves: their lengths, answers and repetitions."""
 
 from __future__ import annotations
 
-from penstock.data_plane import fields
-from penstock.errors import PenstockError
-from penstock.rollout.rows import prompt_ids
-from penstock.run.verify.findings import SeenPrompt
+from collections import Counter
+from collections.abc import Sequence
+from itertools import islice
+
+from penstock.rollout.environments.base import Split
+from penstock.rollout.prompts import Prompt
+from penstock.run.plan import prompt_room
+from penstock.run.prompt_lengths import measure
+from penstock.run.verify.findings import Check, Finding, Status
 from penstock.run.verify.subject import Subject
 
+_MOST = 20_000
+"""Prompts of each split that are looked at; their figures say how many that was."""
 
-async def asked_prompts(subject: Subject, most: int) -> list[tuple[int, ...]]:
-    """What the engine was asked in the first groups; a check that finds none is skipped."""
-    prompts = []
-    for group in subject.sampled.groups[:most]:
-        batch = await subject.data_plane.get_samples_async(group.slice(0, 1), (fields.INPUT_IDS, fields.TOKEN_MASK))
-        ids_T, mask_T = (batch.jagged(name).row(0) for name in (fields.INPUT_IDS, fields.TOKEN_MASK))
-        prompts.append(prompt_ids(ids_T, mask_T))
-    return prompts
+PROMPTS = Check(
+    "prompts",
+    "prompts",
+    (
+        "train_prompts",
+        "train_overlong",
+        "train_longest",
+        "cramped",
+        "eval_prompts",
+        "eval_overlong",
+        "eval_longest",
+        "empty_answers",
+        "repeated",
+    ),
+    "A prompt that leaves no room for a response ends the run, is skipped or loses its beginning, as data.overlong "
+    "says; a larger rollout.engine.max_model_len makes room. A reward that compares with an empty answer is no reward.",
+)
 
 
-async def first_prompt(subject: Subject) -> SeenPrompt | None:
-    """The first sampled group's; where none came to be, the first of the data, as far as it can be rendered."""
-    tokenizer = subject.serving.tokenizer
-    if subject.sampled.metas:
-        [token_ids] = await asked_prompts(subject, 1)
-    else:
-        visit = next(iter(subject.training.stream))
-        try:
-            token_ids = tokenizer.encode_prompt(visit.prompt.content)
-        except PenstockError:  # the row of the rollouts says why
-            return None
-    return SeenPrompt(tokenizer.decode_raw(token_ids), token_ids)
+async def check_prompts(subject: Subject) -> Finding:
+    """No prompt is too long, or lacks the answer that others have."""
+    config, serving = subject.config, subject.serving
+    room, longest = prompt_room(config), config.rollout.sampling.max_new_tokens
+    training, held_out = (
+        list(islice(serving.environment.prompts(split), _MOST)) for split in (Split.TRAIN, Split.EVAL)
+    )
+    train = measure(training, serving.tokenizer, room, longest, all_of_them=True)
+    other = measure(held_out, serving.tokenizer, room, config.eval.max_new_tokens or longest, all_of_them=True)
+    figures = {
+        "train_prompts": train.prompts,
+        "train_overlong": train.overlong,
+        "train_longest": train.longest,
+        "cramped": train.cramped + other.cramped,
+        "eval_prompts": other.prompts,
+        "eval_overlong": other.overlong,
+        "eval_longest": other.longest,
+        "empty_answers": _empty_answers(training) + _empty_answers(held_out),
+        "repeated": sum(count - 1 for count in Counter(str(prompt.content) for prompt in training).values()),
+    }
+    overlong = train.overlong + other.overlong
+    problem = " ".join(_problems(figures, config.data.overlong, overlong))
+    status = Status.FAIL if overlong and config.data.overlong == "error" else Status.WARN if problem else Status.PASS
+    most = max(train.longest, other.longest)
+    shown = f"{train.prompts:,} and {other.prompts:,} held-out, the longest has {most:,} tokens"
+    shown += f"; {overlong:,} too long" if overlong else ""
+    repeated = figures["repeated"]
+    notes = (f"{repeated:,} training prompts repeat another one",) if repeated else ()
+    return Finding(status, shown, figures, bar=f"below {room.context:,} tokens", problem=problem, notes=notes)
+
+
+def _problems(figures: dict[str, int], mode: str, overlong: int) -> list[str]:
+    """What is worth knowing, in words."""
+    found = []
+    if overlong:
+        total = figures["train_prompts"] + figures["eval_prompts"]
+        found.append(f"{overlong:,} of {total:,} prompts leave no room for a response (data.overlong: {mode}).")
+    if figures["cramped"]:
+        found.append(
+            f"{figures['cramped']:,} prompts leave less room than rollout.sampling.max_new_tokens; their responses are "
+            "cut earlier."
+        )
+    if figures["empty_answers"]:
+        found.append(f"{figures['empty_answers']:,} prompts have an empty answer, unlike others.")
+    return found
+
+
+def _empty_answers(prompts: Sequence[Prompt]) -> int:
+    """Prompts without an answer, where others have one; data without any answers needs none."""
+    empty = sum(
+        prompt.answer is None or (isinstance(prompt.answer, str) and not prompt.answer.strip()) for prompt in prompts
+    )
+    return empty if any(prompt.answer is not None for prompt in prompts) else 0

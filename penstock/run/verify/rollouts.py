@@ -23,7 +23,7 @@ ROLLOUTS = Check(
 REWARDS = Check(
     "rewards",
     "rewards",
-    ("mean", "min", "max", "finite", "failed"),
+    ("mean", "min", "max", "finite", "failed", "all_alike"),
     "A prompt that fails is tried rollout.failure.data_attempts times and then dropped; a run stops when more than "
     "rollout.failure.max_dropped_prompts are.",
 )
@@ -67,8 +67,14 @@ async def check_rewards(subject: Subject) -> Finding:
     rewards_S, failures = _small(subject, fields.REWARD), subject.sampled.failures
     low, high, mean = float(rewards_S.min()), float(rewards_S.max()), float(rewards_S.mean())
     finite = bool(rewards_S.isfinite().all())
-    figures = {"mean": mean, "min": low, "max": high, "finite": finite, "failed": len(failures)}
+    alike = len(rewards_S) > 1 and low == high
+    figures = {"mean": mean, "min": low, "max": high, "finite": finite, "failed": len(failures), "all_alike": alike}
     problem = "" if finite else "A reward is not finite."
+    if alike:
+        problem = (
+            f"All {len(rewards_S)} responses have the reward {low:.3g}: a reward that never changes teaches nothing. "
+            "Look at what the reward function is given, and at samples."
+        )
     if failures:
         problem += f" {len(failures)} of the prompts could not be scored; first: {failures[0]}."
     shown = f"mean {mean:.3g}, from {low:.3g} to {high:.3g}" + (f"; {len(failures)} failed" if failures else "")

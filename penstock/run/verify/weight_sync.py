@@ -11,7 +11,7 @@ from torch import Tensor
 
 from penstock.rollout.engines.base import GenerationRequest, GenerationResult
 from penstock.run.verify.findings import Check, Finding, NotChecked, Status, within
-from penstock.run.verify.prompts import asked_prompts
+from penstock.run.verify.seen_prompt import asked_prompts
 from penstock.run.verify.subject import Subject
 from penstock.weights.digest import tensor_digests
 from penstock.weights.source import WeightSource

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.errors import SetupError
+from penstock.rollout.engines.context import check_context
 
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
 _WINDOWED = {"cohere2", "gemma2", "gemma3_text", "mistral", "phi3", "qwen2", "qwen3", "qwen3_moe"}
@@ -27,16 +28,7 @@ def check_config(config: Any, max_model_len: int) -> None:
             f"{family} has a sliding attention window of {window}, which is smaller than {_KEY}={max_model_len}; "
             f"the embedded engine knows no sliding windows of {family}: lower {_KEY} to {window} or use another engine"
         )
-    positions = getattr(config, "max_position_embeddings", None)
-    if positions is not None and max_model_len > positions:
-        raise SetupError(f"{_KEY}={max_model_len} is more than the {positions} positions that {family} was made for")
-    rope = getattr(config, "rope_parameters", None) or {}
-    trained = rope.get("original_max_position_embeddings")
-    if rope.get("rope_type") == "longrope" and trained is not None and max_model_len > trained:
-        raise SetupError(
-            f"{family} switches its rotary frequencies when a batch grows beyond {trained} positions (longrope), which "
-            f"would let one request change another; lower {_KEY} to {trained}"
-        )
+    check_context(config.to_dict(), max_model_len)
 
 
 def sliding_window(config: Any, max_model_len: int) -> int | None:

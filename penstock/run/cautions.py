@@ -1,0 +1,123 @@
+"""What a run does not say by itself and a person should know before it: each a `key: reason` line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from penstock.buffer.reach import groups_for_lag, reachable_lag
+from penstock.config.models import RunConfig
+from penstock.config.staleness import CustomStaleness, InOrderStaleness, WeightFifoStaleness, WindowedStaleness
+
+_RATIOLESS = ("reinforce",)
+
+
+def uncorrected_staleness(config: RunConfig) -> Iterator[str]:
+    """Groups may be older than the weights they train, and nothing in the loss knows of it."""
+    algorithm, policy = config.algorithm, config.staleness
+    replays = config.rollout.replay_from is not None
+    key = "rollout.replay_from" if replays else _window_key(config)
+    if key is None or algorithm.correction.kind != "none" or algorithm.old_policy == "engine":
+        return
+    if config.training.backend == "none":
+        return
+    unbounded = replays or isinstance(policy, CustomStaleness)
+    lag = "of any age" if unbounded else f"up to {_plural(largest_lag(config), 'version')} old"
+    if algorithm.loss.kind in _RATIOLESS:
+        effect = f"the {algorithm.loss.kind} loss trains them as if the current weights had produced them"
+    elif config.training.minibatches_per_step > 1:
+        effect = (
+            "the old policy is the trainer's own at the start of the step, so the ratio knows of the step's own "
+            "updates only, not of the lag"
+        )
+    else:
+        effect = (
+            "the loss takes the trainer's own log-probs at the start of the step for the old policy, so the ratio is "
+            "exactly 1, nothing is ever clipped, and nothing corrects for the lag"
+        )
+    yield (
+        f"{key}: groups {lag} may be trained without a correction: {effect}; set algorithm.correction.kind to tis, or "
+        "algorithm.old_policy to engine"
+    )
+
+
+def beginnings_cut(config: RunConfig) -> Iterator[str]:
+    """A cut prompt loses what a chat template puts first."""
+    if config.data.overlong == "truncate_left" and config.data.chat_template and config.rollout.replay_from is None:
+        yield (
+            "data.overlong: truncate_left cuts the beginning of a prompt that is too long, and with data.chat_template "
+            "that is the template's own head and the system message; drop keeps prompts whole"
+        )
+
+
+def unreachable_window(config: RunConfig, data_steps: int | None) -> Iterator[str]:
+    """The staleness policy allows a larger lag than the other settings let groups reach.
+
+    `data_steps` are the steps that the data lasts for, where it does not last for as many as are wanted.
+    """
+    window, key, n = largest_lag(config), _window_key(config), config.training.prompt_groups_per_step
+    if key is None or not window:
+        return
+    policy = config.staleness
+    if isinstance(policy, WeightFifoStaleness) and policy.lookahead < window:
+        yield (
+            f"{key}: a window of {window} is never reached, as nothing is dispatched more than staleness.lookahead = "
+            f"{policy.lookahead} steps ahead; raise it to {window}, or lower the window"
+        )
+        return
+    if data_steps is not None and data_steps - 1 < window:
+        yield (
+            f"{key}: a window of {window} is never reached, as the data lasts for {_plural(data_steps, 'step')}; raise "
+            "data.epochs, or lower the window"
+        )
+        return
+    if isinstance(policy, WindowedStaleness) and policy.order == "freshest":
+        return  # a ready group may be passed over again and again: its age has nothing to do with how many there are
+    room = config.buffer.max_buffered_groups
+    enforced = isinstance(policy, InOrderStaleness)  # a buffer too small for its lookahead is an error already
+    if not enforced and (reached := reachable_lag(room, n)) < window:
+        yield (
+            f"{key}: a window of {window} is not reached: buffer.max_buffered_groups = {room} holds "
+            f"{_in_steps(room, n)}, so groups that end in order are at most {_plural(reached, 'version')} old; raise "
+            f"it to {groups_for_lag(window, n)} or more, or lower the window"
+        )
+        return
+    inflight = config.rollout.max_inflight_groups
+    if (reached := reachable_lag(inflight, n)) < window:
+        yield (
+            f"{key}: a window of {window} is not used while the trainer waits for rollouts: "
+            f"rollout.max_inflight_groups = {inflight} has {_in_steps(inflight, n)} in generation, which is at most "
+            f"{_plural(reached, 'version')} ahead; raise it to {groups_for_lag(window, n)} or more, or lower the window"
+        )
+
+
+def largest_lag(config: RunConfig) -> int:
+    """The largest lag that the policy lets a trained group have; 0 where it is not known."""
+    match config.staleness:
+        case WindowedStaleness() | WeightFifoStaleness():
+            return config.staleness.max_staleness
+        case InOrderStaleness():
+            return config.staleness.lookahead
+        case _:
+            return 0
+
+
+def _window_key(config: RunConfig) -> str | None:
+    """The setting that lets groups be older than the weights they train; None where nothing does."""
+    policy = config.staleness
+    if isinstance(policy, CustomStaleness):
+        return "staleness.import_path"
+    if largest_lag(config) == 0 or (isinstance(policy, WeightFifoStaleness) and policy.lookahead == 0):
+        return None
+    return "staleness.lookahead" if isinstance(policy, InOrderStaleness) else "staleness.max_staleness"
+
+
+def _in_steps(groups: int, groups_per_step: int) -> str:
+    """A number of groups, as people compare it with a step."""
+    whole, rest = divmod(groups, groups_per_step)
+    if whole == 0:
+        return "fewer groups than one step has"
+    return f"the groups of {_plural(whole, 'step')}" + (f" and {rest} more" if rest else "")
+
+
+def _plural(count: int, word: str) -> str:
+    return f"{count} {word}{'s' * (count != 1)}"

@@ -1,0 +1,315 @@
+"""What is told before a run: everything at once, by `config check` and by `train` alike."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import penstock
+from penstock.cli.main import app
+from penstock.config.loading import dump_config, load_config
+from penstock.errors import CannotStart, ConfigError
+from penstock.run.checks import check_config, find_problems
+from penstock.run.directory import RunDirectory
+from penstock.run.problems import Level, Problem
+from penstock.weights.model_files import longest_context
+from tests.run.conftest import ConfigMaker
+from tests.run.test_train import lines
+
+
+def found(config: Any, level: Level) -> dict[str, str]:
+    """Reasons by key."""
+    return {problem.key: problem.reason for problem in find_problems(config).all if problem.level is level}
+
+
+def errors(config: Any) -> dict[str, str]:
+    return found(config, Level.ERROR)
+
+
+def warnings(config: Any) -> dict[str, str]:
+    return found(config, Level.WARNING)
+
+
+def prompts(path: Path, count: int, **columns: Any) -> str:
+    path.write_text("".join(json.dumps({"prompt": f"go {i}", **columns}) + "\n" for i in range(count)))
+    return str(path)
+
+
+def function_run(make_config: ConfigMaker, tmp_path: Path, **changes: Any) -> Any:
+    settings = {
+        "data": {"train_path": prompts(tmp_path / "train.jsonl", 24)},
+        "rollout.environment": {"kind": "function", "import_path": "tests.support.rewards:length"},
+    }
+    return make_config(**settings | changes)
+
+
+def changed_model(model_folder: Path, tmp_path: Path, **settings: Any) -> Path:
+    """A copy of the model whose `config.json` says otherwise."""
+    folder = shutil.copytree(model_folder, tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | settings))
+    return folder
+
+
+def test_a_healthy_run_has_no_findings_and_nothing_is_left_behind(make_config: ConfigMaker, tmp_path: Path) -> None:
+    config = function_run(make_config, tmp_path)
+    before = sorted(tmp_path.iterdir())
+    assert find_problems(config).all == ()
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_everything_is_told_at_once_a_run_in_the_folder_beside_the_rest(
+    make_config: ConfigMaker, tmp_path: Path, model_folder: Path
+) -> None:
+    config = function_run(
+        make_config,
+        tmp_path,
+        **{
+            "data": {"train_path": str(tmp_path / "none.jsonl"), "chat_template": True},
+            "rollout.environment": {"kind": "function", "import_path": "tests.support.rewards:lenght"},
+            "rollout.engine.max_model_len": 4096,
+            "staleness": {"policy": "in_order", "lookahead": 3},
+            "buffer.max_buffered_groups": 4,
+            "observe.tensorboard": {"folder": str(model_folder / "config.json")},
+        },
+    )
+    running = RunDirectory(config.run_dir)
+    try:
+        told = errors(config)
+        with pytest.raises(CannotStart) as refused:
+            penstock.train(config)
+    finally:
+        running.close()
+    assert told.keys() == {
+        "run_dir",
+        "observe.tensorboard.folder",
+        "buffer.max_buffered_groups",
+        "rollout.engine.max_model_len",
+        "data.chat_template",
+        "rollout.environment.import_path",
+        "data.train_path",
+    }
+    assert "in use by another run" in told["run_dir"]
+    assert "did you mean length?" in told["rollout.environment.import_path"]
+    assert refused.value.problems == [f"{key}: {reason}" for key, reason in told.items()]
+    assert [line.partition(":")[0] for line in refused.value.warnings] == ["staleness.lookahead"]
+
+
+def test_contradictions_between_settings_are_told_beside_the_rest(make_config: ConfigMaker, tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(dump_config(function_run(make_config, tmp_path, **{"model.path": str(tmp_path / "nowhere")})))
+    wrong = ["rollout.sampling.max_new_tokens=500", "weight_sync.mode=drain", "weight_sync.kv_cache=keep"]
+    done = CliRunner().invoke(app, ["config", "check", str(path), "--json", *wrong])
+    assert done.exit_code == 2
+    told = [(each["level"], each["key"]) for each in json.loads(done.stdout)["findings"]]
+    keys = ("rollout.sampling.max_new_tokens", "weight_sync.kv_cache", "model.path")
+    assert told == [("error", key) for key in keys]
+    with pytest.raises(ConfigError, match=r"max_new_tokens: 500 leaves no room .*kv_cache"):
+        load_config(path, wrong)
+
+
+def test_a_folder_that_holds_another_run_is_told_beside_the_rest(make_config: ConfigMaker, tmp_path: Path) -> None:
+    config = function_run(make_config, tmp_path, **{"rollout.engine.max_model_len": 4096})
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "metrics.jsonl").write_text("{}\n")
+    assert errors(config).keys() == {"run_dir", "rollout.engine.max_model_len"}
+
+
+def test_a_context_beyond_the_models_positions(make_config: ConfigMaker, model_folder: Path, tmp_path: Path) -> None:
+    reason = errors(make_config(**{"rollout.engine.max_model_len": 513}))["rollout.engine.max_model_len"]
+    assert reason == "513 is more than the 512 positions that qwen3 was made for; use at most 512"
+    assert errors(make_config(**{"rollout.engine.max_model_len": 512})) == {}
+    folder = changed_model(model_folder, tmp_path, rope_parameters={"rope_type": "yarn", "factor": 2.0})
+    scaled = {"model.path": str(folder)}
+    assert errors(make_config(**scaled, **{"rollout.engine.max_model_len": 1024})) == {}
+    assert errors(make_config(**scaled, **{"rollout.engine.max_model_len": 1025})).keys() == {
+        "rollout.engine.max_model_len"
+    }
+
+
+@pytest.mark.parametrize(
+    ("settings", "longest"),
+    [
+        ({}, None),
+        ({"max_position_embeddings": 100}, 100),
+        ({"max_position_embeddings": 100, "rope_scaling": None}, 100),
+        ({"max_position_embeddings": 100, "rope_scaling": {"type": "yarn", "factor": 4}}, 400),
+        (
+            {
+                "max_position_embeddings": 400,
+                "rope_scaling": {"rope_type": "yarn", "factor": 4, "original_max_position_embeddings": 100},
+            },
+            400,
+        ),
+        ({"max_position_embeddings": 100, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}, 100),
+        ({"max_position_embeddings": 100, "rope_scaling": {"rope_type": "dynamic", "factor": 8.0}}, 100),
+        ({"max_position_embeddings": 100, "rope_parameters": {"full_attention": {"rope_type": "default"}}}, 100),
+        (
+            {
+                "max_position_embeddings": 400,
+                "rope_parameters": {"rope_type": "longrope", "original_max_position_embeddings": 100},
+            },
+            100,
+        ),
+    ],
+)
+def test_positions_by_the_models_own_settings(settings: dict[str, Any], longest: int | None) -> None:
+    assert longest_context(settings) == longest
+
+
+def test_files_that_are_missing_from_the_models_folder(
+    make_config: ConfigMaker, model_folder: Path, tmp_path: Path
+) -> None:
+    folder = changed_model(model_folder, tmp_path)
+    config = make_config(**{"model.path": str(folder)})
+    assert errors(config) == {}
+    (folder / "tokenizer.json").unlink()
+    assert "holds no tokenizer" in errors(config)["model.path"]
+    (folder / "model.safetensors").unlink()
+    assert "holds no weights" in errors(config)["model.path"]
+
+
+def test_a_hub_model_that_is_not_in_the_cache(make_config: ConfigMaker, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = make_config(**{"model.path": "nobody/nothing"})
+    assert "model.download=true" in errors(config)["model.path"]
+    assert errors(make_config(**{"model.path": "nobody/nothing", "model.download": True})) == {}
+
+
+def test_a_chat_template_that_the_tokenizer_lacks(make_config: ConfigMaker, model_folder: Path, tmp_path: Path) -> None:
+    folder = changed_model(model_folder, tmp_path)
+    config = make_config(**{"model.path": str(folder), "data.chat_template": True})
+    assert "has no chat template" in errors(config)["data.chat_template"]
+    (folder / "chat_template.jinja").write_text("{{ messages }}")
+    assert errors(config) == {}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_a_device_that_is_not_there(make_config: ConfigMaker) -> None:
+    told = errors(make_config(**{"runtime.device": "cuda", "rollout.engine.max_model_len": 4096}))
+    assert told.keys() == {"runtime.device", "rollout.engine.max_model_len"}
+
+
+def test_an_evaluation_file_that_is_cut(make_config: ConfigMaker, tmp_path: Path) -> None:
+    data = {"train_path": prompts(tmp_path / "train.jsonl", 24), "eval_path": prompts(tmp_path / "eval.jsonl", 70)}
+    told = warnings(function_run(make_config, tmp_path, data=data))
+    assert told.keys() == {"data.eval_size"}
+    assert told["data.eval_size"].startswith("only the first 64 of 70 prompts in ")
+    assert told["data.eval_size"].endswith("set it to 70 for all")
+    assert warnings(function_run(make_config, tmp_path, data={**data, "eval_size": 70})) == {}
+
+
+def test_data_that_leaves_nothing_to_train(make_config: ConfigMaker, tmp_path: Path) -> None:
+    data = {"train_path": prompts(tmp_path / "few.jsonl", 3), "partial_step": "drop"}
+    assert "leaves nothing to train" in errors(function_run(make_config, tmp_path, data=data))["data.partial_step"]
+
+
+LOOSE = {"buffer.max_buffered_groups": 64, "rollout.max_inflight_groups": 64}
+STALE: list[tuple[dict[str, Any], str | None]] = [
+    ({"staleness": {"policy": "on_policy"}}, None),
+    ({"staleness": {"policy": "windowed", "max_staleness": 0}}, None),
+    ({"staleness": {"policy": "windowed", "max_staleness": 1}}, "staleness.max_staleness"),
+    ({"staleness": {"policy": "in_order", "lookahead": 0}}, None),
+    ({"staleness": {"policy": "in_order", "lookahead": 2}}, "staleness.lookahead"),
+    ({"staleness": {"policy": "weight_fifo", "max_staleness": 1, "lookahead": 1}}, "staleness.max_staleness"),
+    ({"staleness": {"policy": "weight_fifo", "max_staleness": 1, "lookahead": 0}}, None),
+    ({"staleness": {"policy": "windowed", "max_staleness": 1}, "algorithm.old_policy": "engine"}, None),
+    ({"staleness": {"policy": "windowed", "max_staleness": 1}, "algorithm.correction": {"kind": "tis"}}, None),
+]
+
+
+@pytest.mark.parametrize(("changes", "key"), STALE)
+def test_staleness_that_nothing_corrects(make_config: ConfigMaker, changes: dict[str, Any], key: str | None) -> None:
+    told = [p for p in find_problems(make_config(**LOOSE | changes)).warnings if "without a correction" in p.reason]
+    assert [problem.key for problem in told] == ([] if key is None else [key])
+    assert all("the ratio is exactly 1" in p.reason and "algorithm.old_policy to engine" in p.reason for p in told)
+
+
+TIS = {"algorithm.correction": {"kind": "tis"}}
+WIDE = {"staleness": {"policy": "windowed", "max_staleness": 4}, "training.prompt_groups_per_step": 8}
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"buffer.max_buffered_groups": 24, "rollout.max_inflight_groups": 64}, None),
+        ({"buffer.max_buffered_groups": 25, "rollout.max_inflight_groups": 64}, "reached"),
+        ({"buffer.max_buffered_groups": 64, "rollout.max_inflight_groups": 24}, "in-flight"),
+        ({"buffer.max_buffered_groups": 64, "rollout.max_inflight_groups": 25}, "reached"),
+        ({"buffer.max_buffered_groups": 24, "staleness": {**WIDE["staleness"], "order": "freshest"}}, "reached"),
+        ({"staleness": {"policy": "weight_fifo", "max_staleness": 4, "lookahead": 2}}, "lookahead"),
+        ({"buffer.max_buffered_groups": 64, "rollout.max_inflight_groups": 64, "data.train_size": 32}, "data"),
+    ],
+)
+def test_a_window_that_other_settings_hold_below_its_size(
+    make_config: ConfigMaker, changes: dict[str, Any], says: str | None
+) -> None:
+    config = make_config(**{**TIS, **WIDE, "data.train_size": 256, "training.max_steps": 16} | changes)
+    reason = warnings(config).get("staleness.max_staleness", "reached")
+    expected = {
+        None: "buffer.max_buffered_groups = 24 holds the groups of 3 steps, so groups that end in order are at most 3 "
+        "versions old; raise it to 25 or more, or lower the window",
+        "in-flight": "rollout.max_inflight_groups = 24 has the groups of 3 steps in generation",
+        "lookahead": "staleness.lookahead = 2 steps ahead; raise it to 4",
+        "data": "the data lasts for 4 steps; raise data.epochs",
+        "reached": "reached",
+    }[says]
+    assert reason == expected if says == "reached" else expected in reason
+
+
+def test_a_run_says_its_warnings_on_the_console_and_in_its_events(
+    make_config: ConfigMaker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = make_config(
+        staleness={"policy": "windowed", "max_staleness": 1},
+        **{"training.max_steps": 1, "observe.console": "plain", "eval.at_start": False, "eval.at_end": False},
+    )
+    expected = check_config(config)
+    result = penstock.train(config)
+    told = [line for line in lines(result.run_dir / "events.jsonl") if line["event"] == "warning"]
+    assert [Problem(Level.WARNING, line["key"], line["reason"]) for line in told] == list(expected)
+    assert len(expected) == 1
+    assert f"warning: {expected[0]}" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_run_with_data_of_a_relative_path_goes_on_from_another_folder(
+    make_config: ConfigMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts(tmp_path / "train.jsonl", 24)
+    prompts(tmp_path / "eval.jsonl", 4)
+    data = {"train_path": "train.jsonl", "eval_path": "eval.jsonl"}
+    monkeypatch.chdir(tmp_path)
+    config = function_run(make_config, tmp_path, data=data, **{"training.max_steps": 1})
+    run_dir = penstock.train(config).run_dir
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert penstock.resume(run_dir, ["training.max_steps=2"]).summary["steps"] == 2
+
+
+_CHECK = """
+import sys
+from penstock.cli.main import app
+try:
+    app(["config", "check", sys.argv[1], "--json"])
+except SystemExit:
+    pass
+print(sorted({"torch", "transformers"} & set(sys.modules)), file=sys.stderr)
+"""
+
+
+def test_the_check_needs_no_torch(make_config: ConfigMaker, tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(dump_config(function_run(make_config, tmp_path)))
+    done = subprocess.run(
+        [sys.executable, "-c", _CHECK, str(path)], capture_output=True, text=True, timeout=60, env=dict(os.environ)
+    )
+    assert json.loads(done.stdout) == {"ok": True, "findings": []}
+    assert done.stderr.splitlines()[-1] == "[]"
