@@ -19,8 +19,8 @@ _STYLES = {"works": "green", "broken": "bold red", "not installed": "dim"}
 def doctor(as_json: Json = False) -> None:
     """Say which parts work on this machine.
 
-    Imports every part, and says how to install those that are missing. Leaves with exit code 1 if a part that every
-    run needs is broken.
+    Imports every part, and says how to install those that are missing. Exits with code 1 if a part that every run
+    needs is missing or broken.
 
     \b
     Example:
@@ -64,6 +64,6 @@ def note(finding: Finding) -> str:
     parts = [finding.detail] if finding.detail else []
     if not finding.part.used:
         parts.append("not used by this version")
-    if finding.status.value != "works":
+    if finding.status.value != "works" and finding.part.install:
         parts.append(finding.part.install)
     return "; ".join(parts)

@@ -32,7 +32,7 @@ def test_part_that_imports_works_and_has_a_version() -> None:
 
 
 def test_missing_part_says_how_to_install_it() -> None:
-    finding = examine(Part("nope", "a test", "nope_nope", ("nope-nope",), "nope>=1"))
+    finding = examine(Part("nope", "a test", "nope_nope", ("nope-nope",), "nope>=1", used=True))
     assert finding.status is Status.MISSING
     assert finding.as_object()["install"] == "pip install 'nope>=1'"
 
@@ -76,8 +76,30 @@ def test_old_python_is_broken() -> None:
 def test_install_commands_ask_for_the_versions_of_the_project() -> None:
     project = tomllib.loads(_PROJECT.read_text())["project"]
     asked = [*project["dependencies"], *(line for lines in project["optional-dependencies"].values() for line in lines)]
-    bounded = [part.requirement for part in PARTS if ">=" in part.requirement]
-    assert set(bounded) <= set(asked)
+    assert {part.requirement for part in PARTS if part.used} <= set(asked)
+
+
+def test_install_commands_name_extras_that_bring_the_part() -> None:
+    extras = tomllib.loads(_PROJECT.read_text())["project"]["optional-dependencies"]
+    assert {part.name: part.extra for part in PARTS if part.extra} == {
+        "reasoning-gym": "reasoning-gym",
+        "math-verify": "math",
+        "verifiers": "environments",
+        "peft": "lora",
+        "prometheus-client": "prometheus",
+    }
+    for part in PARTS:
+        if part.extra:
+            assert part.requirement in extras[part.extra]
+            assert part.install == f"pip install 'penstock[{part.extra}]'"
+
+
+def test_a_part_this_version_has_no_use_for_is_not_offered() -> None:
+    assert [part.install for part in PARTS if not part.used] == [None] * 5
+
+
+def test_packages_of_single_environments_are_no_core_parts() -> None:
+    assert {part.name for part in PARTS if part.core} == {"torch", "transformers"}
 
 
 def test_core_parts_are_dependencies_of_the_project() -> None:
@@ -95,7 +117,7 @@ class TestCommand:
         ray = next(part for part in PARTS if part.name == "ray")
         code, text = self.shown(monkeypatch, examine_python(), Finding(ray, Status.BROKEN, "2.50", "crashed"))
         assert code == 0
-        assert "ray  broken  2.50  crashed; not used by this version; pip install 'ray[default]>=2.40'" in text
+        assert "ray  broken  2.50  crashed; not used by this version\n" in text
         assert "Everything a run needs works" in text
 
     def test_broken_core_part_is_exit_code_1(self, monkeypatch: pytest.MonkeyPatch) -> None:
