@@ -65,5 +65,6 @@ def note(finding: Finding) -> str:
     if not finding.part.used:
         parts.append("not used by this version")
     if finding.status.value != "works" and finding.part.install:
-        parts.append(finding.part.install)
+        extra = f" (extra: {finding.part.extra})" if finding.part.extra else ""
+        parts.append(f"{finding.part.install}{extra}")
     return "; ".join(parts)

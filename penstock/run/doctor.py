@@ -46,14 +46,14 @@ class Part:
     used: bool = False
     probe: str | None = None
     extra: str | None = None
-    """The extra of Penstock that is for this part and nothing else."""
+    """The extra of Penstock that brings it."""
 
     @property
     def install(self) -> str | None:
         """The command that installs it; None where this version has no use for it."""
         if not self.used:
             return None
-        return f"pip install '{f'penstock[{self.extra}]' if self.extra else self.requirement}'"
+        return f"pip install '{self.requirement}'"
 
 
 @dataclass(frozen=True)
@@ -80,6 +80,7 @@ class Finding:
             "status": self.status.value,
             "version": self.version,
             "detail": self.detail or None,
+            "extra": self.part.extra,
             "install": None if self.status is Status.WORKS else self.part.install,
         }
 
@@ -125,8 +126,8 @@ PARTS: tuple[Part, ...] = (
         used=True,
         extra="environments",
     ),
-    Part("datasets", "datasets", "datasets", ("datasets",), "datasets>=3", used=True),
-    Part("pyarrow", "Parquet files", "pyarrow", ("pyarrow",), "pyarrow>=15", used=True),
+    Part("datasets", "datasets", "datasets", ("datasets",), "datasets>=3", used=True, extra="data"),
+    Part("pyarrow", "Parquet files", "pyarrow", ("pyarrow",), "pyarrow>=15", used=True, extra="data"),
     Part("ray", "clusters", "ray", ("ray",), "ray"),
     Part("TransferQueue", "data plane", "transfer_queue", ("TransferQueue",), "TransferQueue"),
     Part(
@@ -139,9 +140,17 @@ PARTS: tuple[Part, ...] = (
     Part("vllm", "generation engine", "vllm", ("vllm",), "vllm"),
     Part("megatron-core", "parallel training", "megatron.core", ("megatron-core",), "megatron-core"),
     Part("peft", "LoRA adapters", "peft", ("peft",), "peft>=0.21", used=True, extra="lora"),
-    Part("tensorboard", "metrics", "tensorboard", ("tensorboard",), "tensorboard>=2.15", used=True),
-    Part("wandb", "metrics", "wandb", ("wandb",), "wandb>=0.31", used=True),
-    Part("mlflow", "metrics", "mlflow", ("mlflow", "mlflow-skinny"), "mlflow-skinny>=2.15", used=True),
+    Part("tensorboard", "metrics", "tensorboard", ("tensorboard",), "tensorboard>=2.15", used=True, extra="loggers"),
+    Part("wandb", "metrics", "wandb", ("wandb",), "wandb>=0.31", used=True, extra="loggers"),
+    Part(
+        "mlflow",
+        "metrics",
+        "mlflow",
+        ("mlflow", "mlflow-skinny"),
+        "mlflow-skinny>=2.15",
+        used=True,
+        extra="loggers",
+    ),
     Part(
         "prometheus-client",
         "metrics",

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -63,11 +64,20 @@ def canonical(requirement: str) -> str:
     return re.sub(r"[-_.]+", "-", name[0]).lower()
 
 
+def table() -> dict[str, Any]:
+    content: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return content
+
+
+def extras_of_the_project() -> dict[str, list[str]]:
+    """The extras for users, with their requirements."""
+    return {name: lines for name, lines in table()["optional-dependencies"].items() if name != "dev"}
+
+
 def project() -> tuple[set[str], set[str]]:
     """The distributions of the core, and those of all extras for users."""
-    content = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    extras = {name: lines for name, lines in content["optional-dependencies"].items() if name != "dev"}
-    return set(map(canonical, content["dependencies"])), {canonical(line) for of in extras.values() for line in of}
+    extras = {canonical(line) for lines in extras_of_the_project().values() for line in lines}
+    return set(map(canonical, table()["dependencies"])), extras
 
 
 @cache
@@ -116,11 +126,14 @@ def test_modules_about_a_package_are_imported_inside_functions_only() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "module", "extra"),
-    [("math", "math_verify", "math"), ("reasoning_gym:chain_sum", "reasoning_gym", "reasoning-gym")],
+    ("kind", "module", "extra", "requirement"),
+    [
+        ("math", "math_verify", "math", "math-verify>=0.8"),
+        ("reasoning_gym:chain_sum", "reasoning_gym", "reasoning-gym", "reasoning-gym>=0.1.25"),
+    ],
 )
 def test_an_environment_without_its_package_names_the_extra(
-    kind: str, module: str, extra: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    kind: str, module: str, extra: str, requirement: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
     (tmp_path / "train.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}\n')
@@ -129,4 +142,5 @@ def test_an_environment_without_its_package_names_the_extra(
         make_environment(EnvironmentConfig(kind=kind), data, seed=0)
     (problem,) = caught.value.problems
     assert problem.startswith(f"rollout.environment.kind: {kind} needs the package {module.replace('_', '-')}")
-    assert problem.endswith(f": pip install 'penstock[{extra}]'")
+    assert problem.endswith(f"install Penstock with its extra `{extra}`, or pip install '{requirement}'")
+    assert requirement in extras_of_the_project()[extra]

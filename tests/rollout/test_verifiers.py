@@ -290,7 +290,7 @@ def test_without_the_package_the_command_to_install_it_is_given(monkeypatch: pyt
     for name in [name for name in sys.modules if name.split(".")[0] == "verifiers" or ".verifiers_" in name]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "verifiers", None)
-    assert "pip install 'penstock[environments]'" in problems("gsm8k")
+    assert "pip install 'verifiers>=0.4,<0.5'" in problems("gsm8k")
 
 
 HOSTILE = {
