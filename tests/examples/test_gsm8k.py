@@ -11,14 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import penstock
 from penstock.rollout.environments import Split
 from penstock.rollout.environments.factory import make_environment
+from penstock.run.verify import memory
 from tests.cli.programs import penstock as run_penstock
 from tests.support.tiny_models import bpe_tokenizer, save_tiny_model
+from tests.test_docs import blocks
 
-FOLDER = Path(__file__).parents[2] / "examples" / "gsm8k"
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "examples" / "gsm8k"
 PUBLISHED = [
     {"question": "Natalia sold 48 clips, then half as many. How many?", "answer": "48/2=<<48/2=24>>24\n#### 72"},
     {"question": " How many dollars are 1,000 and 80?\n", "answer": "It is\n#### 1,080"},
@@ -95,6 +99,46 @@ def test_data_that_is_not_gsm8k_is_refused(tmp_path: Path) -> None:
     command = [sys.executable, str(FOLDER / "prepare.py"), str(tmp_path)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert (done.returncode, "train: record 0 has no final answer after ####" in done.stderr) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "gibibytes"),
+    [([], 28), (["rollout.engine.slots=64"], 21), (["training.gradient_checkpointing=false"], 61)],
+)
+def test_it_needs_the_memory_its_page_says(
+    changes: list[str], gibibytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import Qwen3Config
+
+    config_of_the_model = Qwen3Config(
+        vocab_size=151936,
+        hidden_size=1024,
+        intermediate_size=3072,
+        num_hidden_layers=28,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        head_dim=128,
+        max_position_embeddings=40960,
+        tie_word_embeddings=True,
+    )
+    config_of_the_model.save_pretrained(tmp_path)
+    monkeypatch.setattr(memory, "pick_device", lambda name: torch.device("cuda"))
+    config = penstock.load_config(FOLDER / "run.yaml", [f"model.path={tmp_path}", *changes])
+    assert round(memory.estimate_memory(config).total / 2**30) == gibibytes
+
+
+@pytest.mark.parametrize("page", ["README.md", "examples/gsm8k/README.md"])
+def test_pages_give_the_estimates(page: str) -> None:
+    text = " ".join((ROOT / page).read_text(encoding="utf-8").split())
+    assert "28 GiB" in text
+    assert "with `rollout.engine.slots=64`" in text.replace("With", "with")
+    assert "21 GiB" in text
+
+
+def test_the_readme_shows_the_recipe_as_it_is() -> None:
+    shown = [block.code for block in blocks((ROOT / "README.md").read_text(encoding="utf-8"))]
+    assert (FOLDER / "run.yaml").read_text(encoding="utf-8") in shown
+    assert (FOLDER / "rewards.py").read_text(encoding="utf-8") in shown
 
 
 @pytest.mark.long
