@@ -33,10 +33,10 @@ ROOT = Path(__file__).resolve().parent.parent
 DEMO = ROOT / "examples" / "demo"
 PICTURE = ROOT / "docs" / "images" / "convergence.png"
 
-WINDOW_1 = ("sampler.kind=windowed", "sampler.max_staleness=1")
+WINDOW_1 = ("staleness.policy=windowed", "staleness.max_staleness=1")
 MODES: Mapping[str, tuple[str, ...]] = {
-    "synchronous": ("sampler.kind=on_policy", "training.min_groups_per_chunk=16"),
-    "streaming": ("sampler.kind=on_policy", "training.min_groups_per_chunk=1"),
+    "synchronous": ("staleness.policy=on_policy", "training.min_groups_per_chunk=16"),
+    "streaming": ("staleness.policy=on_policy", "training.min_groups_per_chunk=1"),
     "window1": (*WINDOW_1, "algorithm.correction.kind=tis"),
     "window1_uncorrected": WINDOW_1,
 }
@@ -181,7 +181,7 @@ def run(mode: str, seed: int, steps: int, out: Path) -> None:
         rewards=[record["train/reward_mean"] for record in records],
         grad_norms=[record["train/grad_norm"] for record in records],
         lags=[record["staleness/lag_mean"] for record in records],
-        eval_reward=result.summary["eval_reward"],
+        eval_reward=result.summary["eval/reward_mean"],
     )
     Runs(out, steps).path(mode, seed).write_text(json.dumps(asdict(curve)), encoding="utf-8")
 

@@ -187,14 +187,16 @@ def penstock_settings(folder: Path, model: Path, prompts: Path, seed: int) -> di
         "model": {"path": str(model)},
         "data": {"train_path": str(prompts), "train_size": 10**6, "shuffle": False},
         "rollout": {
-            "environment": {"kind": "function", "function": "end_to_end_trl:letters_reward"},
+            "environment": {"kind": "function", "import_path": "end_to_end_trl:letters_reward"},
             "group_size": RESPONSES,
             "max_inflight_groups": 2 * GROUPS,
             "sampling": {"max_new_tokens": NEW_TOKENS, "temperature": 1.0},
-            "engine": {"slots": SAMPLES, "max_context": WORD_LETTERS[1] + 1 + NEW_TOKENS},
+            "engine": {"max_num_seqs": SAMPLES, "max_model_len": WORD_LETTERS[1] + 1 + NEW_TOKENS},
         },
         "buffer": {"max_buffered_groups": 2 * GROUPS},
-        "algorithm": {"loss": {"kind": "ppo_clip", "level": "token", "clip_low": 0.2, "clip_high": 0.2}},
+        "algorithm": {
+            "loss": {"kind": "ppo_clip", "aggregation": "token_mean", "clip_ratio_low": 0.2, "clip_ratio_high": 0.2}
+        },
         "training": {
             "prompt_groups_per_step": GROUPS,
             "min_groups_per_chunk": GROUPS // 2,
@@ -260,7 +262,7 @@ CORES = len(os.sched_getaffinity(0))
 ON_POLICY = Contender("penstock_on_policy")
 WINDOW_1 = Contender(
     "penstock",
-    overrides=("sampler.kind=windowed", "sampler.max_staleness=1", "algorithm.correction.kind=tis"),
+    overrides=("staleness.policy=windowed", "staleness.max_staleness=1", "algorithm.correction.kind=tis"),
 )
 TRL = [Contender(f"trl_{threads}_threads", trl_threads=threads) for threads in sorted({1, CORES})]
 CONTENDERS = {contender.name: contender for contender in (*TRL, WINDOW_1, ON_POLICY)}

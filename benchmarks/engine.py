@@ -82,7 +82,7 @@ def make_workload(requests: int, seed: int) -> Workload:
 @contextlib.contextmanager
 def embedded(workload: Workload, device: str, slots: int) -> Iterator[Pass]:
     """All requests at once into the engine; it returns log-probs too, which nobody else is asked for."""
-    engine = EmbeddedEngine(make_model(device), slots=slots, max_context=CONTEXT)
+    engine = EmbeddedEngine(make_model(device), max_num_seqs=slots, max_model_len=CONTEXT)
     passes = itertools.count(1)
 
     async def generate_all() -> int:

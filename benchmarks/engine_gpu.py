@@ -88,7 +88,7 @@ class Embedded:
 
     def __init__(self, prompts: Prompts, decoding: Decoding) -> None:
         model, start = make_model(), time.perf_counter()
-        self._engine = EmbeddedEngine(model, slots=len(prompts), max_context=CONTEXT, decoding=decoding)
+        self._engine = EmbeddedEngine(model, max_num_seqs=len(prompts), max_model_len=CONTEXT, decoding=decoding)
         self.start_seconds = time.perf_counter() - start
         self._prompts, self._passes = prompts, itertools.count(1)
         self._runner = asyncio.Runner()
@@ -221,7 +221,7 @@ def device_times(prompts: Prompts, profile: bool) -> dict[str, float]:
 def _device_times(model: Any, prompts: Prompts, profile: bool) -> dict[str, float]:
     rows = len(prompts)
     scheduler: Any = make_scheduler(
-        model, name="times", slots=rows, max_context=CONTEXT, deterministic=False, version=0, decoding="auto"
+        model, name="times", slots=rows, max_model_len=CONTEXT, deterministic=False, version=0, decoding="auto"
     )
     decoder, slots_B = scheduler.decoder, np.arange(rows, dtype=np.int32)
     prefill_ms = _timed(lambda: decoder.prefill([prompt[:-1] for prompt in prompts], slots_B.tolist()), 3)

@@ -64,7 +64,7 @@ class Trace:
 
 
 def run_trace(
-    trace: Trace, steps: int, sampler: Mapping[str, Any], min_groups_per_chunk: int
+    trace: Trace, steps: int, staleness: Mapping[str, Any], min_groups_per_chunk: int
 ) -> list[dict[str, float]]:
     """The metrics of every step of one run over the trace."""
     prompt_of: dict[str, int] = {}
@@ -80,7 +80,7 @@ def run_trace(
         finish_seconds=FINISH_SECONDS,
     )
     config = scripted_config(
-        sampler=dict(sampler),
+        staleness=dict(staleness),
         buffer={"max_buffered_groups": 4 * GROUPS},
         rollout={"group_size": RESPONSES, "max_inflight_groups": 4 * GROUPS},
         training={"prompt_groups_per_step": GROUPS, "min_groups_per_chunk": min_groups_per_chunk, "max_steps": steps},
@@ -98,7 +98,7 @@ def step_seconds(metrics: Sequence[Mapping[str, float]]) -> float:
 def measure(seed: int, steps: int, makespan: float) -> dict[str, float]:
     """The three ratios on one seeded trace."""
     trace = Trace.make(seed, steps, makespan)
-    on_policy, window = {"kind": "on_policy"}, {"kind": "windowed", "max_staleness": 1}
+    on_policy, window = {"policy": "on_policy"}, {"policy": "windowed", "max_staleness": 1}
     streaming = run_trace(trace, steps, on_policy, 1)
     batch = run_trace(trace, steps, on_policy, GROUPS)
     window1 = run_trace(trace, steps, window, 1)

@@ -101,9 +101,9 @@ def in_chunks(metas: Sequence[KVBatchMeta], k: int) -> list[KVBatchMeta]:
     return [KVBatchMeta.concat(metas[start:stop]) for start, stop in pairwise(bounds)]
 
 
-def make_trainer(network: Any, plane: MemoryDataPlane, *, level: str, batching: str, lean: bool) -> LocalTrainer:
+def make_trainer(network: Any, plane: MemoryDataPlane, *, aggregation: str, batching: str, lean: bool) -> LocalTrainer:
     """A trainer whose microbatches hold one group of full length; the lean layers are for padded rows in float32."""
-    algorithm = AlgorithmConfig(loss=PpoClipLoss.model_validate({"level": level}))
+    algorithm = AlgorithmConfig(loss=PpoClipLoss.model_validate({"aggregation": aggregation}))
     training = TrainingConfig.model_validate(
         {
             "batching": batching,
@@ -119,7 +119,7 @@ async def time_ratios(pairs: int, *, lean: bool) -> tuple[list[float], float]:
     """Ratios of CPU time, streamed over whole, and the median CPU seconds of a whole step."""
     plane = MemoryDataPlane()
     metas = put_groups(plane, ragged=False)
-    trainer = make_trainer(model(torch.float32), plane, level="token", batching="padded", lean=lean)
+    trainer = make_trainer(model(torch.float32), plane, aggregation="token_mean", batching="padded", lean=lean)
     plans = {"whole": in_chunks(metas, 1), "streamed": in_chunks(metas, GROUPS)}
     passes = set()
     step = 0
@@ -150,11 +150,11 @@ async def time_ratios(pairs: int, *, lean: bool) -> tuple[list[float], float]:
     return ratios, statistics.median(wholes)
 
 
-async def raw_gradients(dtype: torch.dtype, k: int, level: str, batching: str, *, lean: bool) -> Tensor:
+async def raw_gradients(dtype: torch.dtype, k: int, aggregation: str, batching: str, *, lean: bool) -> Tensor:
     """All gradients of one step, un-normalised, as one vector."""
     plane, network = MemoryDataPlane(), model(dtype)
     metas = put_groups(plane, ragged=True)
-    trainer = make_trainer(network, plane, level=level, batching=batching, lean=lean)
+    trainer = make_trainer(network, plane, aggregation=aggregation, batching=batching, lean=lean)
     await trainer.begin_train_step(0)
     for chunk in in_chunks(metas, k):
         await trainer.train_microbatch(0, chunk)
@@ -167,11 +167,11 @@ async def raw_gradients(dtype: torch.dtype, k: int, level: str, batching: str, *
 async def gradient_difference(dtype: torch.dtype) -> float:
     """The largest relative difference to the whole batch."""
     worst = 0.0
-    for level in ("token", "sequence"):
+    for aggregation in ("token_mean", "sequence_mean"):
         for batching, lean in (("padded", False), ("padded", True), ("packed", False)):
-            whole = await raw_gradients(dtype, 1, level, batching, lean=lean)
+            whole = await raw_gradients(dtype, 1, aggregation, batching, lean=lean)
             for k in (2, GROUPS):
-                other = await raw_gradients(dtype, k, level, batching, lean=lean)
+                other = await raw_gradients(dtype, k, aggregation, batching, lean=lean)
                 worst = max(worst, float((whole - other).norm() / whole.norm()))
     return worst
 

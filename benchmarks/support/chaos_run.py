@@ -41,7 +41,7 @@ def run_config(folder: Path, model: Path, load: Load) -> dict[str, Any]:
         "rollout": {
             "environment": {
                 "kind": "custom",
-                "path": "benchmarks.support.chaos_process:FaultyEnvironment",
+                "import_path": "benchmarks.support.chaos_process:FaultyEnvironment",
                 "timeout_seconds": 1.0,
                 "workers": 8,
             },
@@ -49,7 +49,7 @@ def run_config(folder: Path, model: Path, load: Load) -> dict[str, Any]:
             "max_inflight_groups": 24,
             "generation_timeout_seconds": 1.5,
             "sampling": {"max_new_tokens": 32},
-            "engine": {"slots": 96, "max_context": 128},
+            "engine": {"max_num_seqs": 96, "max_model_len": 128},
             "failure": {
                 "infra_attempts": ATTEMPTS,
                 "data_attempts": ATTEMPTS,
@@ -59,7 +59,7 @@ def run_config(folder: Path, model: Path, load: Load) -> dict[str, Any]:
                 "max_redispatches": 64,
             },
         },
-        "sampler": {"kind": "windowed", "max_staleness": 2},
+        "staleness": {"policy": "windowed", "max_staleness": 2},
         "algorithm": {"correction": {"kind": "tis"}},
         "buffer": {"max_buffered_groups": 48},
         "training": {

@@ -48,10 +48,12 @@ def run_demo(here: Path, make_model: Callable[[RunConfig], str]) -> int:
     summary = result.summary
     print(
         f"""
-Reward of sampled answers    {summary["start_reward"]:.2f} at the start, {summary["end_reward"]:.2f} at the end
-Held-out prompts, greedy     {summary["eval_reward_start"]:.2f} at the start, {summary["eval_reward"]:.2f} at the end
-Training                     {summary["steps"]} steps, {summary["tokens_generated"]:,} tokens, \
-{summary["train_seconds"]:.0f} s ({time.monotonic() - started:.0f} s with everything)
+Reward of sampled answers    {summary["train/reward_mean_start"]:.2f} at the start, \
+{summary["train/reward_mean_end"]:.2f} at the end
+Held-out prompts, greedy     {summary["eval/reward_mean_start"]:.2f} at the start, \
+{summary["eval/reward_mean"]:.2f} at the end
+Training                     {summary["steps"]} steps, {summary["rollout/tokens_generated"]:,} tokens, \
+{summary["timing/elapsed_s"]:.0f} s ({time.monotonic() - started:.0f} s with everything)
 
 Everything is in {result.run_dir}:
   report.html      a page about the run: open it in a browser
@@ -64,7 +66,8 @@ Everything is in {result.run_dir}:
 Try next:  .venv/bin/penstock eval {result.run_dir}"""
     )
     learned = (
-        summary["end_reward"] >= LEAST_GAIN * summary["start_reward"] and summary["eval_reward"] > LEAST_EVAL_REWARD
+        summary["train/reward_mean_end"] >= LEAST_GAIN * summary["train/reward_mean_start"]
+        and summary["eval/reward_mean"] > LEAST_EVAL_REWARD
     )
     if not learned:
         print(f"\nIt should have doubled its reward and passed {LEAST_EVAL_REWARD} on held-out prompts: it did not.")

@@ -1,8 +1,8 @@
 """Policy losses over flat tokens. They return sums; the train step, which alone knows N, divides.
 
 T runs over the tokens of one microbatch in any order. `mask_T` says whether a token counts (1) or not (0);
-`weights_T` is what its loss is multiplied by: the mask itself for a token-level loss, the mask over the sequence's
-count for a sequence-level one, the mask over a constant for a constant-level one, times a correction where there is
+`weights_T` is what its loss is multiplied by: the mask itself for `token_mean`, the mask over the sequence's
+count for `sequence_mean`, the mask over a constant for `token_sum_norm`, times a correction where there is
 one.
 
 Every loss keeps to this: gradients flow through `logprobs_T` only; tokens outside the mask contribute nothing, whatever
@@ -40,11 +40,11 @@ def ppo_clip_loss(
     weights_T: Tensor,
     mask_T: Tensor,
     *,
-    clip_low: float,
-    clip_high: float,
+    clip_ratio_low: float,
+    clip_ratio_high: float,
     dual_clip: float | None = None,
 ) -> LossSum:
-    """`-min(ratio * A, clip(ratio, 1 - clip_low, 1 + clip_high) * A)`, weighted and summed (Schulman et al., 2017).
+    """`-min(ratio * A, clip(ratio, 1 - low, 1 + high) * A)`, weighted and summed (Schulman et al., 2017).
 
     With `old_logprobs_T = logprobs_T.detach()` the ratio is exactly one and the gradient that of plain policy gradient.
 
@@ -55,10 +55,12 @@ def ppo_clip_loss(
     log_ratio_T = _log_ratio(logprobs_T, old_logprobs_T, inside_T)
     advantages_T = _masked(advantages_T, inside_T)
     ratio_T = log_ratio_T.exp()
-    values_T = -torch.minimum(ratio_T * advantages_T, ratio_T.clamp(1 - clip_low, 1 + clip_high) * advantages_T)
+    values_T = -torch.minimum(
+        ratio_T * advantages_T, ratio_T.clamp(1 - clip_ratio_low, 1 + clip_ratio_high) * advantages_T
+    )
     with torch.no_grad():
-        low_T = (ratio_T < 1 - clip_low) & (advantages_T < 0)
-        high_T = (ratio_T > 1 + clip_high) & (advantages_T > 0)
+        low_T = (ratio_T < 1 - clip_ratio_low) & (advantages_T < 0)
+        high_T = (ratio_T > 1 + clip_ratio_high) & (advantages_T > 0)
         metrics = _clip_metrics(low_T, high_T, _masked(mask_T, inside_T), Normaliser.TOKENS)
         metrics |= _ratio_metrics(log_ratio_T, mask_T, inside_T)
     if dual_clip is not None:
@@ -77,8 +79,8 @@ def gspo_loss(
     mask_T: Tensor,
     rows_T: Tensor,
     *,
-    clip_low: float,
-    clip_high: float,
+    clip_ratio_low: float,
+    clip_ratio_high: float,
 ) -> LossSum:
     """Clipped policy gradient with one ratio per response: `-min(s * A, clip(s) * A)` (GSPO, Zheng et al., 2025).
 
@@ -96,10 +98,12 @@ def gspo_loss(
     exact_mask_T = _masked(mask_T, inside_T)
     share_T = exact_mask_T / row_totals(exact_mask_T, dense_T).masked_fill(~inside_T, 1.0)
     ratio_T = row_totals(log_ratio_T * share_T, dense_T).exp()
-    values_T = -torch.minimum(ratio_T * advantages_T, ratio_T.clamp(1 - clip_low, 1 + clip_high) * advantages_T)
+    values_T = -torch.minimum(
+        ratio_T * advantages_T, ratio_T.clamp(1 - clip_ratio_low, 1 + clip_ratio_high) * advantages_T
+    )
     with torch.no_grad():
-        low_T = (ratio_T < 1 - clip_low) & (advantages_T < 0)
-        high_T = (ratio_T > 1 + clip_high) & (advantages_T > 0)
+        low_T = (ratio_T < 1 - clip_ratio_low) & (advantages_T < 0)
+        high_T = (ratio_T > 1 + clip_ratio_high) & (advantages_T > 0)
         metrics = _clip_metrics(low_T, high_T, share_T, Normaliser.SEQUENCES)
         metrics |= _ratio_metrics(log_ratio_T, mask_T, inside_T)
         metrics["ratio_mean"] = Metric((ratio_T * share_T).sum(), Normaliser.SEQUENCES)
@@ -114,22 +118,22 @@ def cispo_loss(
     weights_T: Tensor,
     mask_T: Tensor,
     *,
-    clip_low: float | None,
-    clip_high: float,
+    clip_ratio_low: float | None,
+    clip_ratio_high: float,
 ) -> LossSum:
-    """`-stopgrad(clip(ratio, 1 - clip_low, 1 + clip_high)) * A * logprob` (CISPO, MiniMax-M1, 2025).
+    """`-stopgrad(clip(ratio, 1 - clip_ratio_low, 1 + clip_ratio_high)) * A * logprob` (CISPO, MiniMax-M1, 2025).
 
     The clip bounds the weight of a token and never its gradient, so no token is dropped: rare tokens, whose ratio moves
-    most, keep teaching. `clip_low` None is no lower bound. A token counts as clipped wherever its weight was cut,
+    most, keep teaching. `clip_ratio_low` None is no lower bound. A token counts as clipped wherever its weight was cut,
     whatever the sign of its advantage.
     """
     inside_T = mask_T > 0
     with torch.no_grad():
         log_ratio_T = _log_ratio(logprobs_T, old_logprobs_T, inside_T)
         ratio_T = log_ratio_T.exp()
-        low_T = torch.zeros_like(inside_T) if clip_low is None else ratio_T < 1 - clip_low
-        high_T = ratio_T > 1 + clip_high
-        clipped_T = ratio_T.clamp(None if clip_low is None else 1 - clip_low, 1 + clip_high)
+        low_T = torch.zeros_like(inside_T) if clip_ratio_low is None else ratio_T < 1 - clip_ratio_low
+        high_T = ratio_T > 1 + clip_ratio_high
+        clipped_T = ratio_T.clamp(None if clip_ratio_low is None else 1 - clip_ratio_low, 1 + clip_ratio_high)
         metrics = _clip_metrics(low_T, high_T, _masked(mask_T, inside_T), Normaliser.TOKENS)
         metrics |= _ratio_metrics(log_ratio_T, mask_T, inside_T)
     values_T = -clipped_T * _masked(advantages_T, inside_T) * logprobs_T.to(torch.float64).masked_fill(~inside_T, 0.0)

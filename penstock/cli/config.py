@@ -47,7 +47,7 @@ def show(config: ConfigFile, overrides: Overrides = None, as_json: Json = False)
 def check(config: ConfigFile, overrides: Overrides = None, as_json: Json = False) -> None:
     """Say whether a run could start with these settings.
 
-    Checks names and values, contradictions between settings, whether the buffer suits the sampler, and whether the
+    Checks names and values, contradictions between settings, whether the buffer suits the staleness policy, whether the
     environment, its reward function, the dataset files and the model folder are there, and whether the run directory
     and the loggers can be used. Weights are not loaded, and no server is asked.
 

@@ -34,7 +34,7 @@ def train(
     \b
     Example:
       penstock train run.yaml
-      penstock train run.yaml training.max_steps=20 'sampler={kind: windowed, max_staleness: 2}'
+      penstock train run.yaml training.max_steps=20 'staleness={policy: windowed, max_staleness: 2}'
       penstock train run.yaml --rollouts-from runs/recorded run_dir=runs/replay
     """
     with reported(as_json, is_run=True):

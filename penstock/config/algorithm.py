@@ -8,8 +8,8 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_
 
 from penstock.config.base import Section
 
-ClipLow = Annotated[float, Field(gt=0, le=1)]
-Level = Literal["token", "sequence", "constant"]
+ClipRatioLow = Annotated[float, Field(gt=0, le=1)]
+Aggregation = Literal["token_mean", "sequence_mean", "token_sum_norm"]
 
 
 class RewardConfig(Section):
@@ -119,14 +119,14 @@ class PpoClipLoss(Section):
 
     kind: Literal["ppo_clip"] = "ppo_clip"
     """Name of the loss."""
-    level: Level = "token"
-    """`token`: every token weighs the same. `sequence`: every response. `constant`: as in Dr. GRPO, see below."""
+    aggregation: Aggregation = "token_mean"
+    """`token_mean`: every token weighs the same. `sequence_mean`: every response does. `token_sum_norm`: Dr. GRPO."""
     constant_length: PositiveInt | None = None
-    """With `constant`: token sums are divided by this times the number of responses; usually the longest response."""
-    clip_low: ClipLow = 0.2
-    """The ratio is clipped at 1 - clip_low."""
-    clip_high: PositiveFloat = 0.2
-    """The ratio is clipped at 1 + clip_high."""
+    """With `token_sum_norm`: token sums are divided by this times the number of responses; usually the longest one."""
+    clip_ratio_low: ClipRatioLow = 0.2
+    """The ratio is clipped at 1 - clip_ratio_low."""
+    clip_ratio_high: PositiveFloat = 0.2
+    """The ratio is clipped at 1 + clip_ratio_high."""
     dual_clip: Annotated[float, Field(gt=1)] | None = None
     """For negative advantages the loss is bounded by this times the advantage; without it there is no such bound."""
 
@@ -136,10 +136,10 @@ class GspoLoss(Section):
 
     kind: Literal["gspo"] = "gspo"
     """Name of the loss."""
-    clip_low: ClipLow = 3e-4
-    """The sequence's ratio is clipped at 1 - clip_low."""
-    clip_high: PositiveFloat = 4e-4
-    """The sequence's ratio is clipped at 1 + clip_high."""
+    clip_ratio_low: ClipRatioLow = 3e-4
+    """The sequence's ratio is clipped at 1 - clip_ratio_low."""
+    clip_ratio_high: PositiveFloat = 4e-4
+    """The sequence's ratio is clipped at 1 + clip_ratio_high."""
 
 
 class CispoLoss(Section):
@@ -147,14 +147,14 @@ class CispoLoss(Section):
 
     kind: Literal["cispo"] = "cispo"
     """Name of the loss."""
-    level: Level = "token"
-    """`token`: every token weighs the same. `sequence`: every response. `constant`: as in Dr. GRPO, see below."""
+    aggregation: Aggregation = "token_mean"
+    """`token_mean`: every token weighs the same. `sequence_mean`: every response does. `token_sum_norm`: Dr. GRPO."""
     constant_length: PositiveInt | None = None
-    """With `constant`: token sums are divided by this times the number of responses; usually the longest response."""
-    clip_low: ClipLow | None = None
-    """The weight is at least 1 - clip_low; without it there is no lower bound."""
-    clip_high: PositiveFloat = 5.0
-    """The weight is at most 1 + clip_high."""
+    """With `token_sum_norm`: token sums are divided by this times the number of responses; usually the longest one."""
+    clip_ratio_low: ClipRatioLow | None = None
+    """The weight is at least 1 - clip_ratio_low; without it there is no lower bound."""
+    clip_ratio_high: PositiveFloat = 5.0
+    """The weight is at most 1 + clip_ratio_high."""
 
 
 class ReinforceLoss(Section):
@@ -162,10 +162,10 @@ class ReinforceLoss(Section):
 
     kind: Literal["reinforce"] = "reinforce"
     """Name of the loss."""
-    level: Level = "token"
-    """`token`: every token weighs the same. `sequence`: every response. `constant`: as in Dr. GRPO, see below."""
+    aggregation: Aggregation = "token_mean"
+    """`token_mean`: every token weighs the same. `sequence_mean`: every response does. `token_sum_norm`: Dr. GRPO."""
     constant_length: PositiveInt | None = None
-    """With `constant`: token sums are divided by this times the number of responses; usually the longest response."""
+    """With `token_sum_norm`: token sums are divided by this times the number of responses; usually the longest one."""
 
 
 LossConfig = Annotated[PpoClipLoss | GspoLoss | CispoLoss | ReinforceLoss, Field(discriminator="kind")]

@@ -34,9 +34,11 @@ def idle_algorithm_settings(config: RunConfig) -> dict[str, str]:
     if algorithm.reward.overlong != "soft":
         for name in ("overlong_limit", "overlong_buffer", "overlong_penalty"):
             idle[f"algorithm.reward.{name}"] = f"has no effect with overlong = {algorithm.reward.overlong}; remove it"
-    if algorithm.loss.kind != "gspo" and algorithm.loss.level != "constant":
-        reason = f"has no effect with level = {algorithm.loss.level}; remove it, or set level to constant"
-        idle["algorithm.loss.constant_length"] = reason
+    if algorithm.loss.kind != "gspo" and algorithm.loss.aggregation != "token_sum_norm":
+        idle["algorithm.loss.constant_length"] = (
+            f"has no effect with aggregation = {algorithm.loss.aggregation}; remove it, or set aggregation to "
+            "token_sum_norm"
+        )
     if algorithm.advantage.kind == "grpo" and not algorithm.advantage.normalize_std:
         idle["algorithm.advantage.epsilon"] = "has no effect with normalize_std = false, which divides by nothing"
     if not algorithm.dynamic_sampling.enabled:
@@ -100,10 +102,10 @@ def _reward_rules(config: RunConfig) -> Iterator[str]:
 def _loss_rules(config: RunConfig) -> Iterator[str]:
     algorithm = config.algorithm
     loss, kl = algorithm.loss, algorithm.kl
-    if loss.kind != "gspo" and loss.level == "constant" and loss.constant_length is None:
+    if loss.kind != "gspo" and loss.aggregation == "token_sum_norm" and loss.constant_length is None:
         yield (
-            "algorithm.loss.constant_length: is needed with level = constant; the longest response is usual, here "
-            f"{config.rollout.sampling.max_new_tokens}"
+            "algorithm.loss.constant_length: is needed with aggregation = token_sum_norm; the longest response is "
+            f"usual, here {config.rollout.sampling.max_new_tokens}"
         )
     if kl.coefficient > 0 and kl.place == "loss" and kl.estimator == "k1":
         yield (

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 _NEEDS_DATA = ("function", "math")
 _TAKES_DATA = (*_NEEDS_DATA, "custom")
+_IMPORTED = {"function": ("callable", "my_rewards:exact_match"), "custom": ("Class", "my_environments:GuessingGame")}
+"""Environments of the user's own: what `import_path` names, and an example of it."""
 _NO_POOL = ("calculator", "verifiers")
 """Environments without a reward function that could run elsewhere."""
 _OF_FILES = ("train_path", "eval_path", "prompt_key", "answer_key", "format")
@@ -23,10 +25,8 @@ def environment_rules(config: RunConfig) -> Iterator[str]:
     """Settings that the environment needs and does not have, or that name nothing."""
     environment = config.rollout.environment
     kind = environment.kind
-    if kind == "function":
-        yield from _names(environment, "function", "callable", "my_rewards:exact_match")
-    if kind == "custom":
-        yield from _names(environment, "path", "Class", "my_environments:GuessingGame")
+    if kind in _IMPORTED:
+        yield from _names(environment, *_IMPORTED[kind])
     if kind in _NEEDS_DATA and config.data.train_path is None:
         yield f"data.train_path: is needed with rollout.environment.kind = {kind}"
     if kind.startswith("verifiers:") and not config.data.chat_template:
@@ -34,22 +34,21 @@ def environment_rules(config: RunConfig) -> Iterator[str]:
     yield from wrong_args(kind, environment.args)
 
 
-def _names(environment: EnvironmentConfig, setting: str, what: str, example: str) -> Iterator[str]:
-    value = getattr(environment, setting)
+def _names(environment: EnvironmentConfig, what: str, example: str) -> Iterator[str]:
+    value = environment.import_path
     if value is None:
-        yield f"rollout.environment.{setting}: is needed with kind = {environment.kind}, for example {example}"
+        yield f"rollout.environment.import_path: is needed with kind = {environment.kind}, for example {example}"
     elif value.count(":") != 1 or not all(value.split(":")):
-        yield f"rollout.environment.{setting}: {value!r} is not module:{what}"
+        yield f"rollout.environment.import_path: {value!r} is not module:{what}"
 
 
 def idle_environment_settings(config: RunConfig) -> dict[str, str]:
     """Settings that the chosen environment does not read, with the reason."""
     kind = config.rollout.environment.kind
-    idle = {
-        f"rollout.environment.{setting}": f"has no effect with kind = {kind}; it belongs to kind = {owner}"
-        for setting, owner in (("function", "function"), ("path", "custom"))
-        if kind != owner
-    }
+    idle = {}
+    if kind not in _IMPORTED:
+        reason = f"has no effect with kind = {kind}; it belongs to kind = {' and '.join(_IMPORTED)}"
+        idle["rollout.environment.import_path"] = reason
     if kind.partition(":")[0] in _NO_POOL:
         idle["rollout.environment.in_process"] = f"has no effect with {kind}, which is always in the run's process"
     if kind.partition(":")[0] not in _TAKES_DATA:

@@ -42,7 +42,7 @@ def idle_eval_settings(config: RunConfig) -> dict[str, str]:
     if not config.eval.pass_at:
         idle["eval.pass_reward"] = "has no effect without eval.pass_at; remove it, or set eval.pass_at"
     if not config.checkpoint.keep_best:
-        for name in ("best_metric", "best_is"):
+        for name in ("best_metric", "best_mode"):
             idle[f"checkpoint.{name}"] = "has no effect with checkpoint.keep_best = 0; set keep_best, or remove it"
     stop = config.training.early_stop
     if stop is not None and stop.patience is None:
@@ -150,7 +150,7 @@ def _environment_name(config: RunConfig) -> str | None:
     environment = config.rollout.environment
     if environment.kind == "custom":
         return None
-    return f"function:{environment.function}" if environment.kind == "function" else environment.kind
+    return f"function:{environment.import_path}" if environment.kind == "function" else environment.kind
 
 
 def _wrong_metric(config: RunConfig, metric: str) -> str | None:

@@ -9,13 +9,10 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from penstock.config.base import Section
 
-KIND = "kind"
-"""The setting that names which section of a choice is meant."""
-
 
 @dataclass(frozen=True)
 class Place:
-    """What may stand at a key: one section, one of several (told apart by `kind`), or a value."""
+    """What may stand at a key: one section, one of several (told apart by the setting `tag`), or a value."""
 
     annotation: Any
     sections: tuple[type[Section], ...] = ()
@@ -27,8 +24,13 @@ class Place:
 
     @property
     def is_choice(self) -> bool:
-        """Whether `kind` decides which section it is."""
+        """Whether the setting `tag` decides which section it is."""
         return len(self.sections) > 1
+
+    @property
+    def tag(self) -> str:
+        """The setting that names which section of a choice is meant: `kind`, or `policy` of `staleness`."""
+        return tag_of(self.sections[0])
 
     @property
     def is_mapping(self) -> bool:
@@ -66,7 +68,7 @@ class Location:
     """Where an error is: its dotted key, the section around it and what is expected there.
 
     `holder` is the section that has (or should have) the key's last part; `alternatives` are the other kinds that could
-    have stood in its place, and `noun` is what such a kind is called ("sampler").
+    have stood in its place, and `tag` is the setting that chooses between them.
     """
 
     key: str
@@ -75,7 +77,7 @@ class Location:
     place: Place | None
     holder: type[Section] | None
     alternatives: dict[str, type[Section]]
-    noun: str
+    tag: str
 
 
 def locate(root: type[Section], loc: Sequence[str | int]) -> Location:
@@ -84,11 +86,11 @@ def locate(root: type[Section], loc: Sequence[str | int]) -> Location:
     place: Place | None = Place((), (root,))
     holder: type[Section] | None = None
     alternatives: dict[str, type[Section]] = {}
-    noun = ""
+    tag = ""
     for part in loc:
         if place is not None and place.is_choice:
             alternatives = place.kinds()
-            noun = names[-1]
+            tag = place.tag
             chosen = alternatives[str(part)]
             place = Place(chosen, (chosen,))
             continue
@@ -109,7 +111,7 @@ def locate(root: type[Section], loc: Sequence[str | int]) -> Location:
         place=place,
         holder=holder,
         alternatives=alternatives,
-        noun=noun,
+        tag=tag,
     )
 
 
@@ -126,9 +128,14 @@ def join(prefix: str, name: str) -> str:
     return f"{prefix}.{name}" if prefix else name
 
 
+def tag_of(section: type[Section]) -> str:
+    """The setting whose only value selects this section of a choice; it is the section's first."""
+    return next(iter(section.model_fields))
+
+
 def kind_of(section: type[Section]) -> str:
     """The name that selects a section of a choice."""
-    return str(get_args(section.model_fields[KIND].annotation)[0])
+    return str(get_args(section.model_fields[tag_of(section)].annotation)[0])
 
 
 def all_keys(section: type[Section], prefix: str = "") -> Iterator[str]:

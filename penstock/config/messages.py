@@ -10,7 +10,8 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from penstock.config.base import Section
-from penstock.config.keys import KIND, Location, all_keys, join, locate, required_keys
+from penstock.config.keys import Location, all_keys, join, locate, required_keys
+from penstock.config.renamed import RENAMED, RENAMED_VALUES
 from penstock.text import cut
 
 _EXPECTED = {
@@ -45,7 +46,6 @@ ALIASES = {
     "num_generations": "rollout.group_size",
     "num_epochs": "data.epochs",
     "output_dir": "run_dir",
-    "staleness": "sampler.max_staleness",
 }
 """Names that other trainers have for a setting, and what it is called here."""
 
@@ -96,11 +96,11 @@ def _lines(details: ErrorDetails, root: type[Section]) -> Iterator[str]:
         reason = str(context["error"])
         yield from (f"{where.key}: {line}" if where.key else line for line in reason.splitlines())
     elif kind == "extra_forbidden":
-        yield _extra(where, root)
+        yield from _extra(where, value, root)
     elif kind == "missing":
         yield from _missing(where, value, locate(root, details["loc"][:-1]))
     elif kind in ("union_tag_invalid", "union_tag_not_found"):
-        yield f"{where.key}.{KIND}: {_wrong_kind(where, value)}"
+        yield from _wrong_kind(where, value)
     elif kind in ("model_type", "model_attributes_type", "dict_type") and where.place and where.place.sections:
         yield f"{where.key}: {_not_a_section(where, value)}"
     else:
@@ -110,7 +110,8 @@ def _lines(details: ErrorDetails, root: type[Section]) -> Iterator[str]:
 def _wrong_value(kind: str, value: Any, context: dict[str, Any], where: Location, message: str) -> str:
     if kind == "literal_error" and where.place:
         names = [str(name) for name in _literal_names(where.place.annotation)]
-        return unknown_name(value, names)
+        now = RENAMED_VALUES.get(where.key, {}).get(value) if isinstance(value, str) else None
+        return f"`{value}` is `{now}` here" if now else unknown_name(value, names)
     if kind in _BOUNDS:
         name, words = _BOUNDS[kind]
         return f"must be {words} {context[name]:g}, got {show(value)}"
@@ -154,16 +155,38 @@ def _looks_like(kind: str, text: str) -> bool:
     return _EXPECTED[kind] == "a number" or number.is_integer()
 
 
-def _extra(where: Location, root: type[Section]) -> str:
+def _extra(where: Location, value: Any, root: type[Section]) -> Iterator[str]:
+    if where.key in RENAMED:
+        yield from _renamed(where.key, value)
+    else:
+        yield _not_a_setting(where, root)
+
+
+def _renamed(key: str, value: Any) -> Iterator[str]:
+    """The line for a key that has another name now; of a section, one for each setting in it."""
+    if isinstance(value, dict) and value and any(old.startswith(f"{key}.") for old in RENAMED):
+        for name, below in value.items():
+            yield from _renamed(join(key, str(name)), below)
+    elif key in RENAMED:
+        now = RENAMED[key]
+        renamed = RENAMED_VALUES.get(now, {}).get(value) if isinstance(value, str) else None
+        too = f", and `{value}` is `{renamed}`" if renamed else ""
+        yield f"{key}: unknown setting; `{key}` is `{now}` here{too}"
+    else:
+        section = key.rpartition(".")[0]
+        yield f"{cut(key, _LONGEST_NAME)}: unknown setting; `{section}` is `{RENAMED[section]}` here"
+
+
+def _not_a_setting(where: Location, root: type[Section]) -> str:
     holder = where.holder or root
     owners = [kind for kind, section in where.alternatives.items() if where.name in section.model_fields]
     if not owners:
         return unknown_setting(where.name, where.prefix, holder, root)
     kind = next(name for name, section in where.alternatives.items() if section is holder)
-    own = [name for name in holder.model_fields if name != KIND]
+    own = [name for name in holder.model_fields if name != where.tag]
     has = f"it has {', '.join(own)}" if own else "it has no settings"
     belongs = f"{where.name} belongs to {', '.join(owners)}"
-    return f"{where.key}: is not a setting of the {kind} {where.noun}; {has} ({belongs})"
+    return f"{where.key}: is not a setting of {where.tag} = {kind}; {has} ({belongs})"
 
 
 def _missing(where: Location, value: Any, around: Location) -> Iterator[str]:
@@ -182,18 +205,25 @@ def _required(key: str, description: str) -> str:
     return f"{key}: is required. {description}" if description else f"{key}: is required"
 
 
-def _wrong_kind(where: Location, value: Any) -> str:
-    kinds = list(where.place.kinds()) if where.place else []
-    if isinstance(value, dict) and KIND not in value:
-        return f"is required; one of {', '.join(kinds)}"
-    return unknown_name(value[KIND] if isinstance(value, dict) else value, kinds)
+def _wrong_kind(where: Location, value: Any) -> Iterator[str]:
+    assert where.place is not None
+    kinds, tag = list(where.place.kinds()), where.place.tag
+    key = join(where.key, tag)
+    if isinstance(value, dict) and tag not in value:
+        old = {full: below for name, below in value.items() if (full := join(where.key, str(name))) in RENAMED}
+        for name, below in old.items():
+            yield from _renamed(name, below)
+        if key not in map(RENAMED.get, old):
+            yield f"{key}: is required; one of {', '.join(kinds)}"
+    else:
+        yield f"{key}: {unknown_name(value[tag] if isinstance(value, dict) else value, kinds)}"
 
 
 def _not_a_section(where: Location, value: Any) -> str:
     assert where.place is not None
     if where.place.is_choice:
-        kinds = ", ".join(where.place.kinds())
-        example = f"{{{KIND}: {value}}}" if value in list(where.place.kinds()) else f"{{{KIND}: ...}}"
+        kinds, tag = ", ".join(where.place.kinds()), where.place.tag
+        example = f"{{{tag}: {value}}}" if value in list(where.place.kinds()) else f"{{{tag}: ...}}"
         return f"expected a section such as {example} with one of {kinds}, got {show(value)}"
     names = ", ".join(where.place.sections[0].model_fields)
     if value is None:

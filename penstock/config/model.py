@@ -40,7 +40,7 @@ class ModelConfig(Section):
     """Folder with a Hugging Face causal language model and its tokenizer, or a hub id (see `download`)."""
     dtype: Literal["float32", "float64", "bfloat16"] = "float32"
     """Number format of the trainer's and the engine's weights."""
-    attention: Literal["sdpa", "eager"] = "sdpa"
+    attn_implementation: Literal["sdpa", "eager"] = "sdpa"
     """Attention implementation of transformers."""
     download: bool = False
     """Fetch a hub id from the network; off, only folders and what is already in the local cache are used."""

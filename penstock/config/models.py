@@ -13,7 +13,7 @@ from penstock.config.model import ModelConfig
 from penstock.config.observe import ObserveConfig
 from penstock.config.rollout import RolloutConfig
 from penstock.config.rules import contradictions
-from penstock.config.sampler import OnPolicySampler, SamplerConfig
+from penstock.config.staleness import OnPolicyStaleness, StalenessConfig
 from penstock.config.timeouts import TimeoutsConfig
 from penstock.config.training import TrainingConfig
 from penstock.config.values import usable_path
@@ -26,11 +26,12 @@ class BufferConfig(Section):
     """Slots: groups dispatched or ready and not yet handed to the trainer."""
 
 
-class WeightsConfig(Section):
+class WeightSyncConfig(Section):
     """How new weights reach the engine."""
 
-    update: Literal["in_flight", "drain", "abort_stale"] = "in_flight"
-    """`in_flight`: swap between two tokens. `drain`: let running groups end first. `abort_stale`: abort the too old."""
+    mode: Literal["in_flight", "drain", "abort_stale"] = "in_flight"
+    """`in_flight`: swap between two tokens. `drain`: let running groups end first. `abort_stale`: abort groups that are
+    too old."""
     kv_cache: Literal["keep", "recompute"] = "keep"
     """What running requests do with the KV cache they computed under the old weights."""
 
@@ -76,8 +77,8 @@ class CheckpointConfig(Section):
     """How many checkpoints with the best `best_metric` are kept besides the latest."""
     best_metric: str = "eval/reward_mean"
     """With `keep_best`: the metric, as in `metrics.jsonl`; only checkpoints of steps that have a value can be best."""
-    best_is: Literal["highest", "lowest"] = "highest"
-    """With `keep_best`: which values of `best_metric` are good ones."""
+    best_mode: Literal["max", "min"] = "max"
+    """With `keep_best`: whether the largest or the smallest `best_metric` is best."""
 
 
 class EvalConfig(Section):
@@ -109,7 +110,7 @@ class RunConfig(Section):
     seed: NonNegativeInt = 0
     """Seed of data order and sampling."""
     deterministic: bool = False
-    """Bit-equal losses for equal seeds on the CPU; needs the `in_order` sampler with lookahead 0 and `drain`."""
+    """Bit-equal losses for equal seeds on the CPU; needs `in_order` staleness with lookahead 0, and `drain`."""
     model: ModelConfig
     """The language model that is trained."""
     data: DataConfig = DataConfig()
@@ -118,13 +119,13 @@ class RunConfig(Section):
     """Generation of prompt groups."""
     buffer: BufferConfig = BufferConfig()
     """The replay buffer."""
-    sampler: SamplerConfig = Field(default_factory=OnPolicySampler)
+    staleness: StalenessConfig = Field(default_factory=OnPolicyStaleness)
     """Which groups may be dispatched, and which trained: the staleness policy."""
     algorithm: AlgorithmConfig = AlgorithmConfig()
     """The mathematics of a step."""
     training: TrainingConfig = TrainingConfig()
     """The trainer."""
-    weights: WeightsConfig = WeightsConfig()
+    weight_sync: WeightSyncConfig = WeightSyncConfig()
     """How new weights reach the engine."""
     data_plane: DataPlaneConfig = DataPlaneConfig()
     """Where tensors live between producers and consumers."""

@@ -20,7 +20,7 @@ from penstock.text import cut
 def apply_overrides(data: Mapping[str, Any], overrides: Sequence[str], root: type[Section]) -> dict[str, Any]:
     """A copy of `data` with the overrides laid over it, the last one of a key winning; raises `ConfigError`.
 
-    Values are YAML, so `[1, 2]`, `null` and `{kind: windowed}` work; for a setting that is text the value is taken as
+    Values are YAML, so `[1, 2]`, `null` and `{policy: windowed}` work; for a setting that is text the value is taken as
     it stands. Whether the settings exist is left to the models, which know the nearest name.
     """
     result = copy.deepcopy(dict(data))

@@ -41,7 +41,7 @@ def _sections(title: str, path: str, section: type[Section]) -> Iterator[tuple[s
     for name, field in section.model_fields.items():
         place, key = Place.of(field.annotation), f"{path}{name}"
         for below in place.sections:
-            heading = f"`{key}` with `kind: {kind_of(below)}`" if place.is_choice else f"`{key}`"
+            heading = f"`{key}` with `{place.tag}: {kind_of(below)}`" if place.is_choice else f"`{key}`"
             yield from _sections(heading, f"{key}.", below)
 
 

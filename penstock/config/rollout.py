@@ -20,9 +20,9 @@ class EngineConfig(Section):
 
     kind: Literal["embedded"] = "embedded"
     """`embedded`: on this machine, continuous batching over a slot KV cache."""
-    slots: PositiveInt = 64
+    max_num_seqs: PositiveInt = 64
     """How many requests decode at the same time."""
-    max_context: PositiveInt = 512
+    max_model_len: PositiveInt = 512
     """Tokens of prompt and response together that fit into a slot."""
 
 
@@ -36,7 +36,7 @@ class SamplingConfig(Section):
     top_k: NonNegativeInt = 0
     """Sample among the k likeliest tokens; 0 means all. Above 0 it needs an off-policy correction."""
     max_new_tokens: PositiveInt = 64
-    """Longest response; one that reaches it, or the end of the engine's `max_context`, counts as truncated."""
+    """Longest response; one that reaches it, or the end of the engine's `max_model_len`, counts as truncated."""
     stop_token_ids: list[NonNegativeInt] = Field(default_factory=list)
     """Token ids that end a response, besides the tokenizer's end-of-sequence token."""
 
@@ -48,10 +48,9 @@ class EnvironmentConfig(Section):
     """`reasoning_gym:<task>`, `math`, `calculator`, `function`, `verifiers:<environment>` or `custom`."""
     args: dict[str, Any] = Field(default_factory=dict)
     """Settings of the environment itself; for `function` and `custom` keyword arguments for the function or class."""
-    function: str | None = None
-    """For `function`: `module:callable`, called as `callable(prompt, response, answer, **args)`; returns a number."""
-    path: str | None = None
-    """For `custom`: `module:Class`, an environment of your own, constructed with `args`."""
+    import_path: str | None = None
+    """For `function`: `module:callable`, called as `callable(prompt, response, answer, **args)`; returns a number. For
+    `custom`: `module:Class`, an environment of your own, constructed with `args`."""
     timeout_seconds: PositiveFloat = 30.0
     """A reward, or the environment's part of a turn, that takes longer is a DATA failure."""
     workers: PositiveInt = 4

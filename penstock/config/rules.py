@@ -22,7 +22,7 @@ _FALLING = ("linear", "cosine")
 def contradictions(config: RunConfig) -> list[str]:
     """Every pair of settings that cannot both be honoured, as `key: reason` lines; empty when there is none."""
     return [
-        *_sampler_rules(config),
+        *_staleness_rules(config),
         *algorithm_rules(config),
         *_deterministic_rules(config),
         *environment_rules(config),
@@ -36,10 +36,12 @@ def contradictions(config: RunConfig) -> list[str]:
 def idle_settings(config: RunConfig) -> dict[str, str]:
     """Settings that have no effect beside the others, with the reason: an error when set, left out of a dump."""
     idle = {}
-    if config.sampler.kind == "on_policy":
-        idle["weights.kv_cache"] = "has no effect with the on_policy sampler: no request runs while weights change"
-    if config.weights.update == "drain":
-        idle["weights.kv_cache"] = "has no effect with update = drain, where no request is running; remove it"
+    if config.staleness.policy == "on_policy":
+        idle["weight_sync.kv_cache"] = (
+            "has no effect with staleness.policy = on_policy: no request runs while weights change"
+        )
+    if config.weight_sync.mode == "drain":
+        idle["weight_sync.kv_cache"] = "has no effect with mode = drain, where no request is running; remove it"
     if config.rollout.failure.on_drop == "replace":
         idle["rollout.failure.min_groups_per_step"] = (
             "has no effect with on_drop = replace, where steps stay full; remove it or set on_drop to shrink"
@@ -65,33 +67,33 @@ def _is_set(config: RunConfig, key: str) -> bool:
     return name in section.model_fields_set and getattr(section, name) is not None
 
 
-def _sampler_rules(config: RunConfig) -> Iterator[str]:
+def _staleness_rules(config: RunConfig) -> Iterator[str]:
     n, chunk = config.training.prompt_groups_per_step, config.training.min_groups_per_chunk
     if chunk > n:
         yield (
             f"training.min_groups_per_chunk: {chunk} is more than training.prompt_groups_per_step = {n}, so no chunk "
             f"would ever be complete; use at most {n}"
         )
-    kind = config.sampler.kind
+    policy = config.staleness.policy
     if (
-        kind == "ready_first"
+        policy == "ready_first"
         and config.algorithm.correction.kind == "none"
         and config.algorithm.old_policy == "trainer"
     ):
         yield (
-            "sampler.kind: ready_first puts no bound on the lag and needs an off-policy correction; set "
+            "staleness.policy: ready_first puts no bound on the lag and needs an off-policy correction; set "
             "algorithm.correction.kind to tis, or choose windowed"
         )
-    if config.sampler.kind == "weight_fifo" and config.sampler.lookahead > config.sampler.max_staleness:
+    if config.staleness.policy == "weight_fifo" and config.staleness.lookahead > config.staleness.max_staleness:
         yield (
-            f"sampler.lookahead: groups dispatched {config.sampler.lookahead} steps ahead would be too old for "
-            f"sampler.max_staleness = {config.sampler.max_staleness} when their step comes; use at most "
-            f"{config.sampler.max_staleness}"
+            f"staleness.lookahead: groups dispatched {config.staleness.lookahead} steps ahead would be too old for "
+            f"staleness.max_staleness = {config.staleness.max_staleness} when their step comes; use at most "
+            f"{config.staleness.max_staleness}"
         )
-    if config.weights.update == "abort_stale" and kind in _NEVER_ABORTS:
+    if config.weight_sync.mode == "abort_stale" and policy in _NEVER_ABORTS:
         yield (
-            f"weights.update: abort_stale has nothing to abort with the {kind} sampler, which lets running groups end; "
-            "use in_flight or drain, or the windowed sampler"
+            f"weight_sync.mode: abort_stale has nothing to abort with staleness.policy = {policy}, which lets running "
+            "groups end; use in_flight or drain, or the windowed policy"
         )
     failure = config.rollout.failure
     if failure.on_drop == "shrink" and failure.min_groups_per_step > n:
@@ -99,29 +101,32 @@ def _sampler_rules(config: RunConfig) -> Iterator[str]:
             f"rollout.failure.min_groups_per_step: {failure.min_groups_per_step} is more than "
             f"training.prompt_groups_per_step = {n}"
         )
-    if failure.on_drop == "shrink" and config.sampler.kind == "windowed" and config.sampler.over_sampling:
+    if failure.on_drop == "shrink" and config.staleness.policy == "windowed" and config.staleness.over_sampling:
         yield (
-            "rollout.failure.on_drop: with sampler.over_sampling the next ready group takes a dropped one's place, so "
-            "no step shrinks; use replace"
+            "rollout.failure.on_drop: with staleness.over_sampling the next ready group takes a dropped one's place, "
+            "so no step shrinks; use replace"
         )
 
 
 def _deterministic_rules(config: RunConfig) -> Iterator[str]:
     if not config.deterministic:
         return
-    if config.sampler.kind != "in_order" or config.sampler.lookahead != 0:
-        yield "deterministic: needs sampler.kind = in_order and sampler.lookahead = 0, so that groups train in order"
-    if config.weights.update != "drain":
-        yield "deterministic: needs weights.update = drain, so that no group sees two weight versions"
+    if config.staleness.policy != "in_order" or config.staleness.lookahead != 0:
+        yield (
+            "deterministic: needs staleness.policy = in_order and staleness.lookahead = 0, so that groups train in "
+            "order"
+        )
+    if config.weight_sync.mode != "drain":
+        yield "deterministic: needs weight_sync.mode = drain, so that no group sees two weight versions"
     if config.training.max_minutes is not None:
         yield "deterministic: training.max_minutes would end the run by the clock; use training.max_steps"
 
 
 def _section_rules(config: RunConfig) -> Iterator[str]:
-    if config.rollout.sampling.max_new_tokens >= config.rollout.engine.max_context:
+    if config.rollout.sampling.max_new_tokens >= config.rollout.engine.max_model_len:
         yield (
             f"rollout.sampling.max_new_tokens: {config.rollout.sampling.max_new_tokens} leaves no room for a prompt in "
-            f"rollout.engine.max_context = {config.rollout.engine.max_context}"
+            f"rollout.engine.max_model_len = {config.rollout.engine.max_model_len}"
         )
     optimizer = config.training.optimizer
     if config.training.max_steps is not None and optimizer.warmup_steps >= config.training.max_steps:

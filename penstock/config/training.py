@@ -37,10 +37,10 @@ class EarlyStopConfig(Section):
 
     metric: str = "eval/reward_mean"
     """A metric as in `metrics.jsonl`; judged each time it has a value."""
-    good_is: Literal["highest", "lowest"] = "highest"
-    """Which values are good ones."""
+    mode: Literal["max", "min"] = "max"
+    """Whether larger values of the metric are better, or smaller ones."""
     reached: float | None = None
-    """Stop when the metric is at least (with `lowest`: at most) this."""
+    """Stop when the metric is at least (with `min`: at most) this."""
     patience: PositiveInt | None = None
     """Stop when so many values in a row were no better than the best before them."""
     min_change: NonNegativeFloat = 0.0

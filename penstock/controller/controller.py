@@ -77,7 +77,7 @@ class SingleController:
         self.sync = WeightSync(
             parts,
             self.rollouts,
-            config.weights.update,
+            config.weight_sync.mode,
             recording,
             limit_seconds=timeouts.weights_seconds,
             ending=self._ending,

@@ -96,7 +96,7 @@ class RolloutPump:
     async def _clearance(self) -> Admission:
         """An in-flight permit is taken and the stamp is current when this returns."""
         while True:
-            self._wait_for("a buffer permit and the sampler's admission")
+            self._wait_for("a buffer permit and the staleness policy's admission")
             await self._buffer.wait_admission()
             self._wait_for("an in-flight permit")
             await self._permits.acquire()
@@ -251,7 +251,7 @@ class RolloutPump:
             self._give_up(
                 visit,
                 f"{why} {again.redispatches} times (rollout.failure.max_redispatches): each time its group had become "
-                "too stale; a larger sampler.max_staleness, or sampler.over_sampling = false, gives it more time",
+                "too stale; a larger staleness.max_staleness, or staleness.over_sampling = false, gives it more time",
             )
         else:
             self._ledger.dispatched_again(again)

@@ -22,7 +22,7 @@ class WeightSync:
     """Publishes the trainer's version to the engines.
 
     `in_flight`: running requests pause at a token boundary and go on with the new weights. `drain`: the gate closes and
-    running groups end first. `abort_stale`: groups that the sampler would never select are aborted before the copy.
+    running groups end first. `abort_stale`: groups that the policy would never select are aborted before the copy.
 
     An engine that does not answer cannot hold up the end of a run: for half of the time that the run has to end it is
     waited for, and then the engines keep the version they have.
@@ -78,7 +78,7 @@ class WeightSync:
             await self._copy()
 
     async def _drained(self) -> bool:
-        self.waiting_for = "running groups to end (weights.update = drain)"
+        self.waiting_for = "running groups to end (weight_sync.mode = drain)"
         self._lane.switch("waiting for running groups to end")
         drained = asyncio.create_task(self._pump.drain())
         ending = asyncio.create_task(self.run_is_ending.wait())

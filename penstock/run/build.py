@@ -194,10 +194,10 @@ def _begun_process(config: RunConfig, *, wanted: bool) -> Iterator[EngineProcess
 
 def _engine_settings(config: RunConfig) -> dict[str, Any]:
     return {
-        "slots": config.rollout.engine.slots,
-        "max_context": config.rollout.engine.max_context,
+        "max_num_seqs": config.rollout.engine.max_num_seqs,
+        "max_model_len": config.rollout.engine.max_model_len,
         "deterministic": config.deterministic,
-        "kv_cache": config.weights.kv_cache,
+        "kv_cache": config.weight_sync.kv_cache,
         "threads": threads_for_half(config.runtime.engine_threads),
     }
 
@@ -235,7 +235,7 @@ def planned_steps(config: RunConfig, visits: int) -> int:
 def build_training(config: RunConfig, serving: Serving) -> Training:
     """Everything that training needs besides `serving`."""
     n = config.training.prompt_groups_per_step
-    sampler = make_sampler(config.sampler, n, config.deterministic)
+    sampler = make_sampler(config.staleness, n, config.deterministic)
     data_plane = _DATA_PLANES[config.data_plane.adapter]()
     data_plane.register_partition(PARTITION, (*fields.ROLLOUT_FIELDS, *fields.LATER_FIELDS))
     stream = _stream(config, serving)
@@ -293,7 +293,7 @@ def _trainer(config: RunConfig, serving: Serving, data_plane: DataPlaneClient) -
         temperature=config.rollout.sampling.temperature,
         threads=threads,
         lanes=_trainer_lanes(config, serving.model, threads),
-        longest_row=config.rollout.engine.max_context,
+        longest_row=config.rollout.engine.max_model_len,
     )
 
 

@@ -272,7 +272,7 @@ class CheckpointStore:
 
     def _best(self, found: list[Path]) -> list[Path]:
         config = self._config
-        ranked = ranked_checkpoints(found, config.best_metric, highest=config.best_is == "highest")
+        ranked = ranked_checkpoints(found, config.best_metric, largest_first=config.best_mode == "max")
         return ranked[: config.keep_best]
 
 

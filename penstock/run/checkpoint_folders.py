@@ -16,9 +16,9 @@ _ASIDE = "aside_{}"
 _DOOMED = ".removing_{}"
 
 
-def ranked_checkpoints(found: list[Path], metric: str, *, highest: bool) -> list[Path]:
+def ranked_checkpoints(found: list[Path], metric: str, *, largest_first: bool) -> list[Path]:
     """Those that have a value of the metric, best first; of equal ones the newest first."""
-    sign = -1 if highest else 1
+    sign = -1 if largest_first else 1
     values = [
         (sign * value, -place, path) for place, path in enumerate(found) if (value := _value(path, metric)) is not None
     ]

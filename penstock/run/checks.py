@@ -20,15 +20,15 @@ def check_config(config: RunConfig, *, resumed: bool = False, from_scratch: bool
 
     With `from_scratch` a run that is in the folder already is no reason: it will be moved aside.
 
-    Makes the sampler, and the environment with a prompt or two, so that tasks, reward functions and dataset files are
-    really looked at, and looks whether the folders can be written and the loggers could start. Where rollouts are
-    replayed there is no environment; the recording is looked at instead. Model weights are not loaded, and nothing is
-    left behind.
+    Makes the staleness policy, and the environment with a prompt or two, so that tasks, reward functions and dataset
+    files are really looked at, and looks whether the folders can be written and the loggers could start. Where rollouts
+    are replayed there is no environment; the recording is looked at instead. Model weights are not loaded, and nothing
+    is left behind.
     """
     if not resumed:
         check_run_dir(config.run_dir, from_scratch=from_scratch)
     check_loggers(config.observe)
-    sampler = make_sampler(config.sampler, config.training.prompt_groups_per_step, config.deterministic)
+    sampler = make_sampler(config.staleness, config.training.prompt_groups_per_step, config.deterministic)
     check_capacity(sampler, config.buffer.max_buffered_groups, config.training.min_groups_per_chunk)
     check_model_folder(config.model.path)
     if config.model.lora is not None:

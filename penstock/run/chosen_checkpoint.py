@@ -26,7 +26,7 @@ def chosen_checkpoint(folder: Path, name: str | None, config: CheckpointConfig) 
 
 
 def _best(found: list[Path], folder: Path, config: CheckpointConfig) -> Path:
-    ranked = ranked_checkpoints(found, config.best_metric, highest=config.best_is == "highest")
+    ranked = ranked_checkpoints(found, config.best_metric, largest_first=config.best_mode == "max")
     if not ranked:
         raise SetupError(
             f"--checkpoint: no checkpoint in {str(folder)!r} has a value of {config.best_metric} "

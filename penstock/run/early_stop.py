@@ -32,7 +32,7 @@ class EarlyStop:
 
     def __init__(self, config: EarlyStopConfig) -> None:
         self._config = config
-        self._sign = 1.0 if config.good_is == "highest" else -1.0
+        self._sign = 1.0 if config.mode == "max" else -1.0
         self._best: float | None = None
         self._no_better = 0
 

@@ -64,7 +64,7 @@ async def evaluate_prompts(
         return None
     started = time.monotonic()
     sampling = eval_sampling(parts.sampling, config.eval)
-    limit = asyncio.Semaphore(config.rollout.engine.slots)
+    limit = asyncio.Semaphore(config.rollout.engine.max_num_seqs)
     samples = config.eval.samples_per_prompt
 
     async def one(prompt: Prompt, sample: int) -> Trajectory | _Failed:
@@ -158,20 +158,20 @@ async def _evaluate(config: RunConfig) -> dict[str, Any]:
 
 
 def _figures(config: RunConfig, report: EvalReport) -> dict[str, Any]:
-    """For people and programs; the figures a model is judged by come first."""
-    passes = {f"pass@{found.k}": found.value for found in report.pass_at}
-    left_out = {f"pass@{found.k}_left_out": found.left_out for found in report.pass_at if found.left_out}
+    """For people and programs, by the names of `metrics.jsonl`; the figures a model is judged by come first."""
+    passes = {f"eval/pass@{found.k}": found.value for found in report.pass_at}
+    left_out = {f"eval/pass@{found.k}_left_out": found.left_out for found in report.pass_at if found.left_out}
     return {
         "model": config.model.path,
         "environment": report.environment,
-        "reward_mean": report.reward_mean,
+        "eval/reward_mean": report.reward_mean,
         **passes,
         **left_out,
         "prompts": report.prompts,
-        "responses": report.responses,
-        "failed": len(report.failures),
-        "truncation_rate": report.truncation_rate,
-        "response_length_mean": report.response_length_mean,
-        "seconds": report.seconds,
+        "eval/responses": report.responses,
+        "eval/failures": len(report.failures),
+        "eval/truncation_rate": report.truncation_rate,
+        "eval/response_length_mean": report.response_length_mean,
+        "timing/eval_s": report.seconds,
         "failures": list(report.failures),
     }

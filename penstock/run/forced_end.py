@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine
+import socket
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from penstock.config.models import RunConfig
 from penstock.run.directory import RunDirectory
 from penstock.run.records import RunRecords
 from penstock.runtime.cancellation import end_tasks, leave_behind
+from penstock.runtime.frozen_guard import FrozenGuard
 from penstock.runtime.last_resort import LastResort
 
 _CLOSING_SECONDS = 10.0
@@ -23,14 +25,16 @@ class ForcedEnd:
     """Limits on the end of one run.
 
     Inside the loop, `ended` and `leave` wait only so long for tasks that were cancelled. `blocked` and `unheard` are
-    called from other threads when the loop does not run, and `armed` is for when no thread does: these end the process.
+    called from other threads when the loop does not run; `armed` and `guard` are for when no thread does. These end the
+    process.
     """
 
     def __init__(self, config: RunConfig, directory: RunDirectory, records: RunRecords) -> None:
         self._failure = config.rollout.failure
         self._stop_seconds = config.runtime.timeouts.stop_seconds
         self._records = records
-        self._last_resort = LastResort(directory.path / "frozen.txt")
+        self._file = directory.path / "frozen.txt"
+        self._last_resort = LastResort(self._file)
 
     async def ended(self, work: Coroutine[Any, Any, str], at_once: Callable[[], bool]) -> str:
         """Await `work`; cancelled, it has only so long to close everything, and less where it is to end at once."""
@@ -61,6 +65,10 @@ class ForcedEnd:
             return contextlib.nullcontext()
         # Longer than a thread needs to see a loop that is blocked, and to end the run with a better word.
         return self._last_resort.armed(2 * self._failure.stall_seconds + self._stop_seconds + _CLOSING_SECONDS)
+
+    def guard(self, pending: socket.socket, numbers: Sequence[int]) -> FrozenGuard:
+        """Ends a process in which nothing can run any more, once it has been told to end by a signal."""
+        return FrozenGuard(pending, numbers, self._stop_seconds, self._file)
 
     def blocked(self, place: str) -> None:
         """From a thread: the event loop stays blocked after a stall that is to stop the run."""

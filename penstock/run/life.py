@@ -69,6 +69,7 @@ class RunLife:
             self._records.view.terminal_closed,
             patience_seconds=self._timeouts.stop_seconds,
             unheard=self._forced.unheard,
+            guard=self._forced.guard,
         )
         self._trainer_activity: Callable[[], str] = lambda: "is not there yet"
 

@@ -15,7 +15,7 @@ from penstock.observe.report.values import number
 from penstock.run.eval_report import EvalReport
 
 _ENDS = 3
-"""`start_reward` and `end_reward` are means over this many steps at either end: one step alone is noisy."""
+"""`train/reward_mean_start` and `_end` are means over this many steps at either end: one step alone is noisy."""
 _PASS_AT = re.compile(r"eval/pass@\d+")
 _REWARD, _EVAL_REWARD, _LAG = "train/reward_mean", "eval/reward_mean", "staleness/lag_max"
 
@@ -78,20 +78,20 @@ class Recorder:
         """How the run ended."""
         start = self._evals.get(0, {})
         step, end = self._last_eval()
-        passes = {key.replace("/", "_"): value for key, value in end.items() if _PASS_AT.fullmatch(key)}
+        passes = {key: value for key, value in end.items() if _PASS_AT.fullmatch(key)}
         return {
             "stopped_by": stopped_by,
             **self.early_stop,
             "steps": self._steps,
-            "start_reward": _mean(self._rewards[:_ENDS]),
-            "end_reward": _mean(self._rewards[-_ENDS:]),
-            "eval_reward_start": start.get(_EVAL_REWARD),
-            "eval_reward": end.get(_EVAL_REWARD),
-            "eval_step": step,
+            f"{_REWARD}_start": _mean(self._rewards[:_ENDS]),
+            f"{_REWARD}_end": _mean(self._rewards[-_ENDS:]),
+            f"{_EVAL_REWARD}_start": start.get(_EVAL_REWARD),
+            _EVAL_REWARD: end.get(_EVAL_REWARD),
+            "eval/step": step,
             **passes,
-            "train_seconds": round(self.train_seconds, 3),
-            "tokens_generated": self.tokens_generated,
-            "lag_max": int(self._lag_max),
+            "timing/elapsed_s": round(self.train_seconds, 3),
+            "rollout/tokens_generated": self.tokens_generated,
+            _LAG: int(self._lag_max),
         } | ({"error": self.error} if self.error else {})
 
     def close(self) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from penstock.config.base import Section
-from penstock.config.keys import KIND, join
+from penstock.config.keys import join, tag_of
 from penstock.config.models import RunConfig
 
 FIXED: dict[str, str] = {
@@ -29,13 +29,13 @@ FIXED: dict[str, str] = {
     "rollout.environment.kind": "prompts, and the rewards of ready groups, come from it",
     "rollout.group_size": "ready groups have as many responses",
     "rollout.replay_from": "it is where groups come from",
-    "sampler.kind": "dispatched groups were counted and stamped by it",
-    "sampler.max_staleness": "dispatched groups were counted by it",
-    "sampler.over_sampling": "dispatched groups were counted by it",
-    "sampler.order": "it says which ready groups are trained first",
-    "sampler.lookahead": "dispatched groups were stamped by it",
-    "sampler.class_path": "dispatched groups were counted and stamped by it",
-    "sampler.args": "dispatched groups were counted and stamped by it",
+    "staleness.policy": "dispatched groups were counted and stamped by it",
+    "staleness.max_staleness": "dispatched groups were counted by it",
+    "staleness.over_sampling": "dispatched groups were counted by it",
+    "staleness.order": "it says which ready groups are trained first",
+    "staleness.lookahead": "dispatched groups were stamped by it",
+    "staleness.import_path": "dispatched groups were counted and stamped by it",
+    "staleness.args": "dispatched groups were counted and stamped by it",
     "training.backend": "it is what was saved",
     "training.prompt_groups_per_step": "dispatched groups were counted by it, step by step",
 }
@@ -43,31 +43,31 @@ FIXED: dict[str, str] = {
 
 _FREE = {
     "": "run_dir",
-    "model": "attention download trust_remote_code",
+    "model": "attn_implementation download trust_remote_code",
     "data": "train_path eval_path format eval_split download answer_key eval_size epochs chat_template partial_step",
     "rollout": "max_inflight_groups generation_timeout_seconds record",
-    "rollout.engine": "kind slots max_context",
+    "rollout.engine": "kind max_num_seqs max_model_len",
     "rollout.sampling": "top_p top_k max_new_tokens stop_token_ids",
-    "rollout.environment": "args function path timeout_seconds workers in_process",
+    "rollout.environment": "args import_path timeout_seconds workers in_process",
     "rollout.failure": "infra_attempts data_attempts backoff_seconds backoff_max_seconds max_dropped_prompts on_drop "
     "min_groups_per_step stall_seconds on_stall max_redispatches",
     "buffer": "max_buffered_groups",
     "algorithm": "entropy_coefficient old_policy",
     "algorithm.reward": "scale clip_low clip_high overlong overlong_limit overlong_buffer overlong_penalty",
     "algorithm.advantage": "kind normalize_std epsilon",
-    "algorithm.loss": "kind level constant_length clip_low clip_high dual_clip",
+    "algorithm.loss": "kind aggregation constant_length clip_ratio_low clip_ratio_high dual_clip",
     "algorithm.kl": "coefficient estimator place",
     "algorithm.correction": "kind cap low high mean",
     "algorithm.dynamic_sampling": "enabled max_filtered_per_step on_limit",
     "training": "min_groups_per_chunk minibatches_per_step batching max_tokens_per_microbatch logprob_chunk_tokens "
     "gradient_checkpointing max_steps max_minutes train_attempts nonfinite",
     "training.optimizer": "lr betas eps weight_decay warmup_steps schedule final_lr_ratio max_grad_norm",
-    "training.early_stop": "metric good_is reached patience min_change",
-    "weights": "update kv_cache",
+    "training.early_stop": "metric mode reached patience min_change",
+    "weight_sync": "mode kv_cache",
     "data_plane": "adapter",
     "runtime": "kind device engine_process engine_threads trainer_threads trainer_lanes",
     "runtime.timeouts": "start_seconds silence_seconds weights_seconds trainer_seconds checkpoint_seconds stop_seconds",
-    "checkpoint": "every_steps at_end keep_latest keep_best best_metric best_is",
+    "checkpoint": "every_steps at_end keep_latest keep_best best_metric best_mode",
     "eval": "at_start at_end every_steps greedy samples_per_prompt pass_at pass_reward max_new_tokens",
     "observe": "console trace samples_per_step",
     "observe.tensorboard": "folder",
@@ -115,7 +115,8 @@ def _changes(before: Section, now: Section, prefix: str) -> Iterator[Change]:
             if type(was) is type(found):
                 yield from _changes(was, found, key)
             else:
-                yield Change(join(key, KIND), getattr(was, KIND), getattr(found, KIND))
+                tag = tag_of(type(was))
+                yield Change(join(key, tag), getattr(was, tag), getattr(found, tag))
         elif was != found and not (key in PLACES and _same_place(was, found)):
             yield Change(key, was, found)
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import TracebackType
 
 from penstock.controller.loop_watch import innermost_of
-from penstock.run.insistence import Insistence
 from penstock.run.unheard import Unheard
+from penstock.runtime.insistence import Insistence
+from penstock.runtime.signal_pipe import SignalPipe
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -37,7 +39,8 @@ class StopSignals:
 
     Does nothing outside the main thread, where Python delivers no signals. A signal that a blocked event loop does not
     hear for `patience_seconds`, or soon where it insists, calls `unheard` in another thread, with where the loop
-    stands.
+    stands. `guard` is for when no thread can run: it is entered with the socket that holds the signals which nobody has
+    read, and the numbers of those that count.
     """
 
     def __init__(
@@ -47,10 +50,14 @@ class StopSignals:
         *,
         patience_seconds: float,
         unheard: Callable[[str], None],
+        guard: Callable[[socket.socket, Sequence[int]], AbstractContextManager[object]] | None = None,
     ) -> None:
         self._note = note
         self._hung_up = hung_up
-        self._hangup_before = signal.getsignal(signal.SIGHUP)
+        self._guard = guard
+        self._pipe = SignalPipe()
+        self._inside = ExitStack()
+        self._numbers: list[int] = []
         self._patience = patience_seconds
         self._end_unheard = unheard
         self._unheard: Unheard | None = None
@@ -62,38 +69,38 @@ class StopSignals:
         self._task: asyncio.Task[object] | None = None
 
     def __enter__(self) -> StopSignals:
-        if threading.current_thread() is threading.main_thread():
-            self._task = asyncio.current_task()
-            main = threading.get_ident()
-            self._unheard = Unheard(self._patience, lambda: self._end_unheard(innermost_of(main)))
-            for number in _SIGNALS:
-                asyncio.get_running_loop().add_signal_handler(number, self._received, number)
-                self._unheard.listen(number)
-            self._listen_for_hangup()
+        with ExitStack() as inside:
+            inside.enter_context(self._pipe)
+            if self._pipe.is_open:
+                self._task = asyncio.current_task()
+                main = threading.get_ident()
+                self._unheard = Unheard(self._patience, lambda: self._end_unheard(innermost_of(main)))
+                inside.callback(self._unheard.close)
+                for number in (*_SIGNALS, signal.SIGHUP):
+                    self._listen(number, inside)
+                if self._guard is not None:
+                    inside.enter_context(self._guard(self._pipe.pending, self._numbers))
+            self._inside = inside.pop_all()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._task is not None:
-            self._task = None
-            for number in _SIGNALS:
-                asyncio.get_running_loop().remove_signal_handler(number)
-            heard = asyncio.get_running_loop().remove_signal_handler(signal.SIGHUP)
-            if heard and self._hangup_before is not None:
-                signal.signal(signal.SIGHUP, self._hangup_before)
-        if self._unheard is not None:
-            self._unheard.close()
+        self._task = None
+        self._inside.close()
 
-    def _listen_for_hangup(self) -> None:
-        if self._hangup_before is signal.SIG_IGN or self._unheard is None:
+    def _listen(self, number: signal.Signals, inside: ExitStack) -> None:
+        assert self._unheard is not None
+        before = signal.getsignal(number)
+        if number == signal.SIGHUP and before is signal.SIG_IGN:
             return
+        inside.callback(signal.signal, number, before if before is not None else signal.SIG_DFL)
         loop = asyncio.get_running_loop()
-        if has_terminal():
-            loop.add_signal_handler(signal.SIGHUP, self._hung_up)
-        else:
-            loop.add_signal_handler(signal.SIGHUP, self._received, signal.SIGHUP)
-            self._unheard.listen(signal.SIGHUP)
+        if number == signal.SIGHUP and has_terminal():
+            signal.signal(number, lambda *_: loop.call_soon_threadsafe(self._hung_up))
+            return
+        self._numbers.append(number)
+        self._unheard.listen(number, lambda: loop.call_soon_threadsafe(self._received, number))
 
     @contextmanager
     def stopping(

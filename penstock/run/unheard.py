@@ -12,7 +12,7 @@ from enum import Enum
 from queue import Empty, SimpleQueue
 from types import FrameType
 
-from penstock.run.insistence import Insistence
+from penstock.runtime.insistence import Insistence
 
 _SECOND_SECONDS = 1.0
 """How long the loop has to hear a signal when there was one before that it has not heard yet."""
@@ -48,9 +48,14 @@ class Unheard:
         )  # may be put to from a signal handler, unlike an event
         threading.Thread(target=self._watch, name="penstock-signals", daemon=True).start()
 
-    def listen(self, number: signal.Signals) -> None:
-        """Watch a signal that the running loop has a handler for; to be called in the main thread, after that."""
-        signal.signal(number, self._arrived)
+    def listen(self, number: signal.Signals, tell: Callable[[], object]) -> None:
+        """Watch a signal, and call `tell` from its handler, which tells the loop; to be called in the main thread."""
+
+        def handler(number: int, frame: FrameType | None) -> None:
+            self._arrived(number)
+            tell()
+
+        signal.signal(number, handler)
         signal.siginterrupt(number, True)  # so that a call that blocks lets the handler run
 
     def heard(self) -> None:
@@ -61,7 +66,7 @@ class Unheard:
         """End the thread."""
         self._news.put(_News.OVER)
 
-    def _arrived(self, number: int, frame: FrameType | None) -> None:
+    def _arrived(self, number: int) -> None:
         self._news.put(_Arrived(number, time.monotonic()))
 
     def _watch(self) -> None:

@@ -104,12 +104,12 @@ class TrainColumns:
 
     @property
     def valid_tokens(self) -> float:
-        """N of a token-level loss, as far as this chunk goes."""
+        """N of a loss with `token_mean`, as far as this chunk goes."""
         return float(self.mask_S.sum())
 
     @property
     def valid_sequences(self) -> float:
-        """N of a sequence-level loss, as far as this chunk goes."""
+        """N of a loss with `sequence_mean`, as far as this chunk goes."""
         return float(self.valid_R.sum())
 
     @property

@@ -103,8 +103,8 @@ def _policy_loss(
             advantages_T,
             weights_T,
             mask_T,
-            clip_low=loss.clip_low,
-            clip_high=loss.clip_high,
+            clip_ratio_low=loss.clip_ratio_low,
+            clip_ratio_high=loss.clip_ratio_high,
             dual_clip=loss.dual_clip,
         )
     if isinstance(loss, GspoLoss):
@@ -115,12 +115,18 @@ def _policy_loss(
             weights_T,
             mask_T,
             targets.rows_T,
-            clip_low=loss.clip_low,
-            clip_high=loss.clip_high,
+            clip_ratio_low=loss.clip_ratio_low,
+            clip_ratio_high=loss.clip_ratio_high,
         )
     if isinstance(loss, CispoLoss):
         return cispo_loss(
-            logprobs_T, old_T, advantages_T, weights_T, mask_T, clip_low=loss.clip_low, clip_high=loss.clip_high
+            logprobs_T,
+            old_T,
+            advantages_T,
+            weights_T,
+            mask_T,
+            clip_ratio_low=loss.clip_ratio_low,
+            clip_ratio_high=loss.clip_ratio_high,
         )
     if isinstance(loss, ReinforceLoss):
         return reinforce_loss(logprobs_T, advantages_T, weights_T, mask_T)

@@ -20,7 +20,7 @@ class TargetColumns:
 
     mask_T: Tensor
     weights_T: Tensor
-    """What a token's loss is multiplied by: the mask, over what `algorithm.loss.level` says."""
+    """What a token's loss is multiplied by: the mask, over what `algorithm.loss.aggregation` says."""
     rows_T: Tensor
     """The row of each token: tokens of a row are neighbours and in order, and a row is never split."""
     advantages_T: Tensor
@@ -70,7 +70,7 @@ def train_fields(algorithm: AlgorithmConfig, training: TrainingConfig) -> tuple[
 def loss_normaliser(algorithm: AlgorithmConfig) -> Normaliser:
     """What the loss is divided by when the step ends."""
     loss = algorithm.loss
-    per_token = not isinstance(loss, GspoLoss) and loss.level == "token"
+    per_token = not isinstance(loss, GspoLoss) and loss.aggregation == "token_mean"
     return Normaliser.TOKENS if per_token else Normaliser.SEQUENCES
 
 
@@ -116,9 +116,9 @@ def target_columns(
 
 def _weights(columns: TrainColumns, algorithm: AlgorithmConfig) -> Tensor:
     loss = algorithm.loss
-    if isinstance(loss, GspoLoss) or loss.level == "sequence":
+    if isinstance(loss, GspoLoss) or loss.aggregation == "sequence_mean":
         return columns.sequence_weights_S
-    if loss.level == "token":
+    if loss.aggregation == "token_mean":
         return columns.mask_S
     assert loss.constant_length is not None
     return columns.mask_S / loss.constant_length

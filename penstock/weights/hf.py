@@ -106,7 +106,7 @@ def load_model(config: ModelConfig, device: torch.device | str = "cpu") -> Any:
         model, info = AutoModelForCausalLM.from_pretrained(
             folder,
             dtype=_DTYPES[config.dtype],
-            attn_implementation=config.attention,
+            attn_implementation=config.attn_implementation,
             trust_remote_code=config.trust_remote_code,
             local_files_only=True,
             use_safetensors=True,
@@ -177,13 +177,14 @@ def _check_loaded(model: Any, config: ModelConfig) -> None:
     text = model.config.get_text_config()
     if getattr(model, "hf_quantizer", None) is not None:
         raise SetupError(f"model.path: {config.path!r} holds quantised weights, which cannot be trained")
-    if text._attn_implementation != config.attention:
+    if text._attn_implementation != config.attn_implementation:
         raise SetupError(
-            f"model.attention: {type(model).__name__} runs with {text._attn_implementation}, not {config.attention}"
+            f"model.attn_implementation: {type(model).__name__} runs with {text._attn_implementation}, not "
+            f"{config.attn_implementation}"
         )
-    if config.attention == "sdpa" and getattr(text, "attn_logit_softcapping", None) is not None:
+    if config.attn_implementation == "sdpa" and getattr(text, "attn_logit_softcapping", None) is not None:
         raise SetupError(
-            f"model.attention: sdpa leaves out the soft cap of attention scores that {text.model_type} has "
+            f"model.attn_implementation: sdpa leaves out the soft cap of attention scores that {text.model_type} has "
             "(attn_logit_softcapping); use eager"
         )
 

@@ -23,7 +23,7 @@ from penstock.algorithms.losses import cispo_loss, gspo_loss, ppo_clip_loss, rei
 V = 4
 ONES_V = torch.ones(V, dtype=torch.float64)
 REWARDS_V = torch.tensor([1.0, -0.5, 2.0, 0.25], dtype=torch.float64)
-WIDE = {"clip_low": 1.0, "clip_high": 1e9}
+WIDE = {"clip_ratio_low": 1.0, "clip_ratio_high": 1e9}
 
 
 def logits(seed: int) -> Tensor:
@@ -70,7 +70,9 @@ def test_a_ratio_to_the_policy_that_sampled_makes_the_loss_the_expected_reward_i
 def test_the_clip_holds_back_exactly_the_tokens_that_moved_too_far_the_right_way() -> None:
     """The surrogate sum(q * min(r * A, clip(r) * A)): its gradient has the terms of tokens that are not cut off."""
     logits_V, logprobs_V = policy()
-    total = ppo_clip_loss(logprobs_V, OLD_V, REWARDS_V, OLD_V.exp(), ONES_V, clip_low=0.2, clip_high=0.2).total
+    total = ppo_clip_loss(
+        logprobs_V, OLD_V, REWARDS_V, OLD_V.exp(), ONES_V, clip_ratio_low=0.2, clip_ratio_high=0.2
+    ).total
     odds_V, expected_V = POLICY_V.softmax(-1), torch.zeros(V, dtype=torch.float64)
     held = 0
     for token, advantage in enumerate(REWARDS_V.tolist()):
@@ -86,7 +88,9 @@ def test_the_clip_holds_back_exactly_the_tokens_that_moved_too_far_the_right_way
 
 def test_cispo_without_a_cut_climbs_the_expected_reward_on_another_policys_tokens() -> None:
     logits_V, logprobs_V = policy()
-    total = cispo_loss(logprobs_V, OLD_V, REWARDS_V, OLD_V.exp(), ONES_V, clip_low=None, clip_high=1e9).total
+    total = cispo_loss(
+        logprobs_V, OLD_V, REWARDS_V, OLD_V.exp(), ONES_V, clip_ratio_low=None, clip_ratio_high=1e9
+    ).total
     assert slopes(total, logits_V) == pytest.approx(DOWN, abs=1e-12)
 
 
@@ -119,7 +123,7 @@ def test_truncation_trains_on_the_smaller_of_policy_and_cap_times_engine() -> No
 def test_decoupled_ppo_is_ppo_around_the_proximal_policy_on_the_engines_tokens() -> None:
     """With the behaviour weight, the engine's tokens give the surrogate that the proximal policy's own would."""
     logits_V, logprobs_V = policy()
-    clip = {"clip_low": 0.2, "clip_high": 0.2}
+    clip = {"clip_ratio_low": 0.2, "clip_ratio_high": 0.2}
     own = ppo_clip_loss(logprobs_V, OLD_V, REWARDS_V, OLD_V.exp(), ONES_V, **clip).total
     weights_V = ENGINE_V.exp() * decoupled_weights(OLD_V, ENGINE_V, cap=None)
     decoupled = ppo_clip_loss(logprobs_V, OLD_V, REWARDS_V, weights_V, ONES_V, **clip).total

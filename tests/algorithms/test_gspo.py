@@ -60,8 +60,8 @@ def test_by_hand_on_two_responses() -> None:
         torch.tensor([0.5, 0.5, 0.0, 1.0]),
         torch.tensor([1.0, 1.0, 0.0, 1.0]),
         torch.tensor([5, 5, 5, 3]),
-        clip_low=LOW,
-        clip_high=HIGH,
+        clip_ratio_low=LOW,
+        clip_ratio_high=HIGH,
     )
     result.total.backward()
     assert result.total.item() == pytest.approx(-2 * math.exp(0.1) + 0.8)

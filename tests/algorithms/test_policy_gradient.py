@@ -40,7 +40,7 @@ def test_cispo_by_hand_with_its_metrics() -> None:
     old_T = logprobs_T - torch.tensor([0.5, 1.0, 4.0, 9.0], dtype=torch.float64).log()
     mask_T = torch.tensor([1.0, 1.0, 1.0, 0.0])
     result = cispo_loss(
-        logprobs_T, old_T, torch.tensor([1.0, -1.0, 2.0, 1.0]), mask_T, mask_T, clip_low=0.2, clip_high=0.3
+        logprobs_T, old_T, torch.tensor([1.0, -1.0, 2.0, 1.0]), mask_T, mask_T, clip_ratio_low=0.2, clip_ratio_high=0.3
     )
     assert result.total.item() == pytest.approx(0.8 * 1 - 1 * 2 + 1.3 * 2 * 3)
     numbers = {name: part.value.item() for name, part in result.metrics.items()}
@@ -55,7 +55,9 @@ def test_cispo_by_hand_with_its_metrics() -> None:
 def test_without_a_lower_bound_small_ratios_stay_small_and_are_not_clipped() -> None:
     logprobs_T = torch.tensor([-5.0], dtype=torch.float64)
     ones_T = torch.ones(1)
-    result = cispo_loss(logprobs_T, torch.tensor([-1.0]), ones_T, ones_T, ones_T, clip_low=None, clip_high=0.3)
+    result = cispo_loss(
+        logprobs_T, torch.tensor([-1.0]), ones_T, ones_T, ones_T, clip_ratio_low=None, clip_ratio_high=0.3
+    )
     assert result.total.item() == pytest.approx(5 * math.exp(-4))
     assert result.metrics["clip_fraction"].value.item() == 0
 

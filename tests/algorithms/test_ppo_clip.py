@@ -55,8 +55,8 @@ def loss_of_ratios(ratios: list[float], advantages: list[float], mask: list[floa
         advantages_T,
         mask_T,
         mask_T,
-        clip_low=LOW,
-        clip_high=HIGH,
+        clip_ratio_low=LOW,
+        clip_ratio_high=HIGH,
         dual_clip=dual,
     )
 

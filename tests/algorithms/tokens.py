@@ -71,8 +71,8 @@ def _ppo(tokens: Tokens, dual_clip: float | None) -> LossSum:
         tokens.advantages_T,
         tokens.weights_T,
         tokens.mask_T,
-        clip_low=LOW,
-        clip_high=HIGH,
+        clip_ratio_low=LOW,
+        clip_ratio_high=HIGH,
         dual_clip=dual_clip,
     )
 
@@ -85,20 +85,20 @@ def _gspo(tokens: Tokens) -> LossSum:
         tokens.weights_T,
         tokens.mask_T,
         tokens.rows_T,
-        clip_low=LOW,
-        clip_high=HIGH,
+        clip_ratio_low=LOW,
+        clip_ratio_high=HIGH,
     )
 
 
-def _cispo(tokens: Tokens, clip_low: float | None) -> LossSum:
+def _cispo(tokens: Tokens, clip_ratio_low: float | None) -> LossSum:
     return cispo_loss(
         tokens.logprobs_T,
         tokens.old_T,
         tokens.advantages_T,
         tokens.weights_T,
         tokens.mask_T,
-        clip_low=clip_low,
-        clip_high=HIGH,
+        clip_ratio_low=clip_ratio_low,
+        clip_ratio_high=HIGH,
     )
 
 
@@ -118,8 +118,8 @@ LOSSES: dict[str, Loss] = {
     "ppo_clip": partial(_ppo, dual_clip=None),
     "dual_clip": partial(_ppo, dual_clip=1.6),
     "gspo": _gspo,
-    "cispo": partial(_cispo, clip_low=None),
-    "cispo_both": partial(_cispo, clip_low=LOW),
+    "cispo": partial(_cispo, clip_ratio_low=None),
+    "cispo_both": partial(_cispo, clip_ratio_low=LOW),
     "reinforce": _reinforce,
     "kl_k2": partial(_kl, estimator=KlEstimator.K2),
     "kl_k3": partial(_kl, estimator=KlEstimator.K3),

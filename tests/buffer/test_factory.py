@@ -15,14 +15,14 @@ from penstock.buffer.samplers.on_policy import OnPolicy
 from penstock.buffer.samplers.ready_first import ReadyFirst
 from penstock.buffer.samplers.weight_fifo import WeightFifo
 from penstock.buffer.samplers.windowed import Order, Windowed
-from penstock.config.sampler import (
-    CustomSampler,
-    InOrderSampler,
-    OnPolicySampler,
-    ReadyFirstSampler,
-    SamplerConfig,
-    WeightFifoSampler,
-    WindowedSampler,
+from penstock.config.staleness import (
+    CustomStaleness,
+    InOrderStaleness,
+    OnPolicyStaleness,
+    ReadyFirstStaleness,
+    StalenessConfig,
+    WeightFifoStaleness,
+    WindowedStaleness,
 )
 from penstock.errors import ConfigError
 
@@ -47,46 +47,46 @@ class Hollow:
 @pytest.mark.parametrize(
     ("config", "expected"),
     [
-        (OnPolicySampler(), OnPolicy(4)),
+        (OnPolicyStaleness(), OnPolicy(4)),
         (
-            WindowedSampler(max_staleness=3, over_sampling=True, order="freshest"),
+            WindowedStaleness(max_staleness=3, over_sampling=True, order="freshest"),
             Windowed(4, 3, True, Order.FRESHEST),
         ),
-        (InOrderSampler(lookahead=2), InOrder(4, 2, False)),
-        (WeightFifoSampler(max_staleness=3, lookahead=2), WeightFifo(4, 3, 2)),
-        (ReadyFirstSampler(lookahead=2), ReadyFirst(4, 2)),
-        (CustomSampler(class_path=f"{HERE}:Patient", args={"patience": 7}), Patient(4, patience=7)),
+        (InOrderStaleness(lookahead=2), InOrder(4, 2, False)),
+        (WeightFifoStaleness(max_staleness=3, lookahead=2), WeightFifo(4, 3, 2)),
+        (ReadyFirstStaleness(lookahead=2), ReadyFirst(4, 2)),
+        (CustomStaleness(import_path=f"{HERE}:Patient", args={"patience": 7}), Patient(4, patience=7)),
     ],
 )
-def test_every_setting_reaches_its_sampler(config: SamplerConfig, expected: StalenessSampler) -> None:
+def test_every_setting_reaches_its_sampler(config: StalenessConfig, expected: StalenessSampler) -> None:
     assert make_sampler(config, 4) == expected
 
 
 def test_deterministic_mode_makes_in_order_strict() -> None:
-    assert make_sampler(InOrderSampler(lookahead=0), 4, deterministic=True) == InOrder(4, 0, strict_sequence=True)
+    assert make_sampler(InOrderStaleness(lookahead=0), 4, deterministic=True) == InOrder(4, 0, strict_sequence=True)
 
 
 def test_deterministic_mode_rejects_samplers_without_a_fixed_order() -> None:
-    with pytest.raises(ConfigError, match=r"sampler\.kind: windowed"):
-        make_sampler(WindowedSampler(), 4, deterministic=True)
+    with pytest.raises(ConfigError, match=r"staleness\.policy: windowed"):
+        make_sampler(WindowedStaleness(), 4, deterministic=True)
 
 
 @pytest.mark.parametrize(
-    ("class_path", "message"),
+    ("import_path", "message"),
     [
-        ("no_such_module_here:Policy", r"sampler\.class_path: no_such_module_here:Policy cannot be imported"),
-        (f"{HERE}:NoSuchClass", r"sampler\.class_path: .*NoSuchClass"),
-        (f"{HERE}:Hollow", r"sampler\.class_path: .*Hollow lacks bucket, evict, rank, required_capacity, select, "),
+        ("no_such_module_here:Policy", r"staleness\.import_path: no_such_module_here:Policy cannot be imported"),
+        (f"{HERE}:NoSuchClass", r"staleness\.import_path: .*NoSuchClass"),
+        (f"{HERE}:Hollow", r"staleness\.import_path: .*Hollow lacks bucket, evict, rank, required_capacity, select, "),
     ],
 )
-def test_a_custom_class_that_cannot_be_used_is_named(class_path: str, message: str) -> None:
+def test_a_custom_class_that_cannot_be_used_is_named(import_path: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        make_sampler(CustomSampler(class_path=class_path), 4)
+        make_sampler(CustomStaleness(import_path=import_path), 4)
 
 
 def test_arguments_that_a_custom_class_does_not_take_are_named() -> None:
-    with pytest.raises(ConfigError, match=r"sampler\.args: .*patients"):
-        make_sampler(CustomSampler(class_path=f"{HERE}:Patient", args={"patients": 7}), 4)
+    with pytest.raises(ConfigError, match=r"staleness\.args: .*patients"):
+        make_sampler(CustomStaleness(import_path=f"{HERE}:Patient", args={"patients": 7}), 4)
 
 
 def test_a_buffer_that_is_too_small_is_rejected_with_the_number_to_use() -> None:
@@ -95,7 +95,7 @@ def test_a_buffer_that_is_too_small_is_rejected_with_the_number_to_use() -> None
     with pytest.raises(ConfigError) as caught:
         check_capacity(sampler, 4, min_groups_per_chunk=2)
     (problem,) = caught.value.problems
-    assert problem.startswith("buffer.max_buffered_groups: 4 is too small for the in_order sampler")
+    assert problem.startswith("buffer.max_buffered_groups: 4 is too small for the staleness policy in_order")
     assert problem.endswith("use at least 10")
 
 

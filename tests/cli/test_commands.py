@@ -59,7 +59,13 @@ class TestTrain:
 
         def train(config: RunConfig, *, from_scratch: bool) -> SimpleNamespace:
             configs.append(config)
-            summary = {"steps": 3, "end_reward": 0.5, "eval_reward": None, "best": float("nan"), "curve": [1, 2]}
+            summary = {
+                "steps": 3,
+                "train/reward_mean_end": 0.5,
+                "eval/reward_mean": None,
+                "best": float("nan"),
+                "curve": [1, 2],
+            }
             return SimpleNamespace(summary=summary, run_dir=Path("runs/x"), stopped_by="max_steps")
 
         stand_in(monkeypatch, "penstock.run.train", train=train)
@@ -70,8 +76,8 @@ class TestTrain:
         assert shown.exit_code == 0
         assert trained[0].seed == 7
         lines = [line.split() for line in shown.stdout.splitlines()]
-        assert ["end_reward", "0.5"] in lines
-        assert ["eval_reward", "-"] in lines
+        assert ["train/reward_mean_end", "0.5"] in lines
+        assert ["eval/reward_mean", "-"] in lines
         assert not any("curve" in line for line in lines)
 
     @pytest.mark.parametrize("flags", [[], ["--from-scratch"]])
@@ -93,7 +99,13 @@ class TestTrain:
         content = json.loads(invoke("train", config, "--json", "observe.console=table").stdout)
         assert trained[0].observe.console == "off"
         assert content["run_dir"] == "runs/x"
-        assert content["summary"] == {"steps": 3, "end_reward": 0.5, "eval_reward": None, "best": None, "curve": [1, 2]}
+        assert content["summary"] == {
+            "steps": 3,
+            "train/reward_mean_end": 0.5,
+            "eval/reward_mean": None,
+            "best": None,
+            "curve": [1, 2],
+        }
 
     def test_modules_of_the_current_folder_can_be_named_in_settings(
         self, config: str, trained: list[RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -153,7 +165,7 @@ class TestConfig:
         shown = invoke("config", "show", config, "training.max_steps=9")
         data = yaml.safe_load(shown.stdout)
         assert data["training"]["max_steps"] == 9
-        assert json.loads(invoke("config", "show", config, "--json").stdout)["sampler"] == {"kind": "on_policy"}
+        assert json.loads(invoke("config", "show", config, "--json").stdout)["staleness"] == {"policy": "on_policy"}
 
     def test_check_says_ok(self, config: str, monkeypatch: pytest.MonkeyPatch) -> None:
         stand_in(monkeypatch, "penstock.run.checks", check_config=lambda config: None)

@@ -30,7 +30,14 @@ _KEY = re.compile(
     rf"(?<![\w.])(?:{'|'.join(re.escape(key) for key in sorted(all_keys(RunConfig), key=len, reverse=True))})(?!\w)"
 )
 _PLACE = re.compile(r"\bline \d+\b|at the top of the file")
-_REACHED = ("run_dir", "model.path", "rollout.environment", "data.train_path", "sampler.class_path", "sampler.args")
+_REACHED = (
+    "run_dir",
+    "model.path",
+    "rollout.environment",
+    "data.train_path",
+    "staleness.import_path",
+    "staleness.args",
+)
 _REACHED_TOO = ("rollout.replay_from", "observe.tensorboard", "buffer.max_buffered_groups", "rollout.group_size")
 
 

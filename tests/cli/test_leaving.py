@@ -133,7 +133,7 @@ class TestOneDocument:
         (tmp_path / "model").mkdir()
         (tmp_path / "run.yaml").write_text(
             "model: {path: model}\ndata: {train_path: data.jsonl}\n"
-            f"rollout: {{environment: {{kind: function, function: 'loud:reward', in_process: {in_process}}}}}\n"
+            f"rollout: {{environment: {{kind: function, import_path: 'loud:reward', in_process: {in_process}}}}}\n"
         )
         (tmp_path / "model" / "config.json").write_text("{}")
         done = subprocess.run(

@@ -18,10 +18,10 @@ run_dir: {folder}/usual
 model: {{path: {folder}/model}}
 data: {{train_path: {folder}/prompts.jsonl, eval_path: {folder}/prompts.jsonl}}
 rollout:
-  environment: {{kind: function, function: "tests.support.rewards:length"}}
+  environment: {{kind: function, import_path: "tests.support.rewards:length"}}
   group_size: 2
   sampling: {{max_new_tokens: 4}}
-  engine: {{slots: 8, max_context: 128}}
+  engine: {{max_num_seqs: 8, max_model_len: 128}}
 training: {{prompt_groups_per_step: 4}}
 runtime: {{device: cpu, engine_threads: 1, trainer_threads: 1}}
 checkpoint: {{every_steps: 1}}

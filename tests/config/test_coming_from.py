@@ -180,12 +180,12 @@ class TestOurSettings:
     @pytest.mark.parametrize("block", [b for b in blocks(TEXT) if b.info == "yaml"], ids=lambda b: f"line {b.line}")
     def test_yaml_is_a_run_that_could_start(self, block: Any) -> None:
         config = parse_config(_merged(settings(), parse_yaml(block.code)))
-        sampler = make_sampler(config.sampler, config.training.prompt_groups_per_step)
+        sampler = make_sampler(config.staleness, config.training.prompt_groups_per_step)
         check_capacity(sampler, config.buffer.max_buffered_groups, config.training.min_groups_per_chunk)
 
     def test_wrong_keys_and_values_are_found(self) -> None:
         assert _problem("algorithm.loss.clip_hihg") == "algorithm.loss.clip_hihg is not a setting"
-        assert _problem("algorithm.loss.level: tokens") == "algorithm.loss.level does not take tokens"
+        assert _problem("algorithm.loss.aggregation: tokens") == "algorithm.loss.aggregation does not take tokens"
         assert _problem("algorithm.correction.kind: tiss") == "algorithm.correction.kind does not take tiss"
         assert _problem("rollout.environment.kind: maths") == "rollout.environment.kind does not take maths"
         assert _problem("algorithm.correction.mean: geometric") is None
@@ -282,8 +282,8 @@ class TestTrl:
         assert theirs.max_completion_length == ours.rollout.sampling.max_new_tokens
         assert (theirs.learning_rate, theirs.warmup_steps) == (optimizer.lr, optimizer.warmup_steps)
         assert (theirs.lr_scheduler_type, theirs.max_steps) == (optimizer.schedule, ours.training.max_steps)
-        assert (theirs.epsilon, theirs.epsilon_high) == (loss.clip_low, loss.clip_high)
-        assert (theirs.loss_type, loss.level) == ("dapo", "token")
+        assert (theirs.epsilon, theirs.epsilon_high) == (loss.clip_ratio_low, loss.clip_ratio_high)
+        assert (theirs.loss_type, loss.aggregation) == ("dapo", "token_mean")
         assert theirs.beta == ours.algorithm.kl.coefficient
         assert theirs.gradient_checkpointing == ours.training.gradient_checkpointing
 

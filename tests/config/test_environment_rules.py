@@ -15,7 +15,7 @@ def with_kind(kind: str, data: dict[str, Any] | None = None, **environment: Any)
     return {"rollout__environment": {"kind": kind, **environment}, "data": data or {}}
 
 
-FUNCTION = {"function": "m:f"}
+FUNCTION = {"import_path": "m:f"}
 FILE = {"train_path": "d.jsonl"}
 HUB = {"train_path": "gsm8k", "eval_path": "gsm8k"}
 
@@ -24,9 +24,9 @@ HUB = {"train_path": "gsm8k", "eval_path": "gsm8k"}
     ("given", "lines"),
     [
         (with_kind("math"), ["data.train_path: is needed with rollout.environment.kind = math"]),
-        (with_kind("custom"), ["rollout.environment.path: is needed with kind = custom"]),
-        (with_kind("custom", path="m"), ["rollout.environment.path: 'm' is not module:Class"]),
-        (with_kind("function", FILE, function="m"), ["rollout.environment.function: 'm' is not module:callable"]),
+        (with_kind("custom"), ["rollout.environment.import_path: is needed with kind = custom"]),
+        (with_kind("custom", import_path="m"), ["rollout.environment.import_path: 'm' is not module:Class"]),
+        (with_kind("function", FILE, import_path="m"), ["rollout.environment.import_path: 'm' is not module:callable"]),
         (with_kind("verifiers:gsm8k"), ["data.chat_template: must be true"]),
         (with_kind("verifiers:"), ["rollout.environment.kind: unknown 'verifiers:'"]),
         (with_kind("calculater"), ["rollout.environment.kind: unknown 'calculater'; did you mean calculator?"]),
@@ -43,11 +43,11 @@ def test_what_an_environment_needs_is_named(given: dict[str, Any], lines: list[s
 @pytest.mark.parametrize(
     ("given", "keys"),
     [
-        (with_kind("calculator", function="m:f"), ["rollout.environment.function"]),
+        (with_kind("calculator", import_path="m:f"), ["rollout.environment.import_path"]),
         (with_kind("calculator", in_process=True), ["rollout.environment.in_process"]),
         (with_kind("verifiers:x", {"chat_template": True}, in_process=True), ["rollout.environment.in_process"]),
-        (with_kind("math", FILE, path="m:C"), ["rollout.environment.path"]),
-        (with_kind("reasoning_gym:chain_sum", path="m:C"), ["rollout.environment.path"]),
+        (with_kind("math", FILE, import_path="m:C"), ["rollout.environment.import_path"]),
+        (with_kind("reasoning_gym:chain_sum", import_path="m:C"), ["rollout.environment.import_path"]),
         (with_kind("calculator", {"train_path": "d.jsonl"}), ["data.train_path"]),
         (with_kind("calculator", {"train_split": "train"}), ["data.train_split"]),
         (with_kind("verifiers:x", {"chat_template": True, "eval_path": "d.jsonl"}), ["data.eval_path"]),
@@ -57,7 +57,10 @@ def test_what_an_environment_needs_is_named(given: dict[str, Any], lines: list[s
         (with_kind("function", {"train_path": "gsm8k", "eval_split": "test"}, **FUNCTION), ["data.eval_split"]),
         (with_kind("function", FILE | {"eval_size": 5}, **FUNCTION), ["data.eval_size"]),
         (with_kind("function", HUB | {"format": "parquet", "subset": "main"}, **FUNCTION), ["data.subset"]),
-        (with_kind("custom", {"prompt_key": "q", "format": "jsonl"}, path="m:C"), ["data.prompt_key", "data.format"]),
+        (
+            with_kind("custom", {"prompt_key": "q", "format": "jsonl"}, import_path="m:C"),
+            ["data.prompt_key", "data.format"],
+        ),
     ],
 )
 def test_settings_without_effect_are_rejected(given: dict[str, Any], keys: list[str]) -> None:
@@ -92,8 +95,8 @@ def test_args_of_built_in_environments_are_checked(kind: str, args: dict[str, An
         with_kind("function", {"train_path": "d.jsonl", "eval_path": "gsm8k", "eval_split": "test"}, **FUNCTION),
         with_kind("calculator", args={"max_turns": 2, "operators": ["*"]}, workers=2, timeout_seconds=1),
         with_kind("verifiers:gsm8k", {"chat_template": True, "train_size": 5}, args={"agent": {"max_turns": 2}}),
-        with_kind("custom", path="m:C", args={"anything": 1}, in_process=True),
-        with_kind("custom", FILE | {"prompt_key": "q"}, path="m:C"),
+        with_kind("custom", import_path="m:C", args={"anything": 1}, in_process=True),
+        with_kind("custom", FILE | {"prompt_key": "q"}, import_path="m:C"),
     ],
 )
 def test_settings_that_belong_together_are_accepted_and_survive_a_dump(given: dict[str, Any]) -> None:

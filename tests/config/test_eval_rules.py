@@ -42,7 +42,7 @@ def stop(**changes: Any) -> dict[str, Any]:
         ({"training__max_steps": 3} | stop(patience=2, metric="train/loss"), "training.early_stop.patience"),
         (OFTEN | stop(reached=0.9, min_change=0.1), "training.early_stop.min_change"),
         ({"checkpoint__best_metric": "train/loss"}, "checkpoint.best_metric"),
-        ({"checkpoint__best_is": "lowest"}, "checkpoint.best_is"),
+        ({"checkpoint__best_mode": "min"}, "checkpoint.best_mode"),
         (BEST, "checkpoint.best_metric"),
         ({"checkpoint": {"keep_best": 1, "best_metric": "train/loss"}}, "checkpoint.keep_best"),
         (OFTEN | {"checkpoint": {"keep_best": 1, "every_steps": 5, "best_metric": "x"}}, "checkpoint.best_metric"),
@@ -55,7 +55,7 @@ def stop(**changes: Any) -> dict[str, Any]:
             "checkpoint.keep_best",
         ),
         (
-            {"deterministic": True, "sampler": {"kind": "in_order", "lookahead": 0}, "weights__update": "drain"}
+            {"deterministic": True, "staleness": {"policy": "in_order", "lookahead": 0}, "weight_sync__mode": "drain"}
             | stop(reached=9.0, metric="timing/step_s"),
             "deterministic",
         ),
@@ -77,10 +77,10 @@ def test_contradiction_names_the_key(given: dict[str, Any], key: str) -> None:
         OFTEN | stop(reached=0.9),
         OFTEN | stop(reached=0.9, metric="eval/reward_mean/reasoning_gym:chain_sum"),
         OFTEN | SAMPLES | {"eval__pass_at": [4]} | stop(reached=0.9, metric="eval/pass@4"),
-        {"training__max_steps": 3} | stop(patience=1, metric="train/loss", good_is="lowest"),
+        {"training__max_steps": 3} | stop(patience=1, metric="train/loss", mode="min"),
         stop(patience=100, metric="train/reward_mean"),
         OFTEN | BEST,
-        {"checkpoint": {"keep_best": 1, "every_steps": 5, "best_metric": "train/loss", "best_is": "lowest"}},
+        {"checkpoint": {"keep_best": 1, "every_steps": 5, "best_metric": "train/loss", "best_mode": "min"}},
     ],
 )
 def test_settings_that_go_together_are_accepted_and_survive_a_dump(given: dict[str, Any]) -> None:

@@ -16,7 +16,7 @@ from penstock.config.models import RunConfig
 from tests.support.settings_read import SettingsRead, settings_read
 
 PACKAGE = Path(penstock.__file__).parent
-COMMON_NAMES = ("kind", "path", "name", "epsilon", "level", "enabled", "every_steps", "never_heard_of")
+COMMON_NAMES = ("kind", "path", "name", "epsilon", "mode", "enabled", "every_steps", "never_heard_of")
 
 READER = """
 from penstock.config.models import RunConfig
@@ -24,8 +24,8 @@ from penstock.config.models import RunConfig
 def read(config: RunConfig) -> None:
     if config.model.lora is not None:
         config.model.lora.read_through_none
-    if config.sampler.kind == "windowed":
-        config.sampler.read_after_a_choice
+    if config.staleness.policy == "windowed":
+        config.staleness.read_after_a_choice
     config.data.used_method()
 """
 METHODS = """
@@ -84,7 +84,7 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> tuple[SettingsRead, set
     for path in sorted((copy / "config").glob("*.py")):
         idle |= plant_everywhere(path)
     plant(copy / "config/model.py", "LoraConfig", "    read_through_none: int = 0\n")
-    plant(copy / "config/sampler.py", "WindowedSampler", "    read_after_a_choice: int = 0\n")
+    plant(copy / "config/staleness.py", "WindowedStaleness", "    read_after_a_choice: int = 0\n")
     plant(copy / "config/models.py", "BufferConfig", "    read_by_a_rule: int = 0\n")
     plant(copy / "config/data.py", "DataConfig", METHODS)
     (copy / "reader.py").write_text(READER)

@@ -118,7 +118,7 @@ class TestMissingFile:
 class TestDump:
     def test_is_read_back_as_the_same_configuration(self, path: Path) -> None:
         odd = {"observe__console": "off", "run_dir": "1e-5", "model__path": "~"}
-        config = parse_config(smallest(weights__update="drain", sampler={"kind": "in_order"}, **odd))
+        config = parse_config(smallest(weight_sync__mode="drain", staleness={"policy": "in_order"}, **odd))
         path.write_text(dump_config(config))
         assert load_config(path) == config
 
@@ -132,9 +132,9 @@ class TestDump:
         )
 
     def test_leaves_out_settings_without_effect(self) -> None:
-        text = dump_config(parse_config(smallest(weights__update="drain")))
+        text = dump_config(parse_config(smallest(weight_sync__mode="drain")))
         assert "kv_cache" not in text
-        assert "kv_cache: keep" in dump_config(parse_config(smallest(sampler={"kind": "windowed"})))
+        assert "kv_cache: keep" in dump_config(parse_config(smallest(staleness={"policy": "windowed"})))
 
     def test_has_the_order_of_the_models(self) -> None:
         data = yaml.safe_load(dump_config(parse_config(smallest())))

@@ -22,7 +22,7 @@ from tests.config.settings import problems, settings
     [
         ("training__prompt_group_per_step", "training.prompt_groups_per_step"),
         ("trainning", "training"),
-        ("sampler__max_stalness", None),
+        ("staleness__max_stalness", None),
         ("rollout__temperature", "rollout.sampling.temperature"),
         ("training__learning_rate", "training.optimizer.lr"),
         ("batch_size", "training.prompt_groups_per_step"),
@@ -33,8 +33,8 @@ from tests.config.settings import problems, settings
 def test_unknown_setting_names_the_one_that_was_meant(key: str, meant: str | None) -> None:
     dotted = key.replace("__", ".")
     if meant is None:
-        lines = problems(sampler={"kind": "windowed", "max_stalness": 1})
-        meant = "sampler.max_staleness"
+        lines = problems(staleness={"policy": "windowed", "max_stalness": 1})
+        meant = "staleness.max_staleness"
     else:
         lines = problems(**{key: 1})
     assert lines == [f"{dotted}: unknown setting; did you mean {meant}?"]
@@ -113,8 +113,8 @@ class TestChoices:
     KINDS = "on_policy, windowed, in_order, weight_fifo, ready_first, custom"
 
     def test_unknown_kind(self) -> None:
-        assert problems(sampler__kind="windowd") == [
-            f"sampler.kind: unknown 'windowd'; did you mean windowed? (one of {self.KINDS})"
+        assert problems(staleness__policy="windowd") == [
+            f"staleness.policy: unknown 'windowd'; did you mean windowed? (one of {self.KINDS})"
         ]
         assert problems(algorithm__correction__kind="tiz") == [
             "algorithm.correction.kind: unknown 'tiz'; did you mean tis? (one of none, tis, icepop, "
@@ -122,50 +122,50 @@ class TestChoices:
         ]
 
     def test_missing_kind(self) -> None:
-        assert problems(sampler__max_staleness=3) == [f"sampler.kind: is required; one of {self.KINDS}"]
+        assert problems(staleness__max_staleness=3) == [f"staleness.policy: is required; one of {self.KINDS}"]
 
     def test_kind_that_is_no_text(self) -> None:
-        assert problems(sampler__kind=None) == [f"sampler.kind: unknown nothing; one of {self.KINDS}"]
+        assert problems(staleness__policy=None) == [f"staleness.policy: unknown nothing; one of {self.KINDS}"]
 
     def test_no_section(self) -> None:
-        assert problems(sampler="windowed") == [
-            f"sampler: expected a section such as {{kind: windowed}} with one of {self.KINDS}, got 'windowed'"
+        assert problems(staleness="windowed") == [
+            f"staleness: expected a section such as {{policy: windowed}} with one of {self.KINDS}, got 'windowed'"
         ]
-        assert problems(sampler=[1])[0].endswith("got a list")
+        assert problems(staleness=[1])[0].endswith("got a list")
 
     def test_setting_of_another_kind(self) -> None:
-        assert problems(sampler={"kind": "windowed", "lookahead": 2}) == [
-            "sampler.lookahead: is not a setting of the windowed sampler; it has max_staleness, over_sampling, order "
+        assert problems(staleness={"policy": "windowed", "lookahead": 2}) == [
+            "staleness.lookahead: is not a setting of policy = windowed; it has max_staleness, over_sampling, order "
             "(lookahead belongs to in_order, weight_fifo, ready_first)"
         ]
         assert problems(algorithm__correction={"kind": "none", "cap": 2}) == [
-            "algorithm.correction.cap: is not a setting of the none correction; it has no settings (cap belongs to "
-            "tis, decoupled)"
+            "algorithm.correction.cap: is not a setting of kind = none; it has no settings (cap belongs to tis, "
+            "decoupled)"
         ]
 
     def test_wrong_value_inside_has_no_union_tag_in_its_key(self) -> None:
-        assert problems(sampler={"kind": "windowed", "max_staleness": -1}) == [
-            "sampler.max_staleness: must be at least 0, got -1"
+        assert problems(staleness={"policy": "windowed", "max_staleness": -1}) == [
+            "staleness.max_staleness: must be at least 0, got -1"
         ]
         assert problems(algorithm__correction={"kind": "tis", "cap": "x"}) == [
             "algorithm.correction.cap: expected a number, got 'x'"
         ]
 
     def test_own_validator_inside(self) -> None:
-        assert problems(sampler={"kind": "custom", "class_path": "nope"}) == [
-            "sampler.class_path: write it as module:Class, for example my_project.policies:Newest"
+        assert problems(staleness={"policy": "custom", "import_path": "nope"}) == [
+            "staleness.import_path: write it as module:Class, for example my_project.policies:Newest"
         ]
 
     def test_required_setting_of_a_kind(self) -> None:
-        (line,) = problems(sampler={"kind": "custom"})
-        assert line.startswith("sampler.class_path: is required. ")
+        (line,) = problems(staleness={"policy": "custom"})
+        assert line.startswith("staleness.import_path: is required. ")
 
 
 def test_contradictions_are_separate_lines_without_noise() -> None:
     assert problems(deterministic=True, rollout__group_size=1) == [
         "rollout.group_size: grpo compares the responses of a group with each other and needs at least 2",
-        "deterministic: needs sampler.kind = in_order and sampler.lookahead = 0, so that groups train in order",
-        "deterministic: needs weights.update = drain, so that no group sees two weight versions",
+        "deterministic: needs staleness.policy = in_order and staleness.lookahead = 0, so that groups train in order",
+        "deterministic: needs weight_sync.mode = drain, so that no group sees two weight versions",
     ]
 
 

@@ -30,17 +30,21 @@ def test_values_are_yaml() -> None:
 
 
 def test_a_section_can_be_replaced_as_a_whole() -> None:
-    data = {"sampler": {"kind": "windowed", "max_staleness": 2}}
-    assert apply(data, "sampler={kind: in_order, lookahead: 0}") == {"sampler": {"kind": "in_order", "lookahead": 0}}
+    data = {"staleness": {"policy": "windowed", "max_staleness": 2}}
+    assert apply(data, "staleness={policy: in_order, lookahead: 0}") == {
+        "staleness": {"policy": "in_order", "lookahead": 0}
+    }
 
 
 def test_text_settings_take_the_value_as_it_stands() -> None:
-    applied = apply({}, "run_dir=2024", "model.path=a: [b", "observe.console=off", "rollout.environment.function=m:f=g")
+    applied = apply(
+        {}, "run_dir=2024", "model.path=a: [b", "observe.console=off", "rollout.environment.import_path=m:f=g"
+    )
     assert applied == {
         "run_dir": "2024",
         "model": {"path": "a: [b"},
         "observe": {"console": "off"},
-        "rollout": {"environment": {"function": "m:f=g"}},
+        "rollout": {"environment": {"import_path": "m:f=g"}},
     }
 
 

@@ -23,5 +23,7 @@ def test_sections_of_every_kind_are_there() -> None:
     text = reference()
     for name in RunConfig.model_fields:
         assert f"`{name}`" in text
-    for kind in ("on_policy", "windowed", "in_order", "weight_fifo", "ready_first", "custom", "none", "tis"):
+    for kind in ("on_policy", "windowed", "in_order", "weight_fifo", "ready_first", "custom"):
+        assert f"`policy: {kind}`" in text
+    for kind in ("none", "tis", "ppo_clip", "gspo", "grpo"):
         assert f"`kind: {kind}`" in text

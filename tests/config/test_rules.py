@@ -17,9 +17,9 @@ TIS = {"kind": "tis"}
     ("given", "key"),
     [
         ({"training__min_groups_per_chunk": 9}, "training.min_groups_per_chunk"),
-        ({"sampler__kind": "ready_first"}, "sampler.kind"),
-        ({"sampler__kind": "in_order", "weights__update": "abort_stale"}, "weights.update"),
-        ({"sampler": {"kind": "weight_fifo", "lookahead": 2, "max_staleness": 1}}, "sampler.lookahead"),
+        ({"staleness__policy": "ready_first"}, "staleness.policy"),
+        ({"staleness__policy": "in_order", "weight_sync__mode": "abort_stale"}, "weight_sync.mode"),
+        ({"staleness": {"policy": "weight_fifo", "lookahead": 2, "max_staleness": 1}}, "staleness.lookahead"),
         (
             {"rollout__failure__on_drop": "shrink", "rollout__failure__min_groups_per_step": 9},
             "rollout.failure.min_groups_per_step",
@@ -30,10 +30,10 @@ TIS = {"kind": "tis"}
         ({"algorithm__old_policy": "engine", "algorithm__correction": TIS}, "algorithm.correction.kind"),
         ({"rollout__group_size": 1}, "rollout.group_size"),
         ({"rollout__sampling__max_new_tokens": 512}, "rollout.sampling.max_new_tokens"),
-        ({"weights__update": "drain", "weights__kv_cache": "keep"}, "weights.kv_cache"),
+        ({"weight_sync__mode": "drain", "weight_sync__kv_cache": "keep"}, "weight_sync.kv_cache"),
         ({"data__train_path": "x.jsonl"}, "data.train_path"),
         ({"data__answer_key": "a"}, "data.answer_key"),
-        ({"rollout__environment__function": "m:f"}, "rollout.environment.function"),
+        ({"rollout__environment__import_path": "m:f"}, "rollout.environment.import_path"),
         ({"training__optimizer__schedule": "cosine"}, "training.max_steps"),
         ({"training__optimizer__final_lr_ratio": 0.1}, "training.optimizer.final_lr_ratio"),
     ],
@@ -45,16 +45,16 @@ def test_contradiction_names_the_key(given: dict[str, Any], key: str) -> None:
 
 @pytest.mark.parametrize("function", [None, "module", "a:b:c", "a:", ":b"])
 def test_function_environment_needs_a_callable_and_a_file(function: str | None) -> None:
-    lines = problems(rollout__environment={"kind": "function", "function": function})
-    assert [line.partition(":")[0] for line in lines] == ["rollout.environment.function", "data.train_path"]
+    lines = problems(rollout__environment={"kind": "function", "import_path": function})
+    assert [line.partition(":")[0] for line in lines] == ["rollout.environment.import_path", "data.train_path"]
 
 
 @pytest.mark.parametrize(
     "given",
     [
-        {"sampler__kind": "ready_first", "algorithm__correction": TIS},
+        {"staleness__policy": "ready_first", "algorithm__correction": TIS},
         {"rollout__sampling__top_p": 0.9, "algorithm__old_policy": "engine"},
-        {"deterministic": True, "sampler": {"kind": "in_order", "lookahead": 0}, "weights__update": "drain"},
+        {"deterministic": True, "staleness": {"policy": "in_order", "lookahead": 0}, "weight_sync__mode": "drain"},
         {"rollout__failure__on_drop": "shrink", "rollout__failure__min_groups_per_step": 8},
         {"training__optimizer": {"schedule": "cosine", "final_lr_ratio": 0.1}, "training__max_steps": 5},
         {"data__train_path": None, "data__eval_path": None},
@@ -89,7 +89,7 @@ KL_REWARD = {"coefficient": 0.1, "estimator": "k1", "place": "reward"}
             "algorithm.dynamic_sampling.enabled",
         ),
         ({"algorithm__reward": {"overlong": "mask", "overlong_penalty": 2.0}}, "algorithm.reward.overlong_penalty"),
-        ({"algorithm__loss": {"level": "constant"}}, "algorithm.loss.constant_length"),
+        ({"algorithm__loss": {"aggregation": "token_sum_norm"}}, "algorithm.loss.constant_length"),
         ({"algorithm__loss": {"constant_length": 64}}, "algorithm.loss.constant_length"),
         ({"algorithm__loss": {"kind": "reinforce"}, "algorithm__old_policy": "engine"}, "algorithm.old_policy"),
         ({"algorithm__loss": {"kind": "gspo"}, "algorithm__correction": TIS}, "algorithm.correction.kind"),
@@ -124,7 +124,7 @@ def test_algorithms_that_make_no_sense_are_rejected(given: dict[str, Any], key: 
     [
         {"algorithm__advantage": {"kind": "reinforce_pp"}, "algorithm__kl": KL_REWARD, **WHOLE},
         {"algorithm__advantage": {"kind": "reward"}, "rollout__group_size": 1},
-        {"algorithm__advantage": {"normalize_std": False}, "algorithm__loss": {"clip_high": 0.28}},
+        {"algorithm__advantage": {"normalize_std": False}, "algorithm__loss": {"clip_ratio_high": 0.28}},
         {"algorithm__loss": {"kind": "gspo"}, "algorithm__correction": {"kind": "sequence_masked"}},
         {"algorithm__reward": {"overlong": "soft", "overlong_buffer": 16, "overlong_penalty": 0.5}},
         {"algorithm__dynamic_sampling": {"enabled": True, "max_filtered_per_step": 10}},

@@ -27,7 +27,7 @@ class Rewards:
 
 def dynamic(flat: set[int], *, prompts: int, sampler: dict[str, Any] | None = None, **settings: Any) -> ScriptedRun:
     algorithm = {"correction": {"kind": "tis"}, "dynamic_sampling": {"enabled": True, **settings}}
-    config = scripted_config(sampler=sampler or {"kind": "on_policy"}, algorithm=algorithm)
+    config = scripted_config(staleness=sampler or {"policy": "on_policy"}, algorithm=algorithm)
     return ScriptedRun(config, prompts=prompts, reward=Rewards(flat), script=jitter)
 
 

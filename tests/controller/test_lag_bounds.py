@@ -48,7 +48,7 @@ PROMPTS = 30
 
 def bound(sampler: Sampler) -> int:
     """What docs/staleness.md promises."""
-    return {"on_policy": 0, "in_order": sampler.get("lookahead")}.get(sampler["kind"], sampler.get("max_staleness"))  # type: ignore[return-value]
+    return {"on_policy": 0, "in_order": sampler.get("lookahead")}.get(sampler["policy"], sampler.get("max_staleness"))  # type: ignore[return-value]
 
 
 @dataclass
@@ -119,8 +119,8 @@ def run_in(weather: Weather, sampler: Sampler, update: str) -> tuple[ScriptedRun
     dice = random.Random(weather.seed)
     low, more = weather.generation_ms
     config = scripted_config(
-        sampler=sampler,
-        weights={"update": update},
+        staleness=sampler,
+        weight_sync={"mode": update},
         algorithm={
             "correction": {"kind": "tis"},
             "dynamic_sampling": {"enabled": True},
@@ -156,7 +156,7 @@ def lag_max(run: ScriptedRun) -> int:
 
 
 def check_lags(kind: str, update: str, weather: Weather, data: st.DataObject) -> None:
-    sampler = {"kind": kind, **data.draw(SAMPLERS[kind])}
+    sampler = {"policy": kind, **data.draw(SAMPLERS[kind])}
     run, trainer = run_in(weather, sampler, update)
     assert asyncio.run(run.run(limit_seconds=60.0)) == "data_exhausted"
     assert lag_max(run) <= bound(sampler)
@@ -187,8 +187,8 @@ def test_nor_in_any_weather(kind: str, update: str, weather: Weather, data: st.D
 async def test_groups_dispatched_while_new_weights_are_under_way_are_no_older_than_promised(lookahead: int) -> None:
     """Generation is ready long before the weights arrive: what is dispatched then begins with the old ones."""
     trainer = LagTrainer(publish_seconds=0.02)
-    sampler = {"kind": "in_order", "lookahead": lookahead}
-    run = ScriptedRun(scripted_config(sampler=sampler), prompts=40, trainer=trainer)
+    sampler = {"policy": "in_order", "lookahead": lookahead}
+    run = ScriptedRun(scripted_config(staleness=sampler), prompts=40, trainer=trainer)
     assert await run.run() == "data_exhausted"
     assert lag_max(run) == lookahead
     assert max(trainer.token_lags) <= lookahead
@@ -197,7 +197,9 @@ async def test_groups_dispatched_while_new_weights_are_under_way_are_no_older_th
 async def test_a_lag_beyond_the_bound_would_be_seen() -> None:
     """The same measure shows a policy that promises nothing for what it is."""
     trainer = LagTrainer(publish_seconds=0.02)
-    config = scripted_config(sampler={"kind": "ready_first", "lookahead": 1}, algorithm={"correction": {"kind": "tis"}})
+    config = scripted_config(
+        staleness={"policy": "ready_first", "lookahead": 1}, algorithm={"correction": {"kind": "tis"}}
+    )
     run = ScriptedRun(config, prompts=40, trainer=trainer)
     await run.run()
     assert lag_max(run) > 1

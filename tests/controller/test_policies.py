@@ -21,19 +21,19 @@ from tests.support.scripted_run import ScriptedRun, scripted_config
 from tests.support.trace_checks import KeptTrace, check_trace
 
 SAMPLERS: list[dict[str, Any]] = [
-    {"kind": "on_policy"},
-    {"kind": "windowed", "max_staleness": 1},
-    {"kind": "windowed", "max_staleness": 2, "over_sampling": True},
-    {"kind": "windowed", "max_staleness": 1, "order": "freshest"},
-    {"kind": "in_order", "lookahead": 2},
-    {"kind": "weight_fifo", "lookahead": 1, "max_staleness": 2},
-    {"kind": "ready_first", "lookahead": 1},
+    {"policy": "on_policy"},
+    {"policy": "windowed", "max_staleness": 1},
+    {"policy": "windowed", "max_staleness": 2, "over_sampling": True},
+    {"policy": "windowed", "max_staleness": 1, "order": "freshest"},
+    {"policy": "in_order", "lookahead": 2},
+    {"policy": "weight_fifo", "lookahead": 1, "max_staleness": 2},
+    {"policy": "ready_first", "lookahead": 1},
 ]
 
 
 def config_for(sampler: dict[str, Any], **sections: Any) -> Any:
     sections.setdefault("buffer", {"max_buffered_groups": 32})
-    return scripted_config(sampler=sampler, algorithm={"correction": {"kind": "tis"}}, **sections)
+    return scripted_config(staleness=sampler, algorithm={"correction": {"kind": "tis"}}, **sections)
 
 
 def jitter(request: GenerationRequest) -> ScriptedResponse:
@@ -46,13 +46,13 @@ COMBINATIONS = [
     (sampler, update)
     for sampler in SAMPLERS
     for update in ("in_flight", "drain", "abort_stale")
-    if update != "abort_stale" or sampler["kind"] not in NEVER_ABORT
+    if update != "abort_stale" or sampler["policy"] not in NEVER_ABORT
 ]
 
 
 @pytest.mark.parametrize(
     "sampler",
-    [{"kind": "windowed", "max_staleness": 1}, {"kind": "weight_fifo", "lookahead": 1, "max_staleness": 1}],
+    [{"policy": "windowed", "max_staleness": 1}, {"policy": "weight_fifo", "lookahead": 1, "max_staleness": 1}],
     ids=str,
 )
 async def test_nothing_is_dispatched_that_would_be_too_old_when_its_turn_comes(sampler: dict[str, Any]) -> None:
@@ -73,7 +73,7 @@ async def test_nothing_is_dispatched_that_would_be_too_old_when_its_turn_comes(s
 @pytest.mark.parametrize(("sampler", "update"), COMBINATIONS, ids=str)
 async def test_every_prompt_trains_once_and_within_its_bound(sampler: dict[str, Any], update: str) -> None:
     run = ScriptedRun(
-        config_for(sampler, weights={"update": update}),
+        config_for(sampler, weight_sync={"mode": update}),
         prompts=40,
         script=jitter,
         trainer=ScriptedTrainer(chunk_seconds=lambda meta: 0.001),
@@ -83,14 +83,14 @@ async def test_every_prompt_trains_once_and_within_its_bound(sampler: dict[str, 
     assert len(run.steps) == 10
     assert run.rows_left == 0
     assert run.buffer.free_permits == 32
-    bound = sampler.get("max_staleness", 0 if sampler["kind"] == "on_policy" else None)
+    bound = sampler.get("max_staleness", 0 if sampler["policy"] == "on_policy" else None)
     if bound is not None:
         assert max(step["staleness/lag_max"] for step in run.steps) <= bound
 
 
 async def test_a_window_lets_generation_run_ahead_of_training() -> None:
     run = ScriptedRun(
-        config_for({"kind": "windowed", "max_staleness": 1}),
+        config_for({"policy": "windowed", "max_staleness": 1}),
         prompts=24,
         script=lambda request: ScriptedResponse(0.05),
         trainer=ScriptedTrainer(chunk_seconds=lambda meta: 0.0125 * len(meta.group_ids)),
@@ -105,7 +105,9 @@ async def test_in_flight_update_gives_one_response_tokens_of_two_versions() -> N
         return ScriptedResponse(seconds=1.0 if request.prompt_ids[0] == 4 else 0.0, token_ids=(3, 4, 5))
 
     run = ScriptedRun(
-        config_for({"kind": "windowed", "max_staleness": 2}, weights={"update": "in_flight"}), prompts=8, script=script
+        config_for({"policy": "windowed", "max_staleness": 2}, weight_sync={"mode": "in_flight"}),
+        prompts=8,
+        script=script,
     )
     await run.run()
     assert max(step["staleness/token_version_span_max"] for step in run.steps) >= 1
@@ -113,7 +115,7 @@ async def test_in_flight_update_gives_one_response_tokens_of_two_versions() -> N
 
 async def test_drain_never_mixes_versions_in_a_response() -> None:
     run = ScriptedRun(
-        config_for({"kind": "windowed", "max_staleness": 2}, weights={"update": "drain"}), prompts=24, script=jitter
+        config_for({"policy": "windowed", "max_staleness": 2}, weight_sync={"mode": "drain"}), prompts=24, script=jitter
     )
     await run.run()
     assert max(step["staleness/token_version_span_max"] for step in run.steps) == 0
@@ -127,7 +129,7 @@ async def test_abort_stale_sends_prompts_beyond_the_window_round_again() -> None
         return ScriptedResponse(seconds=seconds)
 
     config = config_for(
-        {"kind": "windowed", "max_staleness": 0, "over_sampling": True}, weights={"update": "abort_stale"}
+        {"policy": "windowed", "max_staleness": 0, "over_sampling": True}, weight_sync={"mode": "abort_stale"}
     )
     run = ScriptedRun(config, prompts=16, script=script)
     assert await run.run() == "data_exhausted"
@@ -137,8 +139,8 @@ async def test_abort_stale_sends_prompts_beyond_the_window_round_again() -> None
 
 async def test_a_prompt_that_is_aborted_for_ever_is_dropped_in_the_end() -> None:
     config = config_for(
-        {"kind": "windowed", "max_staleness": 1, "over_sampling": True},
-        weights={"update": "abort_stale"},
+        {"policy": "windowed", "max_staleness": 1, "over_sampling": True},
+        weight_sync={"mode": "abort_stale"},
         rollout={"failure": {"max_redispatches": 2, "max_dropped_prompts": 1}},
         buffer={"max_buffered_groups": 6},
     )
@@ -152,8 +154,8 @@ async def test_a_prompt_that_is_aborted_for_ever_is_dropped_in_the_end() -> None
 
 async def test_a_spent_budget_in_the_abort_path_says_so() -> None:
     config = config_for(
-        {"kind": "windowed", "max_staleness": 1, "over_sampling": True},
-        weights={"update": "abort_stale"},
+        {"policy": "windowed", "max_staleness": 1, "over_sampling": True},
+        weight_sync={"mode": "abort_stale"},
         rollout={"failure": {"max_redispatches": 1}},
         buffer={"max_buffered_groups": 6},
     )
@@ -168,7 +170,7 @@ async def test_stale_ready_groups_are_evicted_and_their_prompts_trained_later() 
     def script(request: GenerationRequest) -> ScriptedResponse:
         return ScriptedResponse(seconds=0.0)
 
-    config = config_for({"kind": "windowed", "max_staleness": 0, "over_sampling": True})
+    config = config_for({"policy": "windowed", "max_staleness": 0, "over_sampling": True})
     run = ScriptedRun(config, prompts=32, script=script, trainer=ScriptedTrainer(chunk_seconds=lambda m: 0.01))
     await run.run()
     assert run.names("group_evicted")
@@ -194,7 +196,7 @@ async def test_epochs_go_over_the_data_again_in_another_order() -> None:
 
 async def test_max_steps_ends_the_run_and_leaves_nothing_behind() -> None:
     run = ScriptedRun(
-        config_for({"kind": "windowed", "max_staleness": 3, "over_sampling": True}, training={"max_steps": 3}),
+        config_for({"policy": "windowed", "max_staleness": 3, "over_sampling": True}, training={"max_steps": 3}),
         prompts=400,
         script=jitter,
     )
@@ -262,7 +264,7 @@ def test_any_mix_of_settings_delays_and_failures_ends_with_every_prompt_accounte
     failure = {"max_dropped_prompts": 40, "on_drop": on_drop, "data_attempts": 1}
     config = config_for(
         sampler,
-        weights={"update": update},
+        weight_sync={"mode": update},
         training={"prompt_groups_per_step": groups_per_step, "min_groups_per_chunk": chunk},
         rollout={"max_inflight_groups": inflight, "failure": failure},
     )
@@ -343,7 +345,7 @@ async def test_a_stop_after_the_optimizer_began_carries_the_step_to_its_end(wher
 
 async def test_a_stop_while_groups_are_drained_does_not_wait_for_them() -> None:
     run = ScriptedRun(
-        config_for({"kind": "windowed", "max_staleness": 1}, weights={"update": "drain"}),
+        config_for({"policy": "windowed", "max_staleness": 1}, weight_sync={"mode": "drain"}),
         prompts=40,
         script=lambda r: ScriptedResponse(60.0 if r.prompt_ids[0] == 6 else 0.0),
     )

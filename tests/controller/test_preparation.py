@@ -108,7 +108,7 @@ async def test_whole_step_advantages_wait_for_a_stale_group_to_come_back(monkeyp
         return ScriptedResponse(seconds=0.4 if slow or request.group_id in list(seen)[:1] else 0.0)
 
     config = scripted_config(
-        sampler={"kind": "windowed", "max_staleness": 1},
+        staleness={"policy": "windowed", "max_staleness": 1},
         algorithm={"advantage": {"kind": "reinforce_pp"}},
         training={"prompt_groups_per_step": 4, "min_groups_per_chunk": 4},
     )

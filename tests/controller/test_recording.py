@@ -53,7 +53,7 @@ def recorded(path: Path) -> Events:
 
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=str)
 async def test_every_dispatched_group_has_one_end(sampler: dict[str, Any], path: Path) -> None:
-    config = scripted_config(sampler=sampler, algorithm={"correction": {"kind": "tis"}})
+    config = scripted_config(staleness=sampler, algorithm={"correction": {"kind": "tis"}})
     run = ScriptedRun(config, prompts=24, script=jitter)
     events = await traced(run, path)
     ends = Counter(ends_of(events))
@@ -182,7 +182,7 @@ class TestOneNumbering:
             assert {e["args"]["step"] for e in events if e["name"] == name and e["ph"] in "Xb"} == {1, 2}
 
     async def test_the_step_that_a_group_is_meant_for(self, path: Path) -> None:
-        config = scripted_config(sampler={"kind": "in_order"}, algorithm={"correction": {"kind": "tis"}})
+        config = scripted_config(staleness={"policy": "in_order"}, algorithm={"correction": {"kind": "tis"}})
         events = await traced(ScriptedRun(config, prompts=8), path)
         for life in lives(events).values():
             assert life[0]["args"]["target_step"] == life[-1]["args"]["step"]

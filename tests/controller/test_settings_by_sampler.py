@@ -116,7 +116,7 @@ SETTINGS = {
 def run_of(sampler: str, setting: Setting | None = None) -> ScriptedRun:
     sections, algorithm = (setting.sections, setting.algorithm) if setting else ({}, {})
     config = scripted_config(
-        sampler={"kind": sampler, **SAMPLERS[sampler]},
+        staleness={"policy": sampler, **SAMPLERS[sampler]},
         algorithm={"correction": {"kind": "tis"}, **algorithm},
         **sections,
     )

@@ -22,7 +22,7 @@ FAMILIES = ("qwen3", "llama", "qwen3_moe")
 @contextlib.asynccontextmanager
 async def running_engine(model: Any = None, **options: Any) -> AsyncIterator[EmbeddedEngine]:
     """An engine that is closed at the end."""
-    engine = EmbeddedEngine(model or tiny_model(), **{"slots": 4, "max_context": 64, **options})
+    engine = EmbeddedEngine(model or tiny_model(), **{"max_num_seqs": 4, "max_model_len": 64, **options})
     try:
         yield engine
     finally:

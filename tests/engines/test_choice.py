@@ -36,7 +36,7 @@ async def test_a_cpu_decodes_plainly() -> None:
 )
 def test_what_does_not_work_is_refused_by_name(family: str, decoding: Any, message: str) -> None:
     with pytest.raises(SetupError, match=message):
-        EmbeddedEngine(tiny_model(family), slots=1, max_context=32, decoding=decoding)
+        EmbeddedEngine(tiny_model(family), max_num_seqs=1, max_model_len=32, decoding=decoding)
 
 
 def test_models_that_the_kernels_do_not_know_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,7 +113,7 @@ async def test_stop_on_the_last_allowed_token_counts_as_stop() -> None:
 
 
 async def test_a_response_ends_when_the_context_is_full() -> None:
-    async with running_engine(max_context=16) as engine:
+    async with running_engine(max_model_len=16) as engine:
         long = await engine.generate(request(prompt=range(3, 13), new=100))
         last = await engine.generate(request(prompt=range(3, 18), new=100))
     assert (len(long.token_ids), long.finish_reason) == (6, FinishReason.LENGTH)
@@ -122,7 +122,7 @@ async def test_a_response_ends_when_the_context_is_full() -> None:
 
 async def test_every_request_is_served_when_there_are_more_than_slots() -> None:
     asked = mixed_requests(30)
-    async with running_engine(slots=3) as engine:
+    async with running_engine(max_num_seqs=3) as engine:
         results = await generate_all(engine, asked)
         stats = engine.stats()
     assert [result.request_id for result in results] == [one.request_id for one in asked]
@@ -135,7 +135,7 @@ async def test_every_request_is_served_when_there_are_more_than_slots() -> None:
 async def test_slots_are_refilled_at_once() -> None:
     """Two slots and responses of 20, 5, 5, 5 and 5 tokens need 20 steps, not the 30 of three batches to the longest."""
     asked = [request("long", new=20)] + [request(f"short{i}", new=5, seed=i) for i in range(4)]
-    async with running_engine(slots=2) as engine:
+    async with running_engine(max_num_seqs=2) as engine:
         await engine.pause()
         waiting = [asyncio.ensure_future(engine.generate(one)) for one in asked]
         await asyncio.sleep(0)
@@ -149,7 +149,7 @@ async def test_new_prompts_do_not_wait_for_long_responses() -> None:
     long = [request(f"long{i}", prompt=[3 + i, 4, 5], new=40) for i in range(31)]
     short = [request(f"short{i}", prompt=[50 + i, 4, 5], new=2) for i in range(3)]
     ended: list[str] = []
-    async with running_engine(slots=32) as engine:
+    async with running_engine(max_num_seqs=32) as engine:
         tasks = [asyncio.ensure_future(engine.generate(one)) for one in [*long, *short]]
         for task in tasks:
             task.add_done_callback(lambda done: ended.append(done.result().request_id))
@@ -159,7 +159,7 @@ async def test_new_prompts_do_not_wait_for_long_responses() -> None:
 
 async def test_a_group_shares_one_prefill() -> None:
     group = [request(f"g{i}", prompt=range(3, 20), new=6, seed=i) for i in range(10)]
-    async with running_engine(slots=4) as engine:
+    async with running_engine(max_num_seqs=4) as engine:
         results = await generate_all(engine, group)
         extra = engine.stats().extra
     assert extra["prefills"] == 1
@@ -195,7 +195,7 @@ async def test_requests_of_every_kind_share_a_batch() -> None:
 async def test_the_engine_starts_in_under_two_seconds() -> None:
     model = tiny_model(hidden=64, layers=4)
     start = time.perf_counter()
-    async with running_engine(model, slots=32, max_context=256) as engine:
+    async with running_engine(model, max_num_seqs=32, max_model_len=256) as engine:
         assert time.perf_counter() - start < 2.0
         assert engine.health() is EngineHealth.HEALTHY
 

@@ -67,7 +67,7 @@ def test_lean_steps_give_the_models_own_logits_as_rows_come_and_go(family: str) 
     torch.manual_seed(0)
     with torch.inference_mode():
         lean, plain = (
-            ModelRunner(model, slots=6, max_context=32, deterministic=False, use_fused=use_fused)
+            ModelRunner(model, slots=6, max_model_len=32, deterministic=False, use_fused=use_fused)
             for model, use_fused in zip(models, (True, False), strict=True)
         )
         assert lean._fused is not None

@@ -30,7 +30,7 @@ async def test_an_aborted_request_raises_and_the_others_go_on() -> None:
     asked = mixed_requests(6)
     async with running_engine(tiny_model()) as engine:
         undisturbed = await generate_all(engine, asked)
-    async with running_engine(model, slots=3) as engine:
+    async with running_engine(model, max_num_seqs=3) as engine:
         tasks = await held_at(engine, gate := Gate(model, 2), [*asked, request("gone", range(3, 9), new=50)])
         aborting = asyncio.ensure_future(engine.abort(["gone", "m1", "unknown"]))
         await asyncio.sleep(0)
@@ -53,7 +53,7 @@ async def test_aborting_nothing_is_harmless() -> None:
 
 async def test_a_cancelled_call_leaves_the_batch() -> None:
     model = tiny_model()
-    async with running_engine(model, slots=1) as engine:
+    async with running_engine(model, max_num_seqs=1) as engine:
         first, second = await held_at(
             engine, gate := Gate(model, 2), [request("first", new=60), request("second", new=5, seed=1)]
         )
@@ -70,7 +70,7 @@ async def test_a_cancelled_call_leaves_the_batch() -> None:
 async def test_a_step_that_does_not_end_is_seen_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.controller.engine_condition._LONG_STEP_SECONDS", 0.1)
     model = tiny_model()
-    async with running_engine(model, slots=2) as engine:
+    async with running_engine(model, max_num_seqs=2) as engine:
         assert condition(engine) == "healthy, 0 running, 0 waiting"
         [task] = await held_at(engine, gate := Gate(model, 3), [request("slow", new=5)])
         await asyncio.sleep(0.2)
@@ -83,7 +83,7 @@ async def test_a_step_that_does_not_end_is_seen_from_outside(monkeypatch: pytest
 
 async def test_a_model_that_raises_fails_everyone_and_the_engine() -> None:
     model = tiny_model()
-    async with running_engine(model, slots=2) as engine:
+    async with running_engine(model, max_num_seqs=2) as engine:
         calls = 0
 
         def boom(*_: object) -> None:
@@ -121,7 +121,7 @@ async def test_weights_that_are_not_finite_fail_the_engine() -> None:
 
 async def test_close_aborts_what_runs_and_ends_the_thread() -> None:
     model = tiny_model()
-    engine = EmbeddedEngine(model, slots=2, max_context=64, name="closing")
+    engine = EmbeddedEngine(model, max_num_seqs=2, max_model_len=64, name="closing")
     tasks = await held_at(engine, gate := Gate(model, 3), [request(f"r{i}", new=50) for i in range(4)])
     closing = asyncio.ensure_future(engine.close())
     await asyncio.sleep(0)
@@ -137,7 +137,7 @@ async def test_close_aborts_what_runs_and_ends_the_thread() -> None:
 
 
 async def test_close_ends_a_paused_engine() -> None:
-    engine = EmbeddedEngine(tiny_model(), slots=2, max_context=64)
+    engine = EmbeddedEngine(tiny_model(), max_num_seqs=2, max_model_len=64)
     await engine.pause()
     waiting = asyncio.ensure_future(engine.generate(request()))
     await asyncio.sleep(0)
@@ -168,8 +168,8 @@ async def test_an_idle_engine_makes_no_steps() -> None:
 
 @pytest.mark.parametrize("length", [64, 65, 200])
 async def test_a_prompt_that_fills_the_context_is_refused(length: int) -> None:
-    async with running_engine(max_context=64) as engine:
-        with pytest.raises(PromptTooLong, match=rf"{length} tokens.*64 \(rollout.engine.max_context\)"):
+    async with running_engine(max_model_len=64) as engine:
+        with pytest.raises(PromptTooLong, match=rf"{length} tokens.*64 \(rollout.engine.max_model_len\)"):
             await engine.generate(request(prompt=[3] * length))
 
 
@@ -208,7 +208,7 @@ async def test_an_id_cannot_be_in_the_engine_twice() -> None:
 
 
 def test_requests_from_several_event_loops_share_the_engine() -> None:
-    engine = EmbeddedEngine(tiny_model(), slots=2, max_context=64)
+    engine = EmbeddedEngine(tiny_model(), max_num_seqs=2, max_model_len=64)
     results: list[int] = []
 
     def in_a_loop_of_its_own(name: str) -> None:
@@ -243,36 +243,36 @@ class TestSetup:
 
     def test_a_sliding_window_smaller_than_the_context(self) -> None:
         with pytest.raises(SetupError, match="sliding attention window of 32"):
-            EmbeddedEngine(sliding_window_model(), slots=1, max_context=64)
+            EmbeddedEngine(sliding_window_model(), max_num_seqs=1, max_model_len=64)
 
     async def test_a_sliding_window_that_covers_the_context_is_served(self) -> None:
-        async with running_engine(sliding_window_model(), max_context=32) as engine:
+        async with running_engine(sliding_window_model(), max_model_len=32) as engine:
             assert len((await engine.generate(request())).token_ids) == 8
 
     def test_layers_without_keys_and_values(self) -> None:
         model = tiny_model()
         model.config.layer_types = ["linear_attention", "full_attention"]
         with pytest.raises(SetupError, match="linear_attention"):
-            EmbeddedEngine(model, slots=1, max_context=64)
+            EmbeddedEngine(model, max_num_seqs=1, max_model_len=64)
 
     def test_more_context_than_the_model_has_positions(self) -> None:
         with pytest.raises(SetupError, match="512 positions"):
-            EmbeddedEngine(tiny_model(), slots=1, max_context=1024)
+            EmbeddedEngine(tiny_model(), max_num_seqs=1, max_model_len=1024)
 
-    @pytest.mark.parametrize("options", [{"slots": 0}, {"max_context": 1}, {"kv_cache": "maybe"}])
+    @pytest.mark.parametrize("options", [{"max_num_seqs": 0}, {"max_model_len": 1}, {"kv_cache": "maybe"}])
     def test_impossible_settings(self, options: dict[str, object]) -> None:
         with pytest.raises(SetupError):
-            EmbeddedEngine(tiny_model(), **{"slots": 1, "max_context": 64, **options})  # type: ignore[arg-type]
+            EmbeddedEngine(tiny_model(), **{"max_num_seqs": 1, "max_model_len": 64, **options})  # type: ignore[arg-type]
 
     def test_the_callers_config_object_is_left_alone(self) -> None:
         model = tiny_model()
         config = model.config
         before = config._attn_implementation
-        engine = EmbeddedEngine(model, slots=1, max_context=64)
+        engine = EmbeddedEngine(model, max_num_seqs=1, max_model_len=64)
         assert config._attn_implementation == before
         asyncio.run(engine.close())
 
 
 def test_a_negative_thread_count_is_refused() -> None:
     with pytest.raises(SetupError, match="threads"):
-        EmbeddedEngine(tiny_model(), slots=1, max_context=8, threads=-1)
+        EmbeddedEngine(tiny_model(), max_num_seqs=1, max_model_len=8, threads=-1)

@@ -23,7 +23,7 @@ async def responses_in_crowds(family: str = "qwen3", **options: object) -> list[
         if order is not None:
             crowd += mixed_requests(20)
             random.Random(order).shuffle(crowd)
-        async with running_engine(tiny_model(family), **{"slots": 5, **options}) as engine:
+        async with running_engine(tiny_model(family), **{"max_num_seqs": 5, **options}) as engine:
             results = {result.request_id: result for result in await generate_all(engine, crowd)}
         outcomes.append([results["probed"], results["truncated"]])
     return outcomes
@@ -40,7 +40,7 @@ async def test_tokens_do_not_depend_on_what_shares_the_batch() -> None:
 @pytest.mark.parametrize("family", ["qwen3", "qwen3_moe"])
 @pytest.mark.parametrize("slots", [5, 16])
 async def test_deterministic_mode_is_equal_to_the_bit(family: str, slots: int) -> None:
-    first, *others = await responses_in_crowds(family, slots=slots, deterministic=True)
+    first, *others = await responses_in_crowds(family, max_num_seqs=slots, deterministic=True)
     assert all(other == first for other in others)
 
 
@@ -67,6 +67,6 @@ async def test_any_integer_is_a_seed() -> None:
 
 async def test_long_responses_draw_fresh_numbers_throughout() -> None:
     """More tokens than random numbers are drawn ahead: the second stretch must not repeat the first."""
-    async with running_engine(max_context=256) as engine:
+    async with running_engine(max_model_len=256) as engine:
         result = await engine.generate(request(new=200, temperature=5.0))
     assert result.token_ids[:64] != result.token_ids[64:128]

@@ -78,7 +78,7 @@ async def test_the_engine_draws_from_the_models_distribution() -> None:
     model, draws = tiny_model(vocabulary=12), 3000
     with torch.no_grad():
         expected_V = tiny_model(vocabulary=12)(torch.tensor([[3, 4, 5]])).logits[0, -1].softmax(-1).numpy()
-    async with running_engine(model, slots=128, max_context=8) as engine:
+    async with running_engine(model, max_num_seqs=128, max_model_len=8) as engine:
         results = await generate_all(engine, [request(f"r{i}", new=1, seed=i) for i in range(draws)])
     counts_V = np.bincount([result.token_ids[0] for result in results], minlength=12)
     chi_square = float(((counts_V - expected_V * draws) ** 2 / (expected_V * draws)).sum())

@@ -239,7 +239,7 @@ async def test_a_sleep_behind_a_wake_leaves_the_engine_asleep() -> None:
 
 
 async def test_close_does_not_wait_for_ever_for_a_source_that_blocks() -> None:
-    engine, release = EmbeddedEngine(tiny_model(), slots=2, max_context=32), threading.Event()
+    engine, release = EmbeddedEngine(tiny_model(), max_num_seqs=2, max_model_len=32), threading.Event()
 
     def blocked() -> Iterator[tuple[str, torch.Tensor]]:
         release.wait(30)

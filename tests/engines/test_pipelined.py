@@ -86,7 +86,7 @@ class FormulaDevice:
 
 def make(slots: int) -> tuple[PipelinedScheduler, FormulaDevice]:
     device = FormulaDevice(slots)
-    runner = SimpleNamespace(slots=slots, max_context=CONTEXT, device=torch.device("cpu"), cache=device)
+    runner = SimpleNamespace(slots=slots, max_model_len=CONTEXT, device=torch.device("cpu"), cache=device)
     return PipelinedScheduler(cast(Any, runner), 0, cast(Any, device)), device
 
 

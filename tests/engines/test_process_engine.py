@@ -28,7 +28,7 @@ from penstock.weights.source import WeightSource
 from tests.engines.helpers import generate_all, mixed_requests, request, running_engine, source_of
 from tests.support.tiny_models import save_tiny_model, tiny_model
 
-OPTIONS: dict[str, Any] = {"slots": 4, "max_context": 64, "threads": 1}
+OPTIONS: dict[str, Any] = {"max_num_seqs": 4, "max_model_len": 64, "threads": 1}
 GIVEN = 3
 """The version of the weights that the shared engine begins with."""
 
@@ -90,7 +90,7 @@ async def test_it_generates_what_an_engine_in_this_process_does(shared: ProcessE
 
 
 async def test_requests_that_cannot_be_served_are_refused_as_what_they_are(shared: ProcessEngine) -> None:
-    with pytest.raises(PromptTooLong, match=r"rollout\.engine\.max_context"):
+    with pytest.raises(PromptTooLong, match=r"rollout\.engine\.max_model_len"):
         await shared.generate(request(prompt=[3] * 64))
     with pytest.raises(InvalidRequest, match="outside the vocabulary"):
         await shared.generate(request(prompt=[2**40]))
@@ -310,8 +310,8 @@ async def test_closing_aborts_what_runs_and_leaves_nothing(folder: Path) -> None
 
 @pytest.mark.long
 def test_a_model_that_cannot_be_served_is_an_error_of_the_setup_and_leaves_no_process(folder: Path) -> None:
-    process = EngineProcess(ModelConfig(path=str(folder)), "cpu", slots=4, max_context=100_000)
-    with pytest.raises(SetupError, match="max_context"):
+    process = EngineProcess(ModelConfig(path=str(folder)), "cpu", max_num_seqs=4, max_model_len=100_000)
+    with pytest.raises(SetupError, match="max_model_len"):
         ProcessEngine(process, WeightSource(0, lambda: iter(())))
     assert not alive(process.pid)
 

@@ -103,7 +103,7 @@ def test_data_that_is_not_gsm8k_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("changes", "gibibytes"),
-    [([], 28), (["rollout.engine.slots=64"], 21), (["training.gradient_checkpointing=false"], 61)],
+    [([], 28), (["rollout.engine.max_num_seqs=64"], 21), (["training.gradient_checkpointing=false"], 61)],
 )
 def test_it_needs_the_memory_its_page_says(
     changes: list[str], gibibytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -131,7 +131,7 @@ def test_it_needs_the_memory_its_page_says(
 def test_pages_give_the_estimates(page: str) -> None:
     text = " ".join((ROOT / page).read_text(encoding="utf-8").split())
     assert "28 GiB" in text
-    assert "with `rollout.engine.slots=64`" in text.replace("With", "with")
+    assert "with `rollout.engine.max_num_seqs=64`" in text.replace("With", "with")
     assert "21 GiB" in text
 
 

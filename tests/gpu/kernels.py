@@ -47,5 +47,5 @@ async def eventually(condition: Callable[[], bool]) -> None:
 async def kernel_engine(model: Any = None, **options: Any) -> AsyncIterator[EmbeddedEngine]:
     """An engine that decodes by kernels: with CUDA graphs on a GPU, interpreted on a CPU."""
     decoding = "auto" if ON_GPU else "kernels"
-    async with running_engine(model or small_model(), **{"slots": 3, "decoding": decoding, **options}) as engine:
+    async with running_engine(model or small_model(), **{"max_num_seqs": 3, "decoding": decoding, **options}) as engine:
         yield engine

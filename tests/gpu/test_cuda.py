@@ -24,7 +24,7 @@ def test_engine_log_probs_agree_with_a_full_forward_on_the_gpu() -> None:
     request = GenerationRequest("r", tuple(range(3, 15)), SamplingParams(max_new_tokens=20, temperature=0.8), seed=5)
 
     async def generate() -> GenerationResult:
-        engine = EmbeddedEngine(model, slots=4, max_context=64)
+        engine = EmbeddedEngine(model, max_num_seqs=4, max_model_len=64)
         try:
             return await engine.generate(request)
         finally:
@@ -51,12 +51,12 @@ def test_a_whole_run_trains_on_the_gpu(tmp_path: Path, dtype: str, engine_proces
             "model": {"path": str(folder), "dtype": dtype},
             "data": {"train_path": str(prompts)},
             "rollout": {
-                "environment": {"kind": "function", "function": "tests.support.rewards:length"},
+                "environment": {"kind": "function", "import_path": "tests.support.rewards:length"},
                 "group_size": 4,
                 "sampling": {"max_new_tokens": 24},
-                "engine": {"slots": 16, "max_context": 128},
+                "engine": {"max_num_seqs": 16, "max_model_len": 128},
             },
-            "sampler": {"kind": "windowed", "max_staleness": 1},
+            "staleness": {"policy": "windowed", "max_staleness": 1},
             "algorithm": {"correction": {"kind": "tis"}},
             "training": {"prompt_groups_per_step": 4, "max_steps": 6, "optimizer": {"lr": 1e-3}},
             "runtime": {"device": "cuda", "engine_process": engine_process},
@@ -66,7 +66,7 @@ def test_a_whole_run_trains_on_the_gpu(tmp_path: Path, dtype: str, engine_proces
     result = penstock.train(config)
     lines = steps(result.run_dir)
     assert len(lines) == 6
-    assert result.summary["lag_max"] <= 1
+    assert result.summary["staleness/lag_max"] <= 1
     assert all(line["train/grad_norm"] > 0 for line in lines)
     if dtype == "float32":
         assert max(line["train/mismatch_logprob_max_abs"] for line in lines if line["staleness/lag_max"] == 0) < 1e-3

@@ -25,7 +25,7 @@ PROMPT = tuple(range(3, 15))
 async def largest_mismatches(model: Any, **settings: Any) -> list[float]:
     """Engine against trainer, in two steps with a weight update between them; rows reach beyond windows of 8."""
     plane, found = data_plane(), []
-    engine = EmbeddedEngine(plain_copy(model), slots=4, max_context=64)
+    engine = EmbeddedEngine(plain_copy(model), max_num_seqs=4, max_model_len=64)
     local = trainer(model, plane, optimizer={"lr": 1e-2}, **settings)
     for step in range(2):
         results = await generate_all(engine, [request(f"{step}-{i}", PROMPT, new=24, seed=i) for i in range(4)])

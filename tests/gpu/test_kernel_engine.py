@@ -127,7 +127,7 @@ async def test_truncated_requests_share_a_batch_with_others() -> None:
 @needs_kernels
 async def test_a_group_shares_one_prefill() -> None:
     group = [request(f"g{i}", prompt=range(3, 12), new=2, seed=i) for i in range(5)]
-    async with kernel_engine(slots=2) as engine:
+    async with kernel_engine(max_num_seqs=2) as engine:
         results = await generate_all(engine, group)
         extra = engine.stats().extra
     assert (extra["prefills"], extra["shared_prefills"]) == (1, 4)
@@ -141,7 +141,7 @@ async def test_a_group_shares_one_prefill() -> None:
 async def test_new_weights_in_flight_reach_the_running_requests(kv_cache: str) -> None:
     new = 400 if ON_GPU else 8
     asked = [request(f"r{i}", prompt=range(3, 8 + i), new=new, seed=i) for i in range(2)]
-    async with kernel_engine(kv_cache=kv_cache, max_context=512) as engine:
+    async with kernel_engine(kv_cache=kv_cache, max_model_len=512) as engine:
         waiting = [asyncio.ensure_future(engine.generate(one)) for one in asked]
         await eventually(lambda: engine.stats().tokens_generated >= 4)
         await engine.pause()
@@ -187,7 +187,7 @@ async def test_sleep_frees_and_wake_restores() -> None:
 async def test_aborted_and_cancelled_requests_leave_the_others_alone() -> None:
     asked = crowd(3)
     new = 400 if ON_GPU else 30
-    async with kernel_engine(slots=3, max_context=512) as engine:
+    async with kernel_engine(max_num_seqs=3, max_model_len=512) as engine:
         undisturbed = await generate_all(engine, asked)
         gone = [asyncio.ensure_future(engine.generate(request(f"gone{i}", new=new, seed=i))) for i in range(2)]
         await eventually(lambda: engine.stats().running == 2)
@@ -227,7 +227,7 @@ class TestOnTheGPU:
     """What only a GPU shows."""
 
     async def test_steps_are_graphs_of_few_sizes(self) -> None:
-        async with kernel_engine(slots=40) as engine:
+        async with kernel_engine(max_num_seqs=40) as engine:
             await generate_all(engine, mixed_requests(60))
             assert engine._scheduler.decoder.graphs.captured == [1, 2, 4, 8, 16, 32, 40]  # type: ignore[attr-defined]
 
@@ -236,7 +236,7 @@ class TestOnTheGPU:
         for parameter in model.parameters():  # not the rotary frequencies, which stay in float32 as in a loaded model
             parameter.data = parameter.data.bfloat16()
         asked = [request(f"r{i}", prompt=range(3, 20 + i), new=40, seed=i) for i in range(12)]
-        async with kernel_engine(model, slots=12) as engine:
+        async with kernel_engine(model, max_num_seqs=12) as engine:
             results = await generate_all(engine, asked)
         reference = small_model(hidden=64)
         differences = [

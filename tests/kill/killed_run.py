@@ -33,11 +33,11 @@ def write_config(folder: Path, prompts: int, **changes: Any) -> Path:
         "data": {"train_path": str(folder / "prompts.jsonl")},
         "rollout": {
             # A reward with spread: every step changes the weights.
-            "environment": {"kind": "function", "function": "tests.support.rewards:letters"},
+            "environment": {"kind": "function", "import_path": "tests.support.rewards:letters"},
             "group_size": 3,
             "max_inflight_groups": 8,
             "sampling": {"max_new_tokens": 8},
-            "engine": {"slots": 24, "max_context": 96},
+            "engine": {"max_num_seqs": 24, "max_model_len": 96},
         },
         "buffer": {"max_buffered_groups": 24},
         "training": {"prompt_groups_per_step": 4, "optimizer": {"lr": 1e-3}},

@@ -14,11 +14,11 @@ from tests.kill.killed_run import KilledRun, ends, lines, losses, write_config
 
 DETERMINISTIC = {
     "deterministic": True,
-    "sampler": {"kind": "in_order", "lookahead": 0},
-    "weights": {"update": "drain"},
+    "staleness": {"policy": "in_order", "lookahead": 0},
+    "weight_sync": {"mode": "drain"},
 }
 ASYNCHRONOUS = {
-    "sampler": {"kind": "windowed", "max_staleness": 2},
+    "staleness": {"policy": "windowed", "max_staleness": 2},
     "algorithm": {"correction": {"kind": "tis"}},
 }
 

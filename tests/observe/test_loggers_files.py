@@ -25,7 +25,7 @@ from tests.support.loggers import mlflow_run, tensorboard_events, wandb_records,
 
 LABELLED = "train/reward_mean/reasoning_gym:chain_sum"
 SETTINGS: dict[str, Setting] = {"seed": 3, "deterministic": False, "training.optimizer.lr": 1e-6, "model.path": "a|b"}
-SUMMARY = {"stopped_by": "max_steps", "steps": 2, "eval_reward": 0.75, "eval_reward_start": None}
+SUMMARY = {"stopped_by": "max_steps", "steps": 2, "eval/reward_mean": 0.75, "eval/reward_mean_start": None}
 
 
 def write(logger: Logger, folder: Path, outcome: Outcome = Outcome.FINISHED) -> str:
@@ -62,7 +62,7 @@ class TestTensorboard:
         texts = {tag: events.Tensors(tag)[0].tensor_proto.string_val[0].decode() for tag in ("config", "summary")}
         assert "| model.path | a\\|b |" in texts["config"]
         assert "| status | finished |" in texts["summary"]
-        assert "| eval_reward | 0.75 |" in texts["summary"]
+        assert "| eval/reward_mean | 0.75 |" in texts["summary"]
 
     @pytest.mark.parametrize(
         ("outcome", "status"), [(Outcome.FINISHED, 1), (Outcome.FAILED, 2), (Outcome.INTERRUPTED, 2)]
@@ -100,7 +100,7 @@ class TestMlflow:
         assert run.info.run_id in place
         assert (run.info.run_name, run.info.status) == ("first", "FINISHED")
         assert run.data.params == {key: str(value) for key, value in SETTINGS.items()}
-        wanted = {"penstock.stopped_by": "max_steps", "penstock.steps": "2", "penstock.eval_reward": "0.75"}
+        wanted = {"penstock.stopped_by": "max_steps", "penstock.steps": "2", "penstock.eval/reward_mean": "0.75"}
         assert {key: value for key, value in run.data.tags.items() if key.startswith("penstock.")} == wanted
         assert set(run.data.tags) - set(wanted) == {"mlflow.runName"}
 

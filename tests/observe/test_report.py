@@ -63,10 +63,10 @@ class TestThePage:
         assert written.path == tmp_path / "my-run" / "report.html"
         assert written.notes == ()
         assert written.figures["steps"] == 30
-        assert written.figures["eval_start"] == 0.1
-        assert written.figures["eval_end"] == 0.8
+        assert written.figures["eval/reward_mean_start"] == 0.1
+        assert written.figures["eval/reward_mean"] == 0.8
         assert written.figures["failures"] == 11
-        assert written.figures["lag_max"] == 2
+        assert written.figures["staleness/lag_max"] == 2
         assert "<h1>my-run" in page
         assert "reached max_steps" in page
         assert "EnvironmentFailure: the reward of prompt" in page
@@ -169,7 +169,7 @@ class TestFilesAsTheyAre:
 
     def test_an_evaluation_alone_is_enough(self, tmp_path: Path) -> None:
         write_lines(tmp_path / "metrics.jsonl", [{"step": 0, "eval/reward_mean": 0.5}])
-        assert write_report(tmp_path).figures["eval_end"] == 0.5
+        assert write_report(tmp_path).figures["eval/reward_mean"] == 0.5
 
     def test_a_killed_run_is_told_as_such(self, tmp_path: Path) -> None:
         folder = write_run(tmp_path / "run")

@@ -43,7 +43,7 @@ run_dir: runs/first
 model: {path: model}
 data: {train_path: train.jsonl, eval_path: train.jsonl, eval_size: 4}
 rollout:
-  environment: {kind: function, function: "my_rewards:short"}
+  environment: {kind: function, import_path: "my_rewards:short"}
   group_size: 2
   sampling: {max_new_tokens: 6}
 training: {prompt_groups_per_step: 2, max_steps: 2}

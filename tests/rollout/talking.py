@@ -80,7 +80,7 @@ class Talker:
 
     says: Says
     tokens: HFTokenizer = field(default_factory=tokenizer)
-    max_context: int = 1000
+    max_model_len: int = 1000
     requests: list[GenerationRequest] = field(default_factory=list)
     engine: ScriptedEngine = field(init=False)
 
@@ -89,8 +89,8 @@ class Talker:
 
     def _answer(self, request: GenerationRequest) -> ScriptedResponse:
         self.requests.append(request)
-        if len(request.prompt_ids) >= self.max_context:
-            raise PromptTooLong(f"{len(request.prompt_ids)} tokens in a context of {self.max_context}")
+        if len(request.prompt_ids) >= self.max_model_len:
+            raise PromptTooLong(f"{len(request.prompt_ids)} tokens in a context of {self.max_model_len}")
         said = self.says(self.tokens.decode_raw(request.prompt_ids))
         if said.endswith("…"):
             return ScriptedResponse(0.0, self.tokens.encode(said[:-1]), FinishReason.LENGTH)

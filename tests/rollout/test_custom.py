@@ -97,7 +97,7 @@ class Twins(Bare):
 
 
 def make(name: str, data: DataConfig | None = None, **environment: Any) -> Any:
-    config = EnvironmentConfig(kind="custom", path=f"tests.rollout.test_custom:{name}", **environment)
+    config = EnvironmentConfig(kind="custom", import_path=f"tests.rollout.test_custom:{name}", **environment)
     return make_environment(config, data or DataConfig(), seed=5)
 
 
@@ -158,7 +158,7 @@ async def test_its_async_code_has_a_time_limit() -> None:
     ],
 )
 def test_what_is_no_environment_is_refused_with_the_reason(name: str, args: dict[str, Any], match: str) -> None:
-    with pytest.raises(ConfigError, match=rf"rollout\.environment\.path: .*{match}"):
+    with pytest.raises(ConfigError, match=rf"rollout\.environment\.import_path: .*{match}"):
         make(name, args=args)
 
 
@@ -179,6 +179,6 @@ def test_data_that_it_does_not_ask_for_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_look_at_a_few_prompts_is_not_taken_for_a_size_that_was_set() -> None:
-    config = EnvironmentConfig(kind="custom", path="tests.rollout.test_custom:Bare")
+    config = EnvironmentConfig(kind="custom", import_path="tests.rollout.test_custom:Bare")
     made = make_environment(config, DataConfig(eval_size=64), seed=5, at_most=1)
     assert made.name == "Bare"

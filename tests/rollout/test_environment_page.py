@@ -59,21 +59,21 @@ def test_a_run_trains_on_it(page: tuple[str, dict[str, Any]], tmp_path: Path) ->
         "group_size": 3,
         # A random model seldom stops: a digit ends its turn.
         "sampling": {"max_new_tokens": 24, "stop_token_ids": digits(char_tokenizer())},
-        "engine": {"slots": 12, "max_context": 192},
+        "engine": {"max_num_seqs": 12, "max_model_len": 192},
     }
     settings["training"] = {"prompt_groups_per_step": 4, "max_steps": 2}
     settings["runtime"] = {"device": "cpu", "engine_threads": 1, "trainer_threads": 1}
     settings["observe"] = {"console": "off"}
     summary = penstock.train(parse_config(settings)).summary
     assert summary["steps"] == 2
-    assert -1.0 <= summary["eval_reward"] <= 1.0
+    assert -1.0 <= summary["eval/reward_mean"] <= 1.0
 
 
 async def test_its_rows_hold_the_game(page: tuple[str, dict[str, Any]]) -> None:
     config = EnvironmentConfig(**page[1]["rollout"]["environment"])
     environment = make_environment(config, DataConfig(train_size=6, eval_size=2), seed=0)
     hf = char_tokenizer()
-    engine = EmbeddedEngine(tiny_model(vocabulary=len(hf)), slots=24, max_context=192, threads=1)
+    engine = EmbeddedEngine(tiny_model(vocabulary=len(hf)), max_num_seqs=24, max_model_len=192, threads=1)
     plane = MemoryDataPlane()
     plane.register_partition(PARTITION, fields.ROLLOUT_FIELDS)
     sampling = SamplingParams(24, stop_token_ids=frozenset({1, *digits(hf)}))

@@ -31,7 +31,7 @@ def settings(tmp_path: Path) -> dict[str, Any]:
         "rollout": {
             "group_size": 2,
             "sampling": {"max_new_tokens": 6},
-            "engine": {"slots": 8, "max_context": 160},
+            "engine": {"max_num_seqs": 8, "max_model_len": 160},
             "failure": {"backoff_seconds": 0},
         },
         "training": {"prompt_groups_per_step": 2, "max_steps": 2},
@@ -63,7 +63,7 @@ def test_math_over_chats_in_parquet(settings: dict[str, Any], tmp_path: Path) ->
     settings["rollout"]["environment"] = {"kind": "math", "workers": 1, "args": {"unparsed": -1}}
     summary = penstock.train(parse_config(settings)).summary
     assert summary["steps"] == 2
-    assert -1 <= summary["eval_reward"] <= 1
+    assert -1 <= summary["eval/reward_mean"] <= 1
     assert own_processes("reward_worker") == []
 
 
@@ -99,11 +99,11 @@ class Cancelling(MultiTurnEnvironment):
 
 def test_a_cancellation_inside_an_environment_is_no_interruption_of_the_run(settings: dict[str, Any]) -> None:
     path = f"{__name__}:Cancelling"
-    settings["rollout"]["environment"] = {"kind": "custom", "path": path}
+    settings["rollout"]["environment"] = {"kind": "custom", "import_path": path}
     settings["training"]["max_steps"] = 1
     result = penstock.train(parse_config(settings))
     assert result.stopped_by != "interrupted"
-    assert (result.summary["steps"], result.summary["eval_reward"]) == (1, 1.0)
+    assert (result.summary["steps"], result.summary["eval/reward_mean"]) == (1, 1.0)
 
 
 class ScoresHere(SingleTurnEnvironment):
@@ -121,7 +121,7 @@ class ScoresHere(SingleTurnEnvironment):
 def test_a_run_says_which_reward_stays_in_its_process(
     settings: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    settings["rollout"]["environment"] = {"kind": "custom", "path": f"{__name__}:ScoresHere"}
+    settings["rollout"]["environment"] = {"kind": "custom", "import_path": f"{__name__}:ScoresHere"}
     settings["training"]["max_steps"] = 1
     settings["observe"]["console"] = "plain"
     result = penstock.train(parse_config(settings))
@@ -133,7 +133,7 @@ def test_a_run_says_which_reward_stays_in_its_process(
 
 
 def test_the_check_of_a_configuration_closes_the_environment_that_it_makes(settings: dict[str, Any]) -> None:
-    settings["rollout"]["environment"] = {"kind": "custom", "path": f"{__name__}:Cancelling"}
+    settings["rollout"]["environment"] = {"kind": "custom", "import_path": f"{__name__}:Cancelling"}
     before = Cancelling.closed
     check_config(parse_config(settings))
     assert Cancelling.closed == before + 1

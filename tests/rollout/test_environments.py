@@ -194,7 +194,7 @@ async def test_function_environment_calls_the_users_function(tmp_path: Path) -> 
     file = tmp_path / "d.jsonl"
     file.write_text('{"prompt": "a", "answer": "b"}\n', encoding="utf-8")
     config = EnvironmentConfig(
-        kind="function", function="tests.rollout.test_environments:length_reward", args={"scale": 2.0}
+        kind="function", import_path="tests.rollout.test_environments:length_reward", args={"scale": 2.0}
     )
     environment: Any = make_environment(config, DataConfig(train_path=str(file)), seed=0)
     assert environment.score(environment.prompts(Split.TRAIN)[0], "four") == 8.0
@@ -205,11 +205,11 @@ async def test_function_environment_calls_the_users_function(tmp_path: Path) -> 
 async def test_an_empty_file_and_a_missing_function_are_refused(tmp_path: Path) -> None:
     empty = tmp_path / "empty.jsonl"
     empty.write_text("\n", encoding="utf-8")
-    good = EnvironmentConfig(kind="function", function="tests.rollout.test_environments:length_reward")
+    good = EnvironmentConfig(kind="function", import_path="tests.rollout.test_environments:length_reward")
     with pytest.raises(SetupError, match="empty"):
         make_environment(good, DataConfig(train_path=str(empty)), seed=0)
     empty.write_text('{"prompt": "a"}\n', encoding="utf-8")
     for function, match in (("no_such_module:f", "no_such_module"), ("json:nothing", "nothing")):
-        config = EnvironmentConfig(kind="function", function=function)
+        config = EnvironmentConfig(kind="function", import_path=function)
         with pytest.raises(ConfigError, match=match):
             make_environment(config, DataConfig(train_path=str(empty)), seed=0)

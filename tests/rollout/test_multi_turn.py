@@ -165,12 +165,12 @@ async def test_a_turn_cut_off_by_its_limit_ends_as_truncated() -> None:
 
 
 async def test_a_conversation_without_room_for_a_turn_ends_as_truncated_not_as_a_failure() -> None:
-    talker = Talker(lambda text: "abc", max_context=10)
+    talker = Talker(lambda text: "abc", max_model_len=10)
     trajectory = await Echo().run(PROMPT, talker.handle())
     assert shown(talker, trajectory) == [(False, "go"), (True, "abc<eos>")]
     assert (trajectory.reward, trajectory.truncated) == (-0.5, True)
     with pytest.raises(PromptTooLong):
-        await Echo().run(PROMPT, Talker(lambda text: "abc", max_context=2).handle())
+        await Echo().run(PROMPT, Talker(lambda text: "abc", max_model_len=2).handle())
 
 
 async def test_a_text_that_is_one_token_ends_a_turn_and_others_are_left_to_the_model(

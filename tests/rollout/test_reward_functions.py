@@ -144,10 +144,10 @@ def test_a_module_that_cannot_be_imported_is_a_wrong_setting(
         monkeypatch.setattr(process_pool, "_START_SECONDS", 1.0)
     module.write_text(code, encoding="utf-8")
     (tmp_path / "d.jsonl").write_text('{"prompt": "a", "answer": "b"}\n', encoding="utf-8")
-    config = EnvironmentConfig(kind="function", function="users_rewards:reward", args={"bonus": 1})
+    config = EnvironmentConfig(kind="function", import_path="users_rewards:reward", args={"bonus": 1})
     with pytest.raises(ConfigError, match=match) as caught:
         make_environment(config, DataConfig(train_path=str(tmp_path / "d.jsonl")), seed=0)
-    assert caught.value.problems[0].startswith("rollout.environment.function: ")
+    assert caught.value.problems[0].startswith("rollout.environment.import_path: ")
     assert "users_rewards" not in sys.modules
 
 
@@ -258,7 +258,7 @@ class Elsewhere(Own):
 async def test_an_environment_of_ones_own_may_give_a_function_for_a_process(
     records: RewardRecords, events: list[dict[str, Any]]
 ) -> None:
-    config = EnvironmentConfig(kind="custom", path=f"{__name__}:Elsewhere")
+    config = EnvironmentConfig(kind="custom", import_path=f"{__name__}:Elsewhere")
     environment: Any = make_environment(config, DataConfig(), seed=0, records=records)
     assert await reward_of(environment) not in (os.getpid(), 0)
     assert events == []
@@ -268,7 +268,7 @@ async def test_an_environment_of_ones_own_may_give_a_function_for_a_process(
 async def test_the_score_of_an_environment_of_ones_own_stays_here(
     records: RewardRecords, events: list[dict[str, Any]]
 ) -> None:
-    config = EnvironmentConfig(kind="custom", path=f"{__name__}:Own")
+    config = EnvironmentConfig(kind="custom", import_path=f"{__name__}:Own")
     environment: Any = make_environment(config, DataConfig(), seed=0, records=records)
     assert await reward_of(environment.environment) == os.getpid()
     [event] = events

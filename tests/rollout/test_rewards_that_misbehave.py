@@ -211,7 +211,7 @@ async def test_calls_behind_one_that_takes_long_go_to_another_process_and_are_ma
     pool = RewardPool(workers=4, timeout_seconds=60)
     function = FunctionName("tests.support.misbehaving_rewards:noted_reward")
     if checked:
-        pool.check(function, "rollout.environment.function", [])
+        pool.check(function, "rollout.environment.import_path", [])
 
     def score(file: str, seconds: float) -> asyncio.Task[float]:
         called = pool.score(function, prompt=str(tmp_path / file), response="", answer=seconds)

@@ -153,7 +153,7 @@ async def test_what_goes_wrong_is_told_as_what_it_is() -> None:
         with pytest.raises(EnvironmentFailure, match="w3 has no reward"):
             await made.run(w3, talker(words).handle())
         with pytest.raises(PromptTooLong):
-            await made.run(w1, talker(words, max_context=10).handle())
+            await made.run(w1, talker(words, max_model_len=10).handle())
         broken = talker(words)
 
         def gone(request: Any) -> ScriptedResponse:
@@ -194,7 +194,7 @@ async def test_cancelling_a_sample_ends_its_request() -> None:
 
 async def test_no_room_for_a_further_turn_ends_as_truncated_and_is_scored() -> None:
     async with environment("penstock-guess") as made:
-        model = talker(lambda text: "1", max_context=40)
+        model = talker(lambda text: "1", max_model_len=40)
         trajectory = await made.run(made.prompts(Split.TRAIN)[0], model.handle())
     assert shown(model, trajectory) == [(False, "user: guess<eos>\nassistant: "), (True, "1<eos>")]
     assert (trajectory.reward, trajectory.truncated) == (0.0, True)
@@ -320,7 +320,7 @@ async def test_a_model_that_writes_such_calls_fails_no_episode(adding_server: st
     async with environment("penstock-adding", taskset={"tools": {"url": adding_server}}) as made:
         prompt = made.prompts(Split.TRAIN)[0]
         for text in (*HOSTILE_CALLS, quoted):
-            model = talker(lambda chat, text=text: "0" if "tool: " in chat else text, max_context=200_000)
+            model = talker(lambda chat, text=text: "0" if "tool: " in chat else text, max_model_len=200_000)
             trajectory = await made.run(prompt, model.handle(max_new_tokens=60_000))
             assert trajectory.reward == 0.0
             assert ("tool: error" in "".join(part for _, part in shown(model, trajectory))) is (text is quoted)

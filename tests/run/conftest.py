@@ -34,7 +34,7 @@ def run_config(run_dir: Path, model_folder: Path, /, **changes: Any) -> RunConfi
             },
             "group_size": 3,
             "sampling": {"max_new_tokens": 6},
-            "engine": {"slots": 12, "max_context": 96},
+            "engine": {"max_num_seqs": 12, "max_model_len": 96},
             "failure": {"backoff_seconds": 0},
         },
         "training": {"prompt_groups_per_step": 4, "max_steps": 3, "optimizer": {"lr": 1e-3}},

@@ -28,7 +28,7 @@ def function_run(make_config: ConfigMaker, path: str, reward: str, **changes: An
     return make_config(
         **{
             "data": {"train_path": path},
-            "rollout.environment": {"kind": "function", "function": f"tests.support.rewards:{reward}"},
+            "rollout.environment": {"kind": "function", "import_path": f"tests.support.rewards:{reward}"},
             "training.max_steps": 2,
             **changes,
         }
@@ -42,7 +42,7 @@ def test_an_empty_dataset(make_config: ConfigMaker, tmp_path: Path) -> None:
 
 def test_a_prompt_longer_than_the_context_is_dropped_with_its_lengths(make_config: ConfigMaker, tmp_path: Path) -> None:
     path = dataset(tmp_path, ["short"] * 6 + ["x" * 500] + ["short"] * 6)
-    with pytest.raises(TooManyDrops, match=r"500.*rollout\.engine\.max_context"):
+    with pytest.raises(TooManyDrops, match=r"500.*rollout\.engine\.max_model_len"):
         penstock.train(function_run(make_config, path, "length", **{"training.max_steps": None}))
     again = function_run(
         make_config, path, "length", **{"run_dir": str(tmp_path / "2"), "rollout.failure.max_dropped_prompts": 1}
@@ -111,7 +111,7 @@ def test_a_failed_start_leaves_the_folder_usable(make_config: ConfigMaker) -> No
 
 
 def test_a_buffer_too_small_for_the_sampler_says_which_number_to_change(make_config: ConfigMaker) -> None:
-    config = make_config(**{"sampler": {"kind": "in_order", "lookahead": 3}, "buffer.max_buffered_groups": 4})
+    config = make_config(**{"staleness": {"policy": "in_order", "lookahead": 3}, "buffer.max_buffered_groups": 4})
     with pytest.raises(ConfigError, match=r"buffer\.max_buffered_groups: 4.*at least 13"):
         penstock.train(config)
 
@@ -155,8 +155,8 @@ def test_a_raising_reward_leaves_nothing_on_stderr_but_the_message(make_config: 
 
 
 def test_more_keys_and_values_than_memory_holds(make_config: ConfigMaker) -> None:
-    with pytest.raises(SetupError, match=r"rollout\.engine: 10000000000 slots.*GiB"):
-        penstock.train(make_config(**{"rollout.engine.slots": 10_000_000_000}))
+    with pytest.raises(SetupError, match=r"rollout\.engine: max_num_seqs = 10000000000 slots.*GiB"):
+        penstock.train(make_config(**{"rollout.engine.max_num_seqs": 10_000_000_000}))
 
 
 def test_steps_larger_than_the_data_with_nothing_to_train(make_config: ConfigMaker) -> None:
@@ -181,7 +181,7 @@ def test_a_reward_function_that_cannot_be_called_that_way(make_config: ConfigMak
     config = function_run(
         make_config, dataset(tmp_path, ["a"]), "length", **{"rollout.environment.args": {"colour": "blue"}}
     )
-    with pytest.raises(ConfigError, match=r"rollout\.environment\.function.*colour"):
+    with pytest.raises(ConfigError, match=r"rollout\.environment\.import_path.*colour"):
         check_config(config)
 
 

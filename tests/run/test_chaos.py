@@ -184,8 +184,8 @@ def test_faults_and_kills_leave_no_trace_in_the_losses_of_a_deterministic_run(tm
     load = Load(prompts=64, epochs=1, kills=1, rate=0.05, seed=5)
     settings = {
         "deterministic": True,
-        "sampler": {"kind": "in_order", "lookahead": 0},
-        "weights": {"update": "drain"},
+        "staleness": {"policy": "in_order", "lookahead": 0},
+        "weight_sync": {"mode": "drain"},
         "algorithm": {},
     }
     calm = ChaosRun(tmp_path / "calm", model, load.undisturbed, **settings)

@@ -93,11 +93,13 @@ async def test_the_latest_are_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("best_is", "kept"), [("highest", ["step_2", "step_4", "step_5"]), ("lowest", ["step_1", "step_5"])]
+    ("best_mode", "kept"), [("max", ["step_2", "step_4", "step_5"]), ("min", ["step_1", "step_5"])]
 )
-async def test_the_best_are_kept_besides_the_latest(tmp_path: Path, best_is: str, kept: list[str]) -> None:
+async def test_the_best_are_kept_besides_the_latest(tmp_path: Path, best_mode: str, kept: list[str]) -> None:
     keep_best = len(kept) - 1
-    store = make_store(tmp_path, keep_latest=1, keep_best=keep_best, best_metric="eval/reward_mean", best_is=best_is)
+    store = make_store(
+        tmp_path, keep_latest=1, keep_best=keep_best, best_metric="eval/reward_mean", best_mode=best_mode
+    )
     for step, value in enumerate([0.1, 0.9, 0.3, 0.8, None], start=1):
         await store.begin(snapshot(step, value))
     await store.finish()

@@ -38,7 +38,7 @@ def config_with_stalls(make_config: ConfigMaker) -> Any:
         **QUICK,
         **{
             "training.max_steps": 2,
-            "sampler": {"kind": "on_policy"},
+            "staleness": {"policy": "on_policy"},
             "rollout.failure": {"stall_seconds": STALL_SECONDS, "on_stall": "stop"},
         },
     )

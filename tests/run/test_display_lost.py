@@ -122,7 +122,7 @@ def loud_config(make_config: ConfigMaker, folder: Path) -> RunConfig:
     return make_config(
         **{
             "observe.console": "table",
-            "rollout.environment": {"kind": "function", "function": "loud:reward"},
+            "rollout.environment": {"kind": "function", "import_path": "loud:reward"},
             "data": {"train_path": str(folder / "data.jsonl")},
         }
     )

@@ -22,12 +22,12 @@ def documented() -> set[str]:
 
 RECIPES: dict[str, dict[str, Any]] = {
     "windowed_tis": {
-        "sampler": {"kind": "windowed", "max_staleness": 1},
+        "staleness": {"policy": "windowed", "max_staleness": 1},
         "algorithm.correction": {"kind": "tis"},
         "checkpoint.every_steps": 1,
     },
     "dapo": {
-        "algorithm.loss": {"clip_high": 0.28, "dual_clip": 3.0},
+        "algorithm.loss": {"clip_ratio_high": 0.28, "dual_clip": 3.0},
         "algorithm.reward": {"overlong": "soft", "overlong_buffer": 2},
         "algorithm.dynamic_sampling": {"enabled": True, "max_filtered_per_step": 4},
     },

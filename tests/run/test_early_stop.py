@@ -27,13 +27,13 @@ def stops_at(config: EarlyStopConfig, values: list[float]) -> int | None:
 
 def test_reached_stops_at_the_first_value_that_is_good_enough() -> None:
     assert stops_at(EarlyStopConfig(reached=0.9), [0.1, 0.89, 0.9, 0.2]) == 2
-    assert stops_at(EarlyStopConfig(reached=0.5, good_is="lowest"), [0.9, 0.51, 0.5]) == 2
+    assert stops_at(EarlyStopConfig(reached=0.5, mode="min"), [0.9, 0.51, 0.5]) == 2
 
 
 def test_patience_counts_values_in_a_row_that_are_no_better() -> None:
     assert stops_at(EarlyStopConfig(patience=2), [0.1, 0.4, 0.4, 0.3]) == 3
     assert stops_at(EarlyStopConfig(patience=2), [0.1, 0.4, 0.3, 0.5, 0.5, 0.6]) is None
-    assert stops_at(EarlyStopConfig(patience=1, good_is="lowest"), [3.0, 2.0, 2.5]) == 2
+    assert stops_at(EarlyStopConfig(patience=1, mode="min"), [3.0, 2.0, 2.5]) == 2
 
 
 def test_a_change_that_is_too_small_is_no_better() -> None:
@@ -80,10 +80,10 @@ def test_patience_is_that_no_value_of_the_last_ones_beat_the_best_before(
 
 
 @given(VALUES, st.integers(1, 4), st.floats(-5, 5))
-def test_lowest_is_highest_of_the_negative(values: list[float], patience: int, reached: float) -> None:
-    highest = EarlyStopConfig(patience=patience, reached=reached)
-    lowest = EarlyStopConfig(patience=patience, reached=-reached, good_is="lowest")
-    assert stops_at(lowest, [-value for value in values]) == stops_at(highest, values)
+def test_min_is_max_of_the_negative(values: list[float], patience: int, reached: float) -> None:
+    largest = EarlyStopConfig(patience=patience, reached=reached)
+    smallest = EarlyStopConfig(patience=patience, reached=-reached, mode="min")
+    assert stops_at(smallest, [-value for value in values]) == stops_at(largest, values)
 
 
 @given(VALUES, st.integers(1, 4), st.integers(0, 30))

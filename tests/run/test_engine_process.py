@@ -33,8 +33,8 @@ def test_a_deterministic_run_has_the_same_losses_to_the_bit(make_config: ConfigM
                 "run_dir": str(tmp_path / name),
                 "runtime.engine_process": process,
                 "deterministic": True,
-                "sampler": {"kind": "in_order", "lookahead": 0},
-                "weights.update": "drain",
+                "staleness": {"policy": "in_order", "lookahead": 0},
+                "weight_sync.mode": "drain",
                 "training.min_groups_per_chunk": 2,
                 "training.max_steps": 4,
             }

@@ -143,7 +143,7 @@ async def test_an_evaluation_over_changing_weights_is_a_bug() -> None:
         return 1.0
 
     setup.environment.reward = reward
-    config = scripted_config(rollout={"engine": {"slots": 1}})
+    config = scripted_config(rollout={"engine": {"max_num_seqs": 1}})
     with pytest.raises(AssertionError, match=r"responses have versions \[0, 1\]"):
         await setup.evaluate(config)
 
@@ -180,8 +180,8 @@ async def test_groups_commit_while_an_evaluation_runs_and_its_tokens_have_one_ve
         return once_a_group_was_committed
 
     config = scripted_config(
-        sampler={"kind": "windowed", "max_staleness": 4},
-        weights={"update": update},
+        staleness={"policy": "windowed", "max_staleness": 4},
+        weight_sync={"mode": update},
         algorithm={"correction": {"kind": "tis"}},
         rollout={"group_size": 2, "max_inflight_groups": 4},
         training={"max_steps": 2},

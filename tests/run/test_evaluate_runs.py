@@ -45,11 +45,11 @@ class TestBetweenSteps:
         assert order == sorted(order, key=lambda entry: (entry[0], not entry[1]))
         assert len(order) == 5 + 4
         summary = result.summary
-        assert (summary["eval_reward_start"], summary["eval_reward"]) == (
+        assert (summary["eval/reward_mean_start"], summary["eval/reward_mean"]) == (
             found[0]["eval/reward_mean"],
             found[-1]["eval/reward_mean"],
         )
-        assert (summary["eval_step"], summary["eval_pass@3"]) == (5, found[-1]["eval/pass@3"])
+        assert (summary["eval/step"], summary["eval/pass@3"]) == (5, found[-1]["eval/pass@3"])
         shown = capsys.readouterr().out.splitlines()
         step_3 = next(line for line in shown if line.startswith("step 3/5"))
         assert f"eval {found[1]['eval/reward_mean']:.2f}" in step_3
@@ -59,7 +59,7 @@ class TestBetweenSteps:
     def test_the_last_step_is_not_evaluated_twice(self, make_config: ConfigMaker) -> None:
         result = penstock.train(make_config(**{"eval.every_steps": 2, "training.max_steps": 4}))
         assert [line["step"] for line in evals(result.run_dir)] == [0, 2, 4]
-        assert result.summary["eval_step"] == 4
+        assert result.summary["eval/step"] == 4
 
     @pytest.mark.long
     def test_evaluations_change_no_bit_of_a_deterministic_run(self, make_config: ConfigMaker, tmp_path: Path) -> None:
@@ -68,8 +68,8 @@ class TestBetweenSteps:
                 **{
                     "run_dir": str(tmp_path / name),
                     "deterministic": True,
-                    "sampler": {"kind": "in_order", "lookahead": 0},
-                    "weights.update": "drain",
+                    "staleness": {"policy": "in_order", "lookahead": 0},
+                    "weight_sync.mode": "drain",
                     "training.min_groups_per_chunk": 2,
                     "eval": {"at_start": False, "at_end": False, **evaluation},
                 }
@@ -85,8 +85,8 @@ class TestBetweenSteps:
         after = evals(run_dir)
         assert [line["step"] for line in after] == [0, 1, 2, 3]
         assert after[:3] == before
-        assert result.summary["eval_reward_start"] == before[0]["eval/reward_mean"]
-        assert result.summary["eval_reward"] == after[3]["eval/reward_mean"]
+        assert result.summary["eval/reward_mean_start"] == before[0]["eval/reward_mean"]
+        assert result.summary["eval/reward_mean"] == after[3]["eval/reward_mean"]
 
     @pytest.mark.long
     def test_a_resumed_run_has_no_initial_weights_to_evaluate(self, make_config: ConfigMaker) -> None:
@@ -130,7 +130,7 @@ class TestEarlyStop:
         stop = {"reached": LEAST}
         result = penstock.train(make_config(**{"training.early_stop": stop, "eval.every_steps": 1}))
         assert (result.stopped_by, result.summary["steps"]) == ("early_stop", 0)
-        assert result.summary["eval_reward"] == result.summary["eval_reward_start"]
+        assert result.summary["eval/reward_mean"] == result.summary["eval/reward_mean_start"]
         assert len(evals(result.run_dir)) == 1
 
     def test_a_metric_that_no_step_has_is_refused_at_the_first(self, make_config: ConfigMaker) -> None:
@@ -151,7 +151,7 @@ class TestCheckpointsOfARun:
             "keep_latest": 1,
             "keep_best": 2,
             "best_metric": "train/version",
-            "best_is": "lowest",
+            "best_mode": "min",
         }
         config = make_config(checkpoint=checkpoint, eval={"every_steps": 1, **SAMPLED})
         run_dir = penstock.train(config).run_dir
@@ -159,9 +159,9 @@ class TestCheckpointsOfARun:
         for name, step in ((None, 3), ("best", 1), ("step_2", 2)):
             figures = evaluate(config, run_dir, name)
             assert figures["model"].endswith(f"step_{step}")
-            assert figures["reward_mean"] == pytest.approx(rewards[step])
-            assert (figures["prompts"], figures["responses"], figures["failed"]) == (6, 18, 0)
-            assert 0 <= figures["pass@1"] <= figures["pass@3"] <= 1
+            assert figures["eval/reward_mean"] == pytest.approx(rewards[step])
+            assert (figures["prompts"], figures["eval/responses"], figures["eval/failures"]) == (6, 18, 0)
+            assert 0 <= figures["eval/pass@1"] <= figures["eval/pass@3"] <= 1
 
     def test_one_that_is_not_there_is_refused_with_those_that_are(self, make_config: ConfigMaker) -> None:
         config = make_config(**{"training.max_steps": 1, "eval": {"at_start": False, "at_end": False}})

@@ -38,10 +38,10 @@ def test_a_run_trains_adapters_and_its_checkpoint_evaluates(make_config: ConfigM
     changed = {name for name, parameter in trained.named_parameters() if not torch.equal(parameter, original[name])}
     assert {name.split(".")[-2] for name in changed} == {"q_proj", "v_proj"}
     report = evaluate(config, result.run_dir)
-    assert report["reward_mean"] == pytest.approx(result.summary["eval_reward"])
+    assert report["eval/reward_mean"] == pytest.approx(result.summary["eval/reward_mean"])
 
     onward = make_config(**{"run_dir": f"{config.run_dir}2", "model.lora": {"path": str(checkpoint / "adapter")}})
-    assert evaluate(onward)["reward_mean"] == pytest.approx(report["reward_mean"])
+    assert evaluate(onward)["eval/reward_mean"] == pytest.approx(report["eval/reward_mean"])
     further = penstock.train(onward)
     assert load_config(further.run_dir / "config.yaml") == onward
     assert all(step["train/mismatch_logprob_max_abs"] < 1e-4 for step in steps(further.run_dir))

@@ -25,11 +25,11 @@ RAISED = [
 
 
 def custom(make_config: ConfigMaker, path: str) -> Any:
-    return make_config(**{"data": {}, "rollout.environment": {"kind": "custom", "path": f"{MODULES}.{path}"}})
+    return make_config(**{"data": {}, "rollout.environment": {"kind": "custom", "import_path": f"{MODULES}.{path}"}})
 
 
 def sampler(make_config: ConfigMaker, path: str) -> Any:
-    return make_config(sampler={"kind": "custom", "class_path": f"{MODULES}.{path}"})
+    return make_config(staleness={"policy": "custom", "import_path": f"{MODULES}.{path}"})
 
 
 def problem(config: Any) -> str:
@@ -43,10 +43,10 @@ def problem(config: Any) -> str:
 @pytest.mark.parametrize(("name", "raised"), RAISED)
 def test_a_module_that_raises_anything_while_it_is_imported(make_config: ConfigMaker, name: str, raised: str) -> None:
     module = f"{MODULES}.{name.partition(':')[0]}"
-    expected = f"rollout.environment.path: module '{module}' cannot be imported: {raised}"
+    expected = f"rollout.environment.import_path: module '{module}' cannot be imported: {raised}"
     assert problem(custom(make_config, name)).startswith(expected)
     assert problem(sampler(make_config, name)).startswith(
-        f"sampler.class_path: {MODULES}.{name} cannot be imported: {raised}"
+        f"staleness.import_path: {MODULES}.{name} cannot be imported: {raised}"
     )
     sys.modules.pop(module, None)
 
@@ -65,15 +65,18 @@ def test_a_module_that_raises_anything_while_it_is_imported(make_config: ConfigM
 )
 def test_an_environment_that_ends_the_process_or_is_none(make_config: ConfigMaker, name: str, reason: str) -> None:
     line = problem(custom(make_config, f"names:{name}"))
-    assert line.startswith("rollout.environment.path: ")
+    assert line.startswith("rollout.environment.import_path: ")
     assert reason in line
 
 
 @pytest.mark.parametrize(
     ("name", "line"),
     [
-        ("ExitingSampler", f"sampler.args: {MODULES}.names:ExitingSampler cannot be constructed: SystemExit: 0"),
-        ("UnsureSampler", "sampler.class_path: required_capacity of the on_policy sampler raised TypeError: "),
+        ("ExitingSampler", f"staleness.args: {MODULES}.names:ExitingSampler cannot be constructed: SystemExit: 0"),
+        (
+            "UnsureSampler",
+            "staleness.import_path: required_capacity of the staleness policy on_policy raised TypeError: ",
+        ),
     ],
 )
 def test_a_sampler_that_ends_the_process_or_cannot_be_used(make_config: ConfigMaker, name: str, line: str) -> None:
@@ -84,7 +87,7 @@ def test_the_shell_sees_code_2_and_the_key(make_config: ConfigMaker, tmp_path: P
     (tmp_path / "run.yaml").write_text(dump_config(custom(make_config, "exits:x")), encoding="utf-8")
     done = penstock("config", "check", str(tmp_path / "run.yaml"), cwd=Path(__file__).parents[2])
     assert done.returncode == 2
-    assert f"rollout.environment.path: module '{MODULES}.exits' cannot be imported: SystemExit: 0" in done.stderr
+    assert f"rollout.environment.import_path: module '{MODULES}.exits' cannot be imported: SystemExit: 0" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -123,7 +126,7 @@ def test_a_value_that_a_task_stumbles_over_later_is_the_settings_fault(make_conf
 
 def test_a_function_that_does_not_say_what_it_takes(make_config: ConfigMaker, tmp_path: Path) -> None:
     (tmp_path / "d.jsonl").write_text('{"prompt": "a"}', encoding="utf-8")
-    environment = {"kind": "function", "function": "builtins:max"}
+    environment = {"kind": "function", "import_path": "builtins:max"}
     config = make_config(**{"data": {"train_path": str(tmp_path / "d.jsonl")}, "rollout.environment": environment})
     check_config(config)  # nothing is known of it, so nothing is held against it
 

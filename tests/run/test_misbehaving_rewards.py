@@ -29,7 +29,7 @@ def test_a_run_survives_all_that_a_reward_can_do(make_config: ConfigMaker, tmp_p
         **{
             "rollout.environment": {
                 "kind": "function",
-                "function": "tests.support.misbehaving_rewards:in_a_run",
+                "import_path": "tests.support.misbehaving_rewards:in_a_run",
                 "timeout_seconds": 3,
                 "workers": 2,
             },

@@ -53,7 +53,7 @@ SUMMARIES = [
     "null",
     "3",
     '{"stopped_by": []}',
-    f'{{"steps": "x", "error": {{}}, "end_reward": {HUGE}}}',
+    f'{{"steps": "x", "error": {{}}, "train/reward_mean_end": {HUGE}}}',
     "[" * 5_000,
 ]
 

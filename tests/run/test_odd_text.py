@@ -43,7 +43,7 @@ def test_a_run_over_odd_records_trains_saves_goes_on_and_reports(
                 "train_path": odd_dataset(tmp_path / "odd.jsonl"),
                 "eval_path": odd_dataset(tmp_path / "e.jsonl", 2),
             },
-            "rollout.environment": {"kind": "function", "function": "tests.support.rewards:letters"},
+            "rollout.environment": {"kind": "function", "import_path": "tests.support.rewards:letters"},
             "rollout.record": True,
             "training.max_steps": 2,
             "checkpoint.every_steps": 1,
@@ -60,7 +60,7 @@ def test_a_run_over_odd_records_trains_saves_goes_on_and_reports(
     assert len(set(ids)) == len(ids) == 12
     assert all(name.startswith("\ufffd\0\x1b[31m") for name in ids)
     assert write_report(result.run_dir).size > 0
-    assert evaluate(config, result.run_dir)["responses"] > 0
+    assert evaluate(config, result.run_dir)["eval/responses"] > 0
     assert_everything_can_be_read(result.run_dir)
     replayed = make_config(
         **{
@@ -76,12 +76,12 @@ def test_an_environment_that_says_odd_things_everywhere(make_config: ConfigMaker
     config = make_config(
         **{
             "data": {},
-            "rollout.environment": {"kind": "custom", "path": "tests.support.odd_environment:OddEnvironment"},
+            "rollout.environment": {"kind": "custom", "import_path": "tests.support.odd_environment:OddEnvironment"},
             "rollout.failure.max_dropped_prompts": 1,
             "rollout.sampling.max_new_tokens": 4,
             "checkpoint.every_steps": 1,
             "training.max_steps": None,
-            "sampler": {"kind": "windowed", "max_staleness": 2},
+            "staleness": {"policy": "windowed", "max_staleness": 2},
             "observe.samples_per_step": 2,
         }
     )
@@ -102,7 +102,7 @@ def test_a_reward_that_raises_with_megabytes_leaves_kilobytes(make_config: Confi
     config = make_config(
         **{
             "data": {"train_path": str(path)},
-            "rollout.environment": {"kind": "function", "function": "tests.support.rewards:shouting"},
+            "rollout.environment": {"kind": "function", "import_path": "tests.support.rewards:shouting"},
             "observe.trace": True,
         }
     )
@@ -121,7 +121,7 @@ def test_ids_that_become_equal_are_refused_like_others(make_config: ConfigMaker,
     config = make_config(
         **{
             "data": {"train_path": str(path)},
-            "rollout.environment": {"kind": "function", "function": "tests.support.rewards:letters"},
+            "rollout.environment": {"kind": "function", "import_path": "tests.support.rewards:letters"},
         }
     )
     with pytest.raises(SetupError, match=r"twice\.jsonl:1 and .*twice\.jsonl:2 have the same id"):

@@ -24,16 +24,16 @@ from tests.support.tiny_models import bpe_tokenizer, save_tiny_model
 GROUPS = 24
 SAMPLERS: dict[str, dict[str, Any]] = {
     "on_policy": {},
-    "windowed": {"sampler": {"kind": "windowed", "max_staleness": 1}, "weights.update": "abort_stale"},
-    "over_sampling": {"sampler": {"kind": "windowed", "max_staleness": 2, "over_sampling": True}},
-    "in_order": {"sampler": {"kind": "in_order", "lookahead": 1}, "weights.update": "drain"},
-    "weight_fifo": {"sampler": {"kind": "weight_fifo", "max_staleness": 1, "lookahead": 1}},
-    "ready_first": {"sampler": {"kind": "ready_first"}, "algorithm.correction": {"kind": "tis"}},
+    "windowed": {"staleness": {"policy": "windowed", "max_staleness": 1}, "weight_sync.mode": "abort_stale"},
+    "over_sampling": {"staleness": {"policy": "windowed", "max_staleness": 2, "over_sampling": True}},
+    "in_order": {"staleness": {"policy": "in_order", "lookahead": 1}, "weight_sync.mode": "drain"},
+    "weight_fifo": {"staleness": {"policy": "weight_fifo", "max_staleness": 1, "lookahead": 1}},
+    "ready_first": {"staleness": {"policy": "ready_first"}, "algorithm.correction": {"kind": "tis"}},
 }
 DETERMINISTIC = {
     "deterministic": True,
-    "sampler": {"kind": "in_order", "lookahead": 0},
-    "weights.update": "drain",
+    "staleness": {"policy": "in_order", "lookahead": 0},
+    "weight_sync.mode": "drain",
     "training.min_groups_per_chunk": 2,
 }
 FIGURES = ("loss", "grad_norm", "entropy", "mismatch_kl", "reward_mean", "token_lag_mean", "token_lag_max")
@@ -51,7 +51,7 @@ def make_run(make_config: ConfigMaker, tmp_path: Path) -> MakeRun:
         usual = {
             "run_dir": str(tmp_path / name),
             "data": {"train_path": str(data)},
-            "rollout.environment": {"kind": "function", "function": "tests.support.rewards:length"},
+            "rollout.environment": {"kind": "function", "import_path": "tests.support.rewards:length"},
             "eval": {"at_start": False, "at_end": False},
             "training.max_steps": None,
         }
@@ -104,7 +104,7 @@ def test_a_recording_becomes_training_data_in_every_kind_of_sampler(
     assert ends(result.run_dir) == {group.key: "trained" for group in groups}
     assert [line["train/version"] for line in steps(result.run_dir)] == [1, 2, 3, 4, 5, 6]
     assert [line["train/token_lag_max"] for line in steps(result.run_dir)] == [0, 1, 2, 3, 4, 5]
-    assert result.summary["tokens_generated"] == 0
+    assert result.summary["rollout/tokens_generated"] == 0
     assert events(result.run_dir) <= {
         "run_started",
         "weights_published",
@@ -169,7 +169,7 @@ def test_a_trained_replay_can_be_evaluated_with_an_engine(make_run: MakeRun, tmp
         "replay", **{"rollout.replay_from": str(source), "data.eval_path": str(tmp_path / "prompts.jsonl")}
     )
     report = evaluate(config, penstock.train(config).run_dir)
-    assert report["reward_mean"] > 0
+    assert report["eval/reward_mean"] > 0
 
 
 def test_a_damaged_group_is_dropped_by_name_where_the_budget_allows(make_run: MakeRun) -> None:

@@ -20,7 +20,7 @@ def flat_rewards(folder: Path) -> dict[str, Any]:
     path.write_text("".join(json.dumps({"prompt": f"say {n}"}) + "\n" for n in range(16)), encoding="utf-8")
     return {
         "data": {"train_path": str(path)},
-        "rollout.environment": {"kind": "function", "function": "tests.support.rewards:constant"},
+        "rollout.environment": {"kind": "function", "import_path": "tests.support.rewards:constant"},
         "algorithm.entropy_coefficient": 0.1,
         "algorithm.correction": {"kind": "tis"},
         "training.max_steps": 3,
@@ -37,7 +37,7 @@ def test_the_penalty_acts_once_the_policy_has_left_its_reference(
 ) -> None:
     kl = {"coefficient": 0.5, "place": place, "estimator": "k1" if place == "reward" else "k3"}
     changes = {} if place == "none" else {"algorithm.kl": kl}
-    config = make_config(**flat_rewards(tmp_path), **changes, sampler={"kind": sampler, **SAMPLERS[sampler]})
+    config = make_config(**flat_rewards(tmp_path), **changes, staleness={"policy": sampler, **SAMPLERS[sampler]})
     steps = lines(penstock.train(config).run_dir / "metrics.jsonl")
     assert len(steps) == 3
     moved = [abs(step["train/policy_loss"]) > 1e-7 for step in steps]

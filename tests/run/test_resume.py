@@ -17,14 +17,14 @@ from tests.run.conftest import ConfigMaker
 
 TIMED = ("train_seconds", "tflops", "mfu", "total_flops")
 """What depends on the clock."""
-LETTERS = {"kind": "function", "function": "tests.support.rewards:letters"}
+LETTERS = {"kind": "function", "import_path": "tests.support.rewards:letters"}
 """A reward with spread: every step changes the weights."""
 DETERMINISTIC: dict[str, Any] = {
     "data.eval_size": None,
     "rollout.environment": LETTERS,
     "deterministic": True,
-    "sampler": {"kind": "in_order", "lookahead": 0},
-    "weights.update": "drain",
+    "staleness": {"policy": "in_order", "lookahead": 0},
+    "weight_sync.mode": "drain",
     "training.max_steps": None,
     "checkpoint.every_steps": 1,
     "checkpoint.keep_latest": 100,
@@ -95,14 +95,14 @@ def test_a_resumed_deterministic_run_has_the_same_losses_bit_by_bit(
     ],
 )
 def test_every_prompt_ends_once_in_every_sampler(make_config: ConfigMaker, sampler: str) -> None:
-    settings: dict[str, Any] = {"kind": sampler}
+    settings: dict[str, Any] = {"policy": sampler}
     if sampler in ("windowed", "weight_fifo"):
         settings["max_staleness"] = 2
     if sampler in ("in_order", "weight_fifo", "ready_first"):
         settings["lookahead"] = 2
     config = make_config(
         **{
-            "sampler": settings,
+            "staleness": settings,
             "algorithm.correction": {"kind": "tis"},
             "training.max_steps": None,
             "data.epochs": 2,
@@ -125,7 +125,7 @@ def test_every_prompt_ends_once_in_every_sampler(make_config: ConfigMaker, sampl
 def test_ready_groups_are_trained_not_generated_again(make_config: ConfigMaker) -> None:
     config = make_config(
         **{
-            "sampler": {"kind": "windowed", "max_staleness": 6},
+            "staleness": {"policy": "windowed", "max_staleness": 6},
             "algorithm.correction": {"kind": "tis"},
             "training.max_steps": None,
             "checkpoint.every_steps": 1,
@@ -197,7 +197,7 @@ def test_a_drop_beyond_the_budget_is_no_end(make_config: ConfigMaker, tmp_path: 
     path.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in [*prompts[:9], "fail", *prompts[9:]]))
     config = make_config(
         **{
-            "rollout.environment": {"kind": "function", "function": "tests.support.rewards:raising"},
+            "rollout.environment": {"kind": "function", "import_path": "tests.support.rewards:raising"},
             "rollout.failure": {"backoff_seconds": 0, "data_attempts": 1, "on_drop": on_drop},
             "data.train_path": str(path),
             "data.shuffle": False,
@@ -212,7 +212,7 @@ def test_a_drop_beyond_the_budget_is_no_end(make_config: ConfigMaker, tmp_path: 
         penstock.train(config)
     run_dir = Path(config.run_dir)
     assert all(line["end"] == "trained" for line in lines(run_dir / "ledger.jsonl"))
-    penstock.resume(run_dir, ["rollout.environment.function=tests.support.rewards:length"])
+    penstock.resume(run_dir, ["rollout.environment.import_path=tests.support.rewards:length"])
     assert len(ends(run_dir)) == 13
     assert set(ends(run_dir).values()) == {1}
     assert all(line["end"] == "trained" for line in lines(run_dir / "ledger.jsonl"))
@@ -228,7 +228,7 @@ def test_a_run_that_gives_up_says_why_also_where_its_last_checkpoint_fails(
     path.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in ["1+1="] * 9 + ["fail"] * 3))
     config = make_config(
         **{
-            "rollout.environment": {"kind": "function", "function": "tests.support.rewards:raising"},
+            "rollout.environment": {"kind": "function", "import_path": "tests.support.rewards:raising"},
             "rollout.failure": {"backoff_seconds": 0, "data_attempts": 1},
             "data.train_path": str(path),
             "data.shuffle": False,

@@ -58,7 +58,7 @@ def test_every_setting_may_change_or_may_not() -> None:
     assert leaves() - FIXED.keys() - FREE == set(), hint
     assert (FIXED.keys() | FREE) - leaves() == set()
     assert FIXED.keys() & FREE == set()
-    assert Place.of(RunConfig.model_fields["sampler"].annotation).is_choice, "all kinds were looked at"
+    assert Place.of(RunConfig.model_fields["staleness"].annotation).is_choice, "all kinds were looked at"
 
 
 def test_the_page_says_what_may_not_change() -> None:
@@ -100,7 +100,7 @@ OVERRIDES = {
     "rollout.group_size": "rollout.group_size=4",
     "rollout.sampling.temperature": "rollout.sampling.temperature=0.9",
     "training.prompt_groups_per_step": "training.prompt_groups_per_step=2",
-    "sampler.kind": "sampler={kind: windowed, max_staleness: 1}",
+    "staleness.policy": "staleness={policy: windowed, max_staleness: 1}",
 }
 
 
@@ -131,10 +131,10 @@ def test_an_edited_file_is_no_way_round(run_dir: Path, key: str, value: object, 
 
 def test_an_edited_staleness_bound_is_refused(make_config: ConfigMaker) -> None:
     quick = {"eval.at_start": False, "eval.at_end": False, "algorithm.correction": {"kind": "tis"}}
-    config = make_config(**quick, sampler={"kind": "windowed", "max_staleness": 1})
+    config = make_config(**quick, staleness={"policy": "windowed", "max_staleness": 1})
     run_dir = penstock.train(config).run_dir
-    edit(run_dir, "sampler.max_staleness", 3)
-    with pytest.raises(ConfigError, match=r"sampler\.max_staleness: is 3 now, and 1 in checkpoint step_3"):
+    edit(run_dir, "staleness.max_staleness", 3)
+    with pytest.raises(ConfigError, match=r"staleness\.max_staleness: is 3 now, and 1 in checkpoint step_3"):
         penstock.resume(run_dir)
 
 
@@ -172,7 +172,7 @@ def test_a_run_with_ready_groups_goes_on_with_everything_else_changed(make_confi
     """Groups that were generated and counted under the old settings are trained under the new ones."""
     config = make_config(
         **{
-            "sampler": {"kind": "windowed", "max_staleness": 6},
+            "staleness": {"policy": "windowed", "max_staleness": 6},
             "algorithm.correction": {"kind": "tis"},
             "training.max_steps": None,
             "checkpoint.every_steps": 1,
@@ -196,7 +196,7 @@ def test_a_run_with_ready_groups_goes_on_with_everything_else_changed(make_confi
         "rollout.max_inflight_groups=3",
         "rollout.sampling.max_new_tokens=3",
         "buffer.max_buffered_groups=24",
-        "weights.update=abort_stale",
+        "weight_sync.mode=abort_stale",
         "training.batching=packed",
         "training.optimizer.schedule=linear",
         "training.max_steps=5",
@@ -219,7 +219,7 @@ def test_changes_are_found_in_every_kind_of_place(model_folder: Path) -> None:
         Path("b"),
         model_folder,
         **{
-            "sampler": {"kind": "in_order", "lookahead": 2},
+            "staleness": {"policy": "in_order", "lookahead": 2},
             "model.lora": {"rank": 4},
             "observe.wandb": {"project": "x"},
             "rollout.environment.args": {"min_terms": 3},
@@ -230,11 +230,11 @@ def test_changes_are_found_in_every_kind_of_place(model_folder: Path) -> None:
     assert {key: change.is_fixed for key, change in found.items()} == {
         "model.lora": True,
         "rollout.environment.args": False,
-        "sampler.kind": True,
+        "staleness.policy": True,
         "eval.max_new_tokens": False,
         "observe.wandb": False,
     }
-    assert str(found["sampler.kind"]) == "sampler.kind on_policy -> in_order"
+    assert str(found["staleness.policy"]) == "staleness.policy on_policy -> in_order"
     assert str(found["eval.max_new_tokens"]) == "eval.max_new_tokens nothing -> 5"
     assert changes(base, base) == []
     assert all(Change(key, 1, 2).is_fixed for key in FIXED)

@@ -20,7 +20,7 @@ def test_penstock_train_prints_what_every_part_waits_for(make_config: ConfigMake
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(prompt) + "\n" for prompt in prompts))
     config = make_config(
         **{
-            "rollout.environment": {"kind": "function", "function": "tests.support.rewards:hanging"},
+            "rollout.environment": {"kind": "function", "import_path": "tests.support.rewards:hanging"},
             "rollout.failure": {"stall_seconds": 0.5, "on_stall": "stop"},
             "data": {"train_path": str(tmp_path / "prompts.jsonl"), "shuffle": False},
             "eval": {"at_start": False, "at_end": False},

@@ -268,6 +268,22 @@ class TestCtrlC:
         assert "in block <- " in told
         assert summary_of(run.run_dir)["stopped_by"] == "interrupted"
 
+    @pytest.mark.long
+    @pytest.mark.parametrize("patience", [1.0, 500.0])
+    def test_it_ends_a_process_in_which_nothing_can_run(self, config: Any, patience: float) -> None:
+        changes = {"runtime.timeouts": {"stop_seconds": patience}, "runtime.engine_process": False}
+        run = Started(config(**PLAIN, **changes), "lock", 40)
+        run.until("a thread takes the lock")
+        for _ in range(1 if patience == 1.0 else 2):
+            time.sleep(0.5)
+            run.process.send_signal(signal.SIGINT)
+        code, told = run.ended(30)
+        assert code == -signal.SIGKILL, told
+        assert "the interpreter stood still, so the run was killed" in told
+        assert "in freeze_from_a_thread" in (run.run_dir / "frozen.txt").read_text()
+        check_resumed(run.run_dir)
+        assert not (run.run_dir / "frozen.txt").exists()
+
 
 class TestNothingRuns:
     @pytest.mark.long

@@ -30,10 +30,18 @@ def test_a_run_leaves_metrics_events_summary_config_and_a_checkpoint(make_config
     assert [line["step"] for line in steps(result.run_dir)] == [1, 2, 3]
     assert load_config(result.run_dir / "config.yaml") == config
     summary = json.loads((result.run_dir / "summary.json").read_text(encoding="utf-8"))
-    wanted = {"start_reward", "end_reward", "eval_reward", "steps", "train_seconds", "tokens_generated", "lag_max"}
+    wanted = {
+        "train/reward_mean_start",
+        "train/reward_mean_end",
+        "eval/reward_mean",
+        "steps",
+        "timing/elapsed_s",
+        "rollout/tokens_generated",
+        "staleness/lag_max",
+    }
     assert wanted <= summary.keys()
     assert summary["steps"] == 3
-    assert summary["tokens_generated"] > 0
+    assert summary["rollout/tokens_generated"] > 0
     names = [line["event"] for line in lines(result.run_dir / "events.jsonl")]
     assert names[0] == "run_started"
     assert names[-1] == "run_ended"
@@ -52,7 +60,7 @@ def test_the_checkpoint_loads_with_transformers_and_evaluates(make_config: Confi
     pairs = zip(trained.parameters(), original.parameters(), strict=True)
     assert any(not torch.equal(new, old) for new, old in pairs)
     report = evaluate(config, result.run_dir)
-    assert report["reward_mean"] == pytest.approx(result.summary["eval_reward"])
+    assert report["eval/reward_mean"] == pytest.approx(result.summary["eval/reward_mean"])
     assert report["model"].endswith("step_3")
 
 
@@ -85,15 +93,15 @@ def test_metrics_have_the_keys_the_documentation_promises(make_config: ConfigMak
 def test_all_update_modes_work_on_the_real_engine_within_the_window(make_config: ConfigMaker, update: str) -> None:
     config = make_config(
         **{
-            "sampler": {"kind": "windowed", "max_staleness": 1},
-            "weights.update": update,
+            "staleness": {"policy": "windowed", "max_staleness": 1},
+            "weight_sync.mode": update,
             "algorithm.correction": {"kind": "tis"},
             "training.max_steps": 5,
         }
     )
     result = penstock.train(config)
     assert len(steps(result.run_dir)) == 5
-    assert result.summary["lag_max"] <= 1
+    assert result.summary["staleness/lag_max"] <= 1
 
 
 def test_engine_and_trainer_agree_on_log_probs_after_every_sync(make_config: ConfigMaker) -> None:
@@ -108,8 +116,8 @@ def test_deterministic_runs_have_bit_equal_losses(make_config: ConfigMaker, tmp_
             **{
                 "run_dir": str(tmp_path / name),
                 "deterministic": True,
-                "sampler": {"kind": "in_order", "lookahead": 0},
-                "weights.update": "drain",
+                "staleness": {"policy": "in_order", "lookahead": 0},
+                "weight_sync.mode": "drain",
                 "training.min_groups_per_chunk": 2,
                 "training.max_steps": 4,
             }

@@ -31,7 +31,7 @@ def own_reward(tmp_path: Path, name: str, prompt: str = "say something") -> dict
     data = tmp_path / "prompts.jsonl"
     data.write_text("".join(f'{{"prompt": "{prompt} {i}", "answer": ""}}\n' for i in range(8)))
     return {
-        "rollout.environment": {"kind": "function", "function": f"tests.support.rewards:{name}"},
+        "rollout.environment": {"kind": "function", "import_path": f"tests.support.rewards:{name}"},
         "data": {"train_path": str(data)},
     }
 

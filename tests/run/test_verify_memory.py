@@ -64,7 +64,7 @@ def test_weights_gradients_and_optimizer_are_exact(make_config: ConfigMaker, cha
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 async def test_keys_and_values_are_exact(make_config: ConfigMaker, dtype: str) -> None:
-    config = make_config(**{"model.dtype": dtype, "rollout.engine": {"slots": 7, "max_context": 50}})
+    config = make_config(**{"model.dtype": dtype, "rollout.engine": {"max_num_seqs": 7, "max_model_len": 50}})
     serving = build_serving(config, trains_too=False)
     try:
         engine = serving.engine
@@ -81,7 +81,7 @@ def test_every_family_can_be_estimated_without_its_weights(
 ) -> None:
     folder = save_tiny_model(tmp_path / "model", family=family)
     attention = "eager" if family == "gemma2" else "sdpa"
-    estimate = estimate_memory(make_config(**{"model": {"path": str(folder), "attention": attention}}))
+    estimate = estimate_memory(make_config(**{"model": {"path": str(folder), "attn_implementation": attention}}))
     assert estimate.engine_weights == total_bytes(tiny_model(family, vocabulary=_vocabulary(folder)).parameters())
 
 

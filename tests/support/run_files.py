@@ -20,7 +20,7 @@ model: {path: some/model}
 rollout:
   environment: {kind: "reasoning_gym:chain_sum"}
 training: {max_steps: 100}
-sampler: {kind: windowed, max_staleness: 2}
+staleness: {policy: windowed, max_staleness: 2}
 """
 
 

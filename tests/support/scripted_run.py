@@ -128,7 +128,7 @@ class ScriptedRun:
         self.engine = ScriptedEngine(self.script)
         self.data_plane.register_partition(PARTITION, (*fields.ROLLOUT_FIELDS, *fields.LATER_FIELDS))
         n = config.training.prompt_groups_per_step
-        sampler = make_sampler(config.sampler, n, config.deterministic)
+        sampler = make_sampler(config.staleness, n, config.deterministic)
         self.buffer = ReplayBuffer(sampler, config.buffer.max_buffered_groups)
         log = EventLog()
         log.subscribe(lambda name, event: self.events.append((name, dict(event))))

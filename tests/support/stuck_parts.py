@@ -5,6 +5,7 @@ As a program: `python -m tests.support.stuck_parts KIND CALL CONFIG`.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import signal
@@ -41,6 +42,13 @@ def freeze(*_: Any) -> None:
     re.match(r"(a+)+$", "a" * 60 + "b")
 
 
+def freeze_from_a_thread(*_: Any) -> None:
+    """A thread holds the interpreter's lock for ever, and no signal interrupts it, as code in C may do."""
+    os.write(1, b"a thread takes the lock\n")
+    threading.Thread(target=ctypes.PyDLL(None).pause, daemon=True).start()
+    time.sleep(1000)
+
+
 KINDS: dict[str, tuple[type[Any], str, Callable[..., None]]] = {
     "generation": (ProcessEngine, "generate", stop_engine),
     "update": (ProcessEngine, "update_weights", stop_engine),
@@ -48,6 +56,7 @@ KINDS: dict[str, tuple[type[Any], str, Callable[..., None]]] = {
     "finish": (LocalWorker, "finish", hang),
     "loop": (RolloutManager, "_run_one", block),
     "interpreter": (RolloutManager, "_run_one", freeze),
+    "lock": (RolloutManager, "_run_one", freeze_from_a_thread),
 }
 """By what is stuck: the method that gets stuck, and how."""
 

@@ -36,7 +36,7 @@ def whole_batch_loss(
 ) -> Tensor:
     """The normalised loss of all rows together."""
     sequence_means, token_sums, tokens = [], [], 0
-    low, high = 1 - algorithm.loss.clip_low, 1 + algorithm.loss.clip_high
+    low, high = 1 - algorithm.loss.clip_ratio_low, 1 + algorithm.loss.clip_ratio_high
     for meta in metas:
         batch = plane.get_samples(meta, TRAIN_FIELDS)
         for i in range(len(meta)):
@@ -55,6 +55,6 @@ def whole_batch_loss(
             sequence_means.append(kept_L.mean())
             token_sums.append(kept_L.sum())
             tokens += len(kept_L)
-    if algorithm.loss.level == "sequence":
+    if algorithm.loss.aggregation == "sequence_mean":
         return torch.stack(sequence_means).mean()
     return torch.stack(token_sums).sum() / tokens

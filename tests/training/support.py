@@ -95,8 +95,8 @@ def chunks(metas: Sequence[KVBatchMeta], count: int) -> list[KVBatchMeta]:
     return [KVBatchMeta.concat(metas[a:b]) for a, b in pairwise(bounds)]
 
 
-def algorithm(level: str = "token", **settings: Any) -> AlgorithmConfig:
-    return AlgorithmConfig(loss=PpoClipLoss.model_validate({"level": level}), **settings)
+def algorithm(aggregation: str = "token_mean", **settings: Any) -> AlgorithmConfig:
+    return AlgorithmConfig(loss=PpoClipLoss.model_validate({"aggregation": aggregation}), **settings)
 
 
 def training(**settings: Any) -> TrainingConfig:

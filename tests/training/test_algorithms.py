@@ -29,26 +29,29 @@ from tests.training.support import (
 from tests.training.textbook import textbook_loss
 
 ALGORITHMS: dict[str, dict[str, Any]] = {
-    "ppo_clip_engine": {"old_policy": "engine", "loss": {"clip_low": 0.1, "clip_high": 0.3}},
+    "ppo_clip_engine": {"old_policy": "engine", "loss": {"clip_ratio_low": 0.1, "clip_ratio_high": 0.3}},
     "dual_clip": {"old_policy": "engine", "loss": {"dual_clip": 1.3}},
-    "dr_grpo": {"old_policy": "engine", "loss": {"level": "constant", "constant_length": 12}},
-    "gspo": {"old_policy": "engine", "loss": {"kind": "gspo", "clip_low": 0.2, "clip_high": 0.2}},
+    "dr_grpo": {"old_policy": "engine", "loss": {"aggregation": "token_sum_norm", "constant_length": 12}},
+    "gspo": {"old_policy": "engine", "loss": {"kind": "gspo", "clip_ratio_low": 0.2, "clip_ratio_high": 0.2}},
     "gspo_trainer": {"loss": {"kind": "gspo"}},
-    "cispo": {"old_policy": "engine", "loss": {"kind": "cispo", "clip_high": 0.2}},
-    "cispo_both": {"old_policy": "engine", "loss": {"kind": "cispo", "clip_low": 0.2, "level": "sequence"}},
+    "cispo": {"old_policy": "engine", "loss": {"kind": "cispo", "clip_ratio_high": 0.2}},
+    "cispo_both": {
+        "old_policy": "engine",
+        "loss": {"kind": "cispo", "clip_ratio_low": 0.2, "aggregation": "sequence_mean"},
+    },
     "reinforce": {"loss": {"kind": "reinforce"}},
-    "reinforce_sequence": {"loss": {"kind": "reinforce", "level": "sequence"}},
+    "reinforce_sequence": {"loss": {"kind": "reinforce", "aggregation": "sequence_mean"}},
     "tis": {"correction": {"kind": "tis", "cap": 1.5}},
     "icepop": {"correction": {"kind": "icepop", "low": 0.6, "high": 1.4}},
     "sequence_masked": {"correction": {"kind": "sequence_masked", "high": 2.0}, "loss": {"kind": "gspo"}},
     "geometric": {"correction": {"kind": "sequence_masked", "low": 0.8, "high": 1.3, "mean": "geometric"}},
     "decoupled": {"correction": {"kind": "decoupled", "cap": 1.6}},
     "kl_k3": {"kl": {"coefficient": 0.5, "estimator": "k3"}},
-    "kl_k2": {"kl": {"coefficient": 0.5, "estimator": "k2"}, "loss": {"level": "sequence"}},
+    "kl_k2": {"kl": {"coefficient": 0.5, "estimator": "k2"}, "loss": {"aggregation": "sequence_mean"}},
     "kl_reward": {"kl": {"coefficient": 0.5, "estimator": "k1", "place": "reward"}},
     "entropy": {"entropy_coefficient": 0.3},
     "everything": {
-        "loss": {"kind": "cispo", "level": "sequence"},
+        "loss": {"kind": "cispo", "aggregation": "sequence_mean"},
         "kl": {"coefficient": 0.2, "estimator": "k2"},
         "entropy_coefficient": 0.1,
         "correction": {"kind": "icepop"},
@@ -84,8 +87,8 @@ async def step_gradients(
     raw = gradients(model)
     result = await local.finish_train_step(0)
     await local.close()
-    token_level = getattr(algorithm.loss, "level", "sequence") == "token"
-    count = result.metrics["tokens"] if token_level else result.metrics["sequences"]
+    by_token = getattr(algorithm.loss, "aggregation", "sequence_mean") == "token_mean"
+    count = result.metrics["tokens"] if by_token else result.metrics["sequences"]
     return {name: grad / count for name, grad in raw.items()}, dict(result.metrics)
 
 

@@ -157,7 +157,7 @@ async def test_checkpointed_layers_are_computed_again_and_give_the_same_bits() -
 @pytest.mark.parametrize("family", FAMILIES)
 async def test_an_engine_that_takes_the_merged_weights_samples_from_the_trained_policy(family: str) -> None:
     peft_model, plane, prompt = adapted(family), data_plane(), tuple(range(3, 15))
-    engine = EmbeddedEngine(plain_copy(peft_model), slots=4, max_context=64)
+    engine = EmbeddedEngine(plain_copy(peft_model), max_num_seqs=4, max_model_len=64)
     local = trainer(peft_model, plane, optimizer={"lr": 1e-2})
     for step in range(3):
         results = await generate_all(engine, [request(f"{step}-{i}", prompt, new=20, seed=i) for i in range(4)])

@@ -52,7 +52,9 @@ ATTENTION = {"gemma2": "eager"}
 
 
 def model_config(folder: Path, family: str = "", **settings: Any) -> ModelConfig:
-    return ModelConfig.model_validate({"path": str(folder), "attention": ATTENTION.get(family, "sdpa"), **settings})
+    return ModelConfig.model_validate(
+        {"path": str(folder), "attn_implementation": ATTENTION.get(family, "sdpa"), **settings}
+    )
 
 
 def put_responses(
@@ -85,7 +87,7 @@ async def test_a_folder_is_loaded_trained_served_and_saved(family: str, tmp_path
     assert tokenizer.decode(prompt) == "what is the sum of one and two?"
 
     model, plane = load_model(config), data_plane()
-    engine = EmbeddedEngine(plain_copy(model), slots=4, max_context=64)
+    engine = EmbeddedEngine(plain_copy(model), max_num_seqs=4, max_model_len=64)
     local = trainer(model, plane, temperature=0.9, optimizer={"lr": 1e-2})
     for step in range(2):
         asked = [request(f"{step}-{i}", prompt, new=24, seed=i, temperature=0.9) for i in range(4)]
@@ -156,7 +158,7 @@ def test_the_dtype_is_that_of_the_setting_whatever_the_folder_holds(dtype: str, 
 def test_the_attention_implementation_is_that_of_the_setting(
     attention: str, uses_torchs: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loaded = load_model(model_config(save_tiny_model(tmp_path), attention=attention))
+    loaded = load_model(model_config(save_tiny_model(tmp_path), attn_implementation=attention))
     calls = []
     attend = torch.nn.functional.scaled_dot_product_attention
 
@@ -196,7 +198,7 @@ async def test_a_model_that_could_also_see_is_trained_and_served_on_text(tmp_pat
     model, plane, prompt = load_model(model_config(tmp_path)), data_plane(), tuple(range(3, 15))
     assert type(model).__name__ == "Gemma3ForConditionalGeneration"
     before = weights(model)
-    engine = EmbeddedEngine(plain_copy(model), slots=4, max_context=64)
+    engine = EmbeddedEngine(plain_copy(model), max_num_seqs=4, max_model_len=64)
     results = await generate_all(engine, [request(f"r{i}", prompt, new=16, seed=i) for i in range(4)])
     await engine.close()
     local = trainer(model, plane)

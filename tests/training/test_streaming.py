@@ -83,14 +83,14 @@ def assert_same(one: Run, other: Run, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["fp64", "fp32"])
 @pytest.mark.parametrize("family", ["qwen3", "qwen3_moe"])
 @pytest.mark.parametrize("batching", ["padded", "packed"])
-@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean"])
 async def test_streamed_steps_equal_whole_batch_steps(
-    level: str, batching: str, family: str, dtype: torch.dtype
+    aggregation: str, batching: str, family: str, dtype: torch.dtype
 ) -> None:
     rate = {"lr": RATES[dtype]}
     runs = {
         k: await three_steps(
-            tiny_model(family).to(dtype), k, algorithm=algorithm(level), batching=batching, optimizer=rate
+            tiny_model(family).to(dtype), k, algorithm=algorithm(aggregation), batching=batching, optimizer=rate
         )
         for k in (1, 2, GROUPS)
     }
@@ -137,14 +137,14 @@ async def test_eager_attention_keeps_packed_documents_apart_too() -> None:
 
 TIS = TruncatedImportanceSampling(cap=1.5)
 CASES = {
-    "token": ("qwen3", algorithm("token"), 1.0),
-    "sequence": ("qwen3", algorithm("sequence"), 1.0),
-    "token-engine": ("qwen3", algorithm("token", old_policy="engine"), 1.0),
-    "sequence-engine": ("qwen3", algorithm("sequence", old_policy="engine"), 0.7),
-    "token-tis": ("qwen3", algorithm("token", correction=TIS), 1.3),
-    "sequence-tis": ("qwen3", algorithm("sequence", correction=TIS), 1.0),
-    "llama": ("llama", algorithm("token"), 0.7),
-    "moe": ("qwen3_moe", algorithm("token", old_policy="engine"), 0.7),
+    "token": ("qwen3", algorithm("token_mean"), 1.0),
+    "sequence": ("qwen3", algorithm("sequence_mean"), 1.0),
+    "token-engine": ("qwen3", algorithm("token_mean", old_policy="engine"), 1.0),
+    "sequence-engine": ("qwen3", algorithm("sequence_mean", old_policy="engine"), 0.7),
+    "token-tis": ("qwen3", algorithm("token_mean", correction=TIS), 1.3),
+    "sequence-tis": ("qwen3", algorithm("sequence_mean", correction=TIS), 1.0),
+    "llama": ("llama", algorithm("token_mean"), 0.7),
+    "moe": ("qwen3_moe", algorithm("token_mean", old_policy="engine"), 0.7),
 }
 
 
@@ -167,7 +167,7 @@ async def test_gradients_equal_a_textbook_whole_batch_loss(
     raw = gradients(model)
     result = await local.finish_train_step(0)
     limit = 1e-6 if family == "qwen3_moe" else 1e-12  # a router's softmax is float32 in any case
-    count = result.metrics["tokens" if rules.loss.level == "token" else "sequences"]
+    count = result.metrics["tokens" if rules.loss.aggregation == "token_mean" else "sequences"]
     assert relative_difference(textbook, {name: value / count for name, value in raw.items()}) <= limit
     norm = torch.cat([value.flatten() for value in textbook.values()]).norm().item()
     assert result.metrics["grad_norm"] == pytest.approx(norm, rel=limit)

@@ -9,12 +9,12 @@ Where they differ in meaning, and what is compared instead:
 
 - `bnpo` divides by the tokens of a micro-batch: with accumulation the result depends on how rows are dealt out. Here
   N is the step's, which is `dapo`; `bnpo` is compared without accumulation.
-- `grpo` with `mask_truncated_completions` still counts masked rows in its mean, here they do not count; the token level
+- `grpo` with `mask_truncated_completions` still counts masked rows in its mean, here they do not count; `token_mean`
   is compared.
 - The KL term is multiplied by the ratio in TRL unless `use_bias_correction_kl` is off; it is off here.
-- The entropy bonus is a mean over tokens in TRL whatever the loss; here it follows `algorithm.loss.level`; the token
-  level is compared.
-- CISPO's bound is on the ratio itself in TRL (`epsilon_high`), here it is `1 + clip_high`.
+- The entropy bonus is a mean over tokens in TRL whatever the loss; here it follows `algorithm.loss.aggregation`;
+  `token_mean` is compared.
+- CISPO's bound is on the ratio itself in TRL (`epsilon_high`), here it is `1 + clip_ratio_high`.
 - The standard deviation is the sample one and its epsilon 1e-4 on both sides.
 """
 
@@ -47,7 +47,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:You are using 'rollout_func'")
 GROUPS, SAMPLES, LONGEST, VOCABULARY, EOS = 3, 4, 12, 90, 1
 TEMPERATURE = 0.8
 LOW, HIGH = 0.2, 0.28
-CLIP = {"clip_low": LOW, "clip_high": HIGH}
+CLIP = {"clip_ratio_low": LOW, "clip_ratio_high": HIGH}
 
 
 @pytest.fixture(scope="module")
@@ -197,7 +197,7 @@ async def by_penstock(folder: Path, samples: Samples, *, moved: bool = False, pa
         worker.microbatch(0, chunk)
     raw = gradients(model)
     metrics = worker.finish(0).metrics
-    by_token = getattr(algorithm.loss, "level", "sequence") == "token"
+    by_token = getattr(algorithm.loss, "aggregation", "sequence_mean") == "token_mean"
     count = metrics["tokens" if by_token else "sequences"]
     scaled = {name: gradient / count for name, gradient in raw.items()}
     return Step(torch.cat([part.advantages_S for part in scored]), metrics["loss"], scaled, metrics)
@@ -243,17 +243,22 @@ def assert_same(ours: Step, theirs: Step) -> None:
     assert sum(float(gradient.norm()) for gradient in theirs.gradients.values()) > 1e-3
 
 
-def ppo(level: str) -> dict[str, Any]:
-    constant = {"constant_length": LONGEST} if level == "constant" else {}
-    return {"kind": "ppo_clip", "level": level, **CLIP, **constant}
+def ppo(aggregation: str) -> dict[str, Any]:
+    constant = {"constant_length": LONGEST} if aggregation == "token_sum_norm" else {}
+    return {"kind": "ppo_clip", "aggregation": aggregation, **CLIP, **constant}
 
 
-LEVELS = {"grpo": "sequence", "dapo": "token", "bnpo": "token", "dr_grpo": "constant"}
+AGGREGATIONS = {
+    "grpo": "sequence_mean",
+    "dapo": "token_mean",
+    "bnpo": "token_mean",
+    "dr_grpo": "token_sum_norm",
+}
 
 
-@pytest.mark.parametrize("loss_type", LEVELS)
+@pytest.mark.parametrize("loss_type", AGGREGATIONS)
 async def test_a_clipped_loss_after_the_weights_have_moved(folder: Path, samples: Samples, loss_type: str) -> None:
-    ours = await by_penstock(folder, samples, moved=True, loss=ppo(LEVELS[loss_type]))
+    ours = await by_penstock(folder, samples, moved=True, loss=ppo(AGGREGATIONS[loss_type]))
     theirs = by_trl(folder, samples, moved=True, loss_type=loss_type)
     assert_same(ours, theirs)
     assert ours.metrics["clip_fraction"] == pytest.approx(theirs.metrics["clip_ratio/region_mean"], abs=1e-6)
@@ -262,18 +267,20 @@ async def test_a_clipped_loss_after_the_weights_have_moved(folder: Path, samples
 
 
 async def test_an_on_policy_step_without_normalisation_by_deviation(folder: Path, samples: Samples) -> None:
-    ours = await by_penstock(folder, samples, advantage={"kind": "grpo", "normalize_std": False}, loss=ppo("token"))
+    ours = await by_penstock(
+        folder, samples, advantage={"kind": "grpo", "normalize_std": False}, loss=ppo("token_mean")
+    )
     assert_same(ours, by_trl(folder, samples, loss_type="dapo", scale_rewards="none"))
 
 
 @pytest.mark.parametrize("loss_type", ["grpo", "dapo", "dr_grpo"])
 async def test_a_streamed_step_is_their_accumulated_one(folder: Path, samples: Samples, loss_type: str) -> None:
-    ours = await by_penstock(folder, samples, parts=3, loss=ppo(LEVELS[loss_type]))
+    ours = await by_penstock(folder, samples, parts=3, loss=ppo(AGGREGATIONS[loss_type]))
     assert_same(ours, by_trl(folder, samples, accumulate=3, loss_type=loss_type))
 
 
 async def test_a_dual_clip_is_their_delta(folder: Path, samples: Samples) -> None:
-    ours = await by_penstock(folder, samples, moved=True, loss=ppo("token") | {"dual_clip": 1.4})
+    ours = await by_penstock(folder, samples, moved=True, loss=ppo("token_mean") | {"dual_clip": 1.4})
     assert ours.metrics["dual_clip_fraction"] > 0
     assert_same(ours, by_trl(folder, samples, moved=True, loss_type="dapo", delta=1.4))
 
@@ -281,14 +288,14 @@ async def test_a_dual_clip_is_their_delta(folder: Path, samples: Samples) -> Non
 @pytest.mark.parametrize("loss_type", ["grpo", "dapo"])
 async def test_a_kl_penalty_against_the_reference_is_k3(folder: Path, samples: Samples, loss_type: str) -> None:
     kl = {"coefficient": 0.5, "estimator": "k3"}
-    ours = await by_penstock(folder, samples, moved=True, loss=ppo(LEVELS[loss_type]), kl=kl)
+    ours = await by_penstock(folder, samples, moved=True, loss=ppo(AGGREGATIONS[loss_type]), kl=kl)
     theirs = by_trl(folder, samples, moved=True, loss_type=loss_type, beta=0.5)
     assert_same(ours, theirs)
     assert ours.metrics["kl_reference"] == pytest.approx(theirs.metrics["kl"], rel=1e-4)
 
 
 async def test_gspo_is_their_ratio_of_sequences(folder: Path, samples: Samples) -> None:
-    clip = {"clip_low": 0.02, "clip_high": 0.03}
+    clip = {"clip_ratio_low": 0.02, "clip_ratio_high": 0.03}
     ours = await by_penstock(folder, samples, moved=True, loss={"kind": "gspo", **clip})
     settings = {"importance_sampling_level": "sequence", "epsilon": 0.02, "epsilon_high": 0.03}
     assert 0 < ours.metrics["clip_fraction"] < 1
@@ -296,13 +303,13 @@ async def test_gspo_is_their_ratio_of_sequences(folder: Path, samples: Samples) 
 
 
 async def test_cispo(folder: Path, samples: Samples) -> None:
-    ours = await by_penstock(folder, samples, moved=True, loss={"kind": "cispo", "clip_high": 0.2})
+    ours = await by_penstock(folder, samples, moved=True, loss={"kind": "cispo", "clip_ratio_high": 0.2})
     assert ours.metrics["clip_high_fraction"] > 0
     assert_same(ours, by_trl(folder, samples, moved=True, loss_type="cispo", epsilon_high=1.2))
 
 
 async def test_an_entropy_bonus_at_the_token_level(folder: Path, samples: Samples) -> None:
-    ours = await by_penstock(folder, samples, moved=True, loss=ppo("token"), entropy_coefficient=0.1)
+    ours = await by_penstock(folder, samples, moved=True, loss=ppo("token_mean"), entropy_coefficient=0.1)
     assert_same(ours, by_trl(folder, samples, moved=True, loss_type="dapo", entropy_coef=0.1))
 
 
@@ -317,16 +324,16 @@ CORRECTIONS = {
 @pytest.mark.parametrize("moved", [False, True])
 async def test_corrections_of_the_engines_logprobs(folder: Path, samples: Samples, mode: str, moved: bool) -> None:
     correction, bounds = CORRECTIONS[mode]
-    ours = await by_penstock(folder, samples, moved=moved, loss=ppo("token"), correction=correction)
+    ours = await by_penstock(folder, samples, moved=moved, loss=ppo("token_mean"), correction=correction)
     settings = {f"vllm_importance_sampling_{key}": value for key, value in bounds.items()}
     settings["vllm_importance_sampling_mode"] = mode
     theirs = by_trl(folder, samples, moved=moved, loss_type="dapo", **settings)
     assert_same(ours, theirs)
-    plain = await by_penstock(folder, samples, moved=moved, loss=ppo("token"))
+    plain = await by_penstock(folder, samples, moved=moved, loss=ppo("token_mean"))
     assert relative_difference(plain.gradients, ours.gradients) > 0.01
 
 
 async def test_truncated_responses_left_out_at_the_token_level(folder: Path, samples: Samples) -> None:
     assert 0 < sum(samples.truncated) < len(samples.truncated)
-    ours = await by_penstock(folder, samples, loss=ppo("token"), reward={"overlong": "mask"})
+    ours = await by_penstock(folder, samples, loss=ppo("token_mean"), reward={"overlong": "mask"})
     assert_same(ours, by_trl(folder, samples, loss_type="dapo", mask_truncated_completions=True))

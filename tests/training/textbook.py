@@ -33,10 +33,10 @@ def textbook_loss(
 
 def _averaged(rows: Sequence[Tensor], algorithm: AlgorithmConfig) -> Tensor:
     loss = algorithm.loss
-    level = "sequence" if loss.kind == "gspo" else loss.level
-    if level == "token":
+    aggregation = "sequence_mean" if loss.kind == "gspo" else loss.aggregation
+    if aggregation == "token_mean":
         return torch.cat(list(rows)).mean()
-    if level == "sequence":
+    if aggregation == "sequence_mean":
         return torch.stack([row.mean() for row in rows]).mean()
     return torch.stack([row.sum() for row in rows]).sum() / (loss.constant_length * len(rows))
 
@@ -83,9 +83,9 @@ def _policy_value(algorithm: AlgorithmConfig, logprobs: Tensor, old: Tensor, t: 
         return -advantage * logprobs[t]
     ratio = torch.exp((logprobs - old).mean()) if loss.kind == "gspo" else torch.exp(logprobs[t] - old[t])
     if loss.kind == "cispo":
-        low = 0.0 if loss.clip_low is None else 1 - loss.clip_low
-        return -ratio.detach().clamp(low, 1 + loss.clip_high) * advantage * logprobs[t]
-    clipped = ratio.clamp(1 - loss.clip_low, 1 + loss.clip_high)
+        low = 0.0 if loss.clip_ratio_low is None else 1 - loss.clip_ratio_low
+        return -ratio.detach().clamp(low, 1 + loss.clip_ratio_high) * advantage * logprobs[t]
+    clipped = ratio.clamp(1 - loss.clip_ratio_low, 1 + loss.clip_ratio_high)
     surrogate = torch.minimum(ratio * advantage, clipped * advantage)
     if loss.kind == "ppo_clip" and loss.dual_clip is not None and advantage < 0:
         surrogate = torch.maximum(surrogate, torch.tensor(loss.dual_clip * advantage, dtype=surrogate.dtype))

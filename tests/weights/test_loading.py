@@ -111,9 +111,9 @@ def test_a_damaged_folder_is_a_setup_error(damage: str, tmp_path: Path) -> None:
 def test_sdpa_is_refused_for_a_model_whose_attention_scores_are_capped(tmp_path: Path) -> None:
     """transformers drops the cap there without an error."""
     folder = save_tiny_model(tmp_path, family="gemma2")
-    with pytest.raises(SetupError, match=r"model\.attention: sdpa leaves out .* gemma2 .*use eager"):
+    with pytest.raises(SetupError, match=r"model\.attn_implementation: sdpa leaves out .* gemma2 .*use eager"):
         load_model(folder_config(folder))
-    assert load_model(folder_config(folder, attention="eager")).config._attn_implementation == "eager"
+    assert load_model(folder_config(folder, attn_implementation="eager")).config._attn_implementation == "eager"
 
 
 def test_a_head_that_does_more_than_is_known_is_refused() -> None:

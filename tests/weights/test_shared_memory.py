@@ -6,7 +6,7 @@ import os
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -26,6 +26,7 @@ def other_side(memory: SharedMemory) -> SharedMemory:
     return SharedMemory(os.dup(memory.fd))
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow])  # the first example may set up a GPU
 @given(
     st.lists(
         st.tuples(st.sampled_from(DTYPES), st.lists(st.integers(0, 5), max_size=3), st.booleans()),

@@ -67,7 +67,9 @@ class MlflowLogger:
         """Tags, and the status that stands for the outcome."""
         from mlflow.entities import RunTag
 
-        tags = [RunTag(f"penstock.{key}", _short(value)) for key, value in values.items() if value is not None]
+        tags = [
+            RunTag(_allowed(f"penstock.{key}"), _short(value)) for key, value in values.items() if value is not None
+        ]
         for batch in _batches(tags, _BATCH):
             self._client.log_batch(self._run_id, tags=batch)
         with environment(MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT="true"):

@@ -33,15 +33,15 @@ def figures(data: RunData) -> dict[str, Any]:
         "status": data.status.value,
         "stopped_by": data.stopped_by,
         "steps": int(number(data.steps[-1]["step"]) or 0) if data.steps else 0,
-        "reward_start": _mean(rewards[:_ENDS]),
-        "reward_end": _mean(rewards[-_ENDS:]),
-        "eval_start": evals[0] if len(evals) > 1 else None,
-        "eval_end": evals[-1] if evals else None,
-        "seconds": elapsed,
-        "generated_tokens_s": _rate(data.last("rollout/tokens_generated"), elapsed),
-        "trained_tokens_s": _rate(sum(data.values("train/tokens")) or None, elapsed),
-        "overlap_efficiency": _mean(data.values("timing/overlap_efficiency")),
-        "lag_max": int(max(lags)) if lags else None,
+        "train/reward_mean_start": _mean(rewards[:_ENDS]),
+        "train/reward_mean_end": _mean(rewards[-_ENDS:]),
+        "eval/reward_mean_start": evals[0] if len(evals) > 1 else None,
+        "eval/reward_mean": evals[-1] if evals else None,
+        "timing/elapsed_s": elapsed,
+        "throughput/generated_tokens_s": _rate(data.last("rollout/tokens_generated"), elapsed),
+        "throughput/trained_tokens_s": _rate(sum(data.values("train/tokens")) or None, elapsed),
+        "timing/overlap_efficiency": _mean(data.values("timing/overlap_efficiency")),
+        "staleness/lag_max": int(max(lags)) if lags else None,
         "failures": total(data, Severity.FAILURE),
     }
 
@@ -85,14 +85,13 @@ def _status_text(data: RunData) -> str:
 
 
 def _facts(data: RunData) -> list[Html]:
-    sampler = data.setting("sampler.kind")
-    staleness = data.setting("sampler.max_staleness")
+    policy, window = data.setting("staleness.policy"), data.setting("staleness.max_staleness")
     facts = {
         "model": data.setting("model.path"),
         "environment": data.setting("rollout.environment.kind"),
         "advantage": data.setting("algorithm.advantage.kind"),
         "loss": data.setting("algorithm.loss.kind"),
-        "sampler": f"{sampler}, staleness up to {staleness}" if sampler and staleness is not None else sampler,
+        "staleness": f"{policy}, up to {window}" if policy and window is not None else policy,
         "started": _started(data),
     }
     return [tag("span", tag("b", f"{name} "), str(value)) for name, value in facts.items() if value is not None]
@@ -107,15 +106,25 @@ def _tiles(data: RunData, found: dict[str, Any]) -> list[Html]:
     planned = data.setting("training.max_steps")
     dropped = max(data.events.count("prompt_dropped"), int(data.last("rollout/prompts_dropped") or 0))
     of = f"of {planned:,}" if isinstance(planned, int) else ""
-    trained = f"{short(found['trained_tokens_s'])} trained"
+    trained = f"{short(found['throughput/trained_tokens_s'])} trained"
     lost = f"{counted(dropped, 'prompt')} dropped, {counted(total(data, Severity.WASTE), 'group')} wasted"
     return [
-        _tile("Steps", f"{found['steps']:,}", of, seconds(found["seconds"])),
-        _tile("Reward", _change(found["reward_start"], found["reward_end"]), "", "first and last three steps"),
-        _tile("Held-out reward", _change(found["eval_start"], found["eval_end"]), "", _about_evals(found)),
-        _tile("Tokens per second", short(found["generated_tokens_s"]), "generated", trained),
-        _tile("Overlap efficiency", percent(found["overlap_efficiency"]), "", "the busier side at work, mean"),
-        _tile("Largest lag", short(number(found["lag_max"])), "", "weight versions"),
+        _tile("Steps", f"{found['steps']:,}", of, seconds(found["timing/elapsed_s"])),
+        _tile(
+            "Reward",
+            _change(found["train/reward_mean_start"], found["train/reward_mean_end"]),
+            "",
+            "first and last three steps",
+        ),
+        _tile(
+            "Held-out reward",
+            _change(found["eval/reward_mean_start"], found["eval/reward_mean"]),
+            "",
+            _about_evals(found),
+        ),
+        _tile("Tokens per second", short(found["throughput/generated_tokens_s"]), "generated", trained),
+        _tile("Overlap efficiency", percent(found["timing/overlap_efficiency"]), "", "the busier side at work, mean"),
+        _tile("Largest lag", short(number(found["staleness/lag_max"])), "", "weight versions"),
         _tile("Failures", f"{found['failures']:,}", "", lost),
     ]
 
@@ -128,9 +137,9 @@ def _change(start: float | None, end: float | None) -> Html | str:
 
 
 def _about_evals(found: dict[str, Any]) -> str:
-    if found["eval_end"] is None:
+    if found["eval/reward_mean"] is None:
         return "no evaluation"
-    return "one evaluation" if found["eval_start"] is None else "first and last evaluation"
+    return "one evaluation" if found["eval/reward_mean_start"] is None else "first and last evaluation"
 
 
 def _tile(label: str, value: Html | str, beside: str, below: str) -> Html:

@@ -15,7 +15,7 @@ from penstock.rollout.environments.reward_pool import RewardPool
 from penstock.rollout.prompts import Prompt
 from penstock.text import named_error
 
-_KEY = "rollout.environment.path"
+_KEY = "rollout.environment.import_path"
 _OFFERED = ("data", "seed", "pool")
 """What a constructor gets if it has a parameter of that name."""
 

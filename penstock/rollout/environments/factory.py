@@ -56,10 +56,10 @@ def make_environment(
     if kind == "calculator":
         calculator = CalculatorEnvironment(CalculatorArgs.model_validate(config.args), seed=seed, **sizes)
         return LimitedEnvironment(calculator, limits)
-    assert config.path is not None
+    assert config.import_path is not None
     given = PromptData(train=read_prompts(data, "train"), held_out=read_prompts(data, "eval"), **sizes)
     pool = _pool(config, records)
-    return LimitedEnvironment(make_custom(config.path, config.args, given, pool, seed, settings), limits, pool)
+    return LimitedEnvironment(make_custom(config.import_path, config.args, given, pool, seed, settings), limits, pool)
 
 
 def _settings_of_prompts(data: DataConfig) -> list[str]:
@@ -80,9 +80,9 @@ def _pool(
 
 
 def _function(config: EnvironmentConfig, data: DataConfig, pool: RewardPool) -> Environment:
-    assert config.function is not None
+    assert config.import_path is not None
     return FunctionEnvironment(
-        config.function,
+        config.import_path,
         config.args,
         pool,
         train=read_prompts(data, "train"),

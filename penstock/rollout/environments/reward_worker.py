@@ -32,7 +32,7 @@ from penstock.rollout.environments.reward_errors import told
 from penstock.rollout.environments.reward_output import SharedPage
 from penstock.runtime.orphans import end_with_parent
 
-KEY = "rollout.environment.function"
+KEY = "rollout.environment.import_path"
 _LONGEST_REPLY = 64 * 1024 * 1024
 _CHUNK = 64 * 1024
 _SKIPPED = b'{"skipped": true}\n'

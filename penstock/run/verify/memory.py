@@ -43,7 +43,7 @@ MEMORY = Check(
         "largest_microbatch_tokens",
     ),
     "The run is likely to end for want of memory. Less: activations by training.max_tokens_per_microbatch or "
-    "training.gradient_checkpointing; keys and values by rollout.engine.slots and max_context; logits by "
+    "training.gradient_checkpointing; keys and values by rollout.engine.max_num_seqs and max_model_len; logits by "
     "training.logprob_chunk_tokens; gradients and optimizer by model.lora; weights by model.dtype.",
 )
 
@@ -133,13 +133,13 @@ def estimate_memory(config: RunConfig) -> MemoryEstimate:
         reference_weights=weights.engine if uses_reference(config.algorithm) and config.model.lora is None else 0,
         gradients=weights.gradients + (lanes * weights.transient_gradients if lanes > 1 else 0),
         optimizer=weights.optimizer,
-        kv_cache=kv_cache_bytes(shape, config.rollout.engine.slots, config.rollout.engine.max_context, size),
+        kv_cache=kv_cache_bytes(shape, config.rollout.engine.max_num_seqs, config.rollout.engine.max_model_len, size),
         activations=activation_bytes(
             shape,
             together,
             size,
-            row=min(tokens, config.rollout.engine.max_context),
-            scores=config.model.attention == "eager" or _is_lean(config),
+            row=min(tokens, config.rollout.engine.max_model_len),
+            scores=config.model.attn_implementation == "eager" or _is_lean(config),
             checkpointing=config.training.gradient_checkpointing,
         ),
         logits=_logits_bytes(config, shape.vocab_size, tokens, size, lanes),
@@ -148,10 +148,10 @@ def estimate_memory(config: RunConfig) -> MemoryEstimate:
     )
 
 
-def kv_cache_bytes(shape: Any, slots: int, max_context: int, size: int) -> int:
+def kv_cache_bytes(shape: Any, slots: int, max_model_len: int, size: int) -> int:
     """Keys and values of every layer, slot, position and key-value head."""
     heads = getattr(shape, "num_key_value_heads", None) or shape.num_attention_heads
-    return 2 * int(shape.num_hidden_layers) * slots * max_context * int(heads) * head_dimension(shape) * size
+    return 2 * int(shape.num_hidden_layers) * slots * max_model_len * int(heads) * head_dimension(shape) * size
 
 
 def activation_bytes(shape: Any, tokens: int, size: int, *, row: int, scores: bool, checkpointing: bool) -> int:
@@ -182,7 +182,7 @@ def head_dimension(shape: Any) -> int:
 
 def microbatch_tokens(config: RunConfig, lanes: int) -> tuple[int, int]:
     """Tokens of the largest microbatch, and of all that are computed at the same time; never more than a step has."""
-    context = config.rollout.engine.max_context
+    context = config.rollout.engine.max_model_len
     step = config.training.prompt_groups_per_step * config.rollout.group_size * context
     largest = min(max(config.training.max_tokens_per_microbatch, context), step)
     return largest, min(lanes * largest, step)
@@ -204,7 +204,7 @@ def _is_shared(config: RunConfig) -> bool:
 def _is_lean(config: RunConfig) -> bool:
     """Whether the trainer may take the lean way through the model's layers, which keeps attention's scores."""
     plain = config.model.lora is None and not config.training.gradient_checkpointing
-    small = config.rollout.engine.max_context <= LONGEST_ROW and config.training.batching == "padded"
+    small = config.rollout.engine.max_model_len <= LONGEST_ROW and config.training.batching == "padded"
     return plain and small and config.model.dtype == "float32" and pick_device(config.runtime.device).type == "cpu"
 
 
@@ -213,7 +213,7 @@ def _logits_bytes(config: RunConfig, vocabulary: int, tokens: int, size: int, la
     exact = max(size, _FLOAT32)
     chunk = min(config.training.logprob_chunk_tokens, tokens) * vocabulary
     trainer = lanes * chunk * (exact if size == exact else size + exact)
-    return trainer + 2 * config.rollout.engine.slots * vocabulary * _FLOAT32
+    return trainer + 2 * config.rollout.engine.max_num_seqs * vocabulary * _FLOAT32
 
 
 def _copies_for_checkpoints(config: RunConfig) -> bool:

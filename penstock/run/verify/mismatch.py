@@ -22,8 +22,8 @@ MISMATCH = Check(
     "log-prob mismatch",
     ("mean_abs", "max_abs", "kl", "tokens", "foreign_versions"),
     "Importance ratios start from engine log-probs that are not the trainer's: the policy gradient is biased from the "
-    "first step. Compare with model.dtype=float32 (rounding goes away, a mistake stays) and model.attention=eager; "
-    "where it is rounding, choose an algorithm.correction such as tis.",
+    "first step. Compare with model.dtype=float32 (rounding goes away, a mistake stays) and "
+    "model.attn_implementation=eager; where it is rounding, choose an algorithm.correction such as tis.",
 )
 
 

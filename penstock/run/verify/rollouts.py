@@ -17,8 +17,8 @@ ROLLOUTS = Check(
     "rollouts",
     "rollouts",
     ("groups", "wanted", "failed", "late", "samples", "tokens"),
-    "Without rollouts a run has nothing to train on: look at rollout.environment, data and rollout.engine.max_context "
-    "(failed prompts), or give more time with --seconds (late ones).",
+    "Without rollouts a run has nothing to train on: look at rollout.environment, data and "
+    "rollout.engine.max_model_len (failed prompts), or give more time with --seconds (late ones).",
 )
 REWARDS = Check(
     "rewards",
@@ -31,7 +31,7 @@ TRUNCATION = Check(
     "truncation",
     "truncated responses",
     ("rate", "truncated", "samples"),
-    "Most responses end at rollout.sampling.max_new_tokens (or at rollout.engine.max_context) and not by themselves; "
+    "Most responses end at rollout.sampling.max_new_tokens (or at rollout.engine.max_model_len) and not by themselves; "
     "raise the limit, or choose algorithm.reward.overlong on purpose.",
 )
 SPREAD = Check(

@@ -67,7 +67,7 @@ class LocalWorker:
     """One model, its optimizer and the state of its step.
 
     While a step is open, N = 1: microbatches deposit raw `d(sum)/dθ`. `finish` divides by N once. N is the step's
-    count of valid tokens or of valid sequences, as the loss's level says.
+    count of valid tokens or of valid sequences, as the loss's aggregation says.
 
     Invariants: gradients exist only while a step is open or failed; `version` changes only in a `finish` that
     changed the weights.

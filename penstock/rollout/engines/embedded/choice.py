@@ -19,18 +19,18 @@ in the environment also on a CPU, slowly."""
 
 
 def make_scheduler(
-    model: Any, *, name: str, slots: int, max_context: int, deterministic: bool, version: int, decoding: Decoding
+    model: Any, *, name: str, slots: int, max_model_len: int, deterministic: bool, version: int, decoding: Decoding
 ) -> Scheduler:
     """The scheduler of an engine, with its runner below it."""
     if decoding not in ("auto", "plain", "kernels"):
         raise SetupError(f"engine {name}: decoding is 'auto', 'plain' or 'kernels', not {decoding!r}")
     device = model.get_output_embeddings().weight.device
-    reason = "not asked for" if decoding == "plain" else why_not(model, max_context)
+    reason = "not asked for" if decoding == "plain" else why_not(model, max_model_len)
     if decoding == "kernels" and reason is not None:
         raise SetupError(f"engine {name}: decoding by kernels does not work here: {reason}")
     by_kernels = reason is None and (device.type == "cuda" or decoding == "kernels")
     runner = ModelRunner(
-        model, slots=slots, max_context=max_context, deterministic=deterministic, use_fused=not by_kernels
+        model, slots=slots, max_model_len=max_model_len, deterministic=deterministic, use_fused=not by_kernels
     )
     if not by_kernels:
         if device.type == "cuda" and reason == NO_TRITON:

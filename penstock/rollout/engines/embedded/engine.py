@@ -47,8 +47,9 @@ class EmbeddedEngine:
     The model's weights are the engine's own: `update_weights` overwrites them in place, and the model must not be used
     elsewhere meanwhile. All tensor work happens in one thread; the methods may be called from any event loop.
 
-    Requests wait, in order, while all `slots` are taken or the engine is paused. `kv_cache` says what an update does to
-    running requests: `"keep"` goes on with the keys and values of the old weights, `"recompute"` makes them anew.
+    Requests wait, in order, while all `max_num_seqs` slots are taken or the engine is paused. `kv_cache` says what an
+    update does to running requests: `"keep"` goes on with the keys and values of the old weights, `"recompute"` makes
+    them anew.
     `deterministic` makes tokens and log-probs bit-equal whatever else is running, at the price of fixed shapes.
     `threads` is the engine's number of CPU threads; 0 leaves it to the engine: one where a decode step is too small to
     gain from more, else torch's count. `decoding` says how tokens are computed (see `choice.Decoding`).
@@ -62,8 +63,8 @@ class EmbeddedEngine:
         self,
         model: Any,
         *,
-        slots: int,
-        max_context: int,
+        max_num_seqs: int,
+        max_model_len: int,
         name: str = "embedded",
         version: int = 0,
         deterministic: bool = False,
@@ -71,10 +72,10 @@ class EmbeddedEngine:
         threads: int = 0,
         decoding: Decoding = "auto",
     ) -> None:
-        if slots < 1 or max_context < 2:
+        if max_num_seqs < 1 or max_model_len < 2:
             raise SetupError(
-                f"engine {name}: needs rollout.engine.slots >= 1 (not {slots}) and rollout.engine.max_context >= 2 "
-                f"(not {max_context})"
+                f"engine {name}: needs rollout.engine.max_num_seqs >= 1 (not {max_num_seqs}) and "
+                f"rollout.engine.max_model_len >= 2 (not {max_model_len})"
             )
         if kv_cache not in ("keep", "recompute"):
             raise SetupError(f"engine {name}: kv_cache is 'keep' or 'recompute', not {kv_cache!r}")
@@ -86,8 +87,8 @@ class EmbeddedEngine:
             self._scheduler = make_scheduler(
                 model,
                 name=name,
-                slots=slots,
-                max_context=max_context,
+                slots=max_num_seqs,
+                max_model_len=max_model_len,
                 deterministic=deterministic,
                 version=version,
                 decoding=decoding,
@@ -105,7 +106,7 @@ class EmbeddedEngine:
 
     async def generate(self, request: GenerationRequest) -> GenerationResult:
         """Generate one response; waits while the slots are taken or the engine is paused."""
-        check_request(request, self._runner.max_context, self._runner.vocabulary)
+        check_request(request, self._runner.max_model_len, self._runner.vocabulary)
         if self._residency is not Residency.AWAKE and self._worker.phase in (Phase.RUNNING, Phase.PAUSED):
             raise EngineError(f"engine {self._name} cannot generate: it is {self._residency.value}")
         if request.request_id in self._tickets:

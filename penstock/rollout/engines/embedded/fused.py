@@ -55,7 +55,7 @@ class _Norm:
 class FusedDecoder:
     """One decode step of a body whose layers are attention and MLP with pre-norms, in float32."""
 
-    def __init__(self, body: Any, max_context: int) -> None:
+    def __init__(self, body: Any, max_model_len: int) -> None:
         first = body.layers[0].self_attn
         depth: int = first.head_dim
         self._heads = Heads(first.q_proj.out_features // depth, first.k_proj.out_features // depth, depth)
@@ -64,7 +64,7 @@ class FusedDecoder:
         self._norm = _Norm(body.norm)
         self._embed = body.embed_tokens
         weight = body.embed_tokens.weight
-        positions_1C = torch.arange(max_context, device=weight.device).unsqueeze(0)
+        positions_1C = torch.arange(max_model_len, device=weight.device).unsqueeze(0)
         cos_1CD, sin_1CD = body.rotary_emb(weight[:1], positions_1C)
         half = sin_1CD.shape[-1] // 2
         # Rotation takes the second half negated into the first; the sign lives in the table.
@@ -138,20 +138,20 @@ class _Experts:
         return residual_BH.add_(outer_B1H.squeeze(1))
 
 
-def fuse(body: Any, max_context: int) -> FusedDecoder | None:
+def fuse(body: Any, max_model_len: int) -> FusedDecoder | None:
     """The lean decoder of a model's body; None where the architecture, a layer or the precision is not one it knows."""
-    if not is_lean(body, max_context) or body.embed_tokens.weight.dtype is not torch.float32:
+    if not is_lean(body, max_model_len) or body.embed_tokens.weight.dtype is not torch.float32:
         return None
-    return FusedDecoder(body, max_context)
+    return FusedDecoder(body, max_model_len)
 
 
-def is_lean(body: Any, max_context: int) -> bool:
+def is_lean(body: Any, max_model_len: int) -> bool:
     """Whether a body is attention and MLP (or experts) with pre-norms and nothing else, in plain linear layers.
 
     Layers with a window that the context outgrows are something else.
     """
     known = type(body).__name__ in _BODIES and type(body).__module__.startswith("transformers.models.")
-    if not known or sliding_window(body.config, max_context) is not None:
+    if not known or sliding_window(body.config, max_model_len) is not None:
         return False
     for layer in body.layers:
         attention, mlp = layer.self_attn, layer.mlp

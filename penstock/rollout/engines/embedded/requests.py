@@ -51,15 +51,15 @@ _MIN_TEMPERATURE = 1e-3
 """Below it, logits over the temperature leave the range of float32."""
 
 
-def check_request(request: GenerationRequest, max_context: int, vocabulary: int) -> None:
+def check_request(request: GenerationRequest, max_model_len: int, vocabulary: int) -> None:
     """Refuse what cannot be served, before it can disturb the requests that share the batch."""
     prompt, sampling, name = request.prompt_ids, request.sampling, request.request_id
     if not prompt:
         raise InvalidRequest(f"request {name}: the prompt is empty; it needs at least one token")
-    if len(prompt) >= max_context:
+    if len(prompt) >= max_model_len:
         raise PromptTooLong(
             f"request {name}: the prompt has {len(prompt)} tokens, which leaves no room for a response in the engine's "
-            f"context of {max_context} (rollout.engine.max_context)"
+            f"context of {max_model_len} (rollout.engine.max_model_len)"
         )
     if min(prompt) < 0 or max(prompt) >= vocabulary:
         raise InvalidRequest(f"request {name}: the prompt has a token outside the vocabulary 0..{vocabulary - 1}")

@@ -26,12 +26,12 @@ class Rows:
     the row as done, and `result` gives the two tokens.
     """
 
-    def __init__(self, slots: int, max_context: int) -> None:
+    def __init__(self, slots: int, max_model_len: int) -> None:
         self.count = 0
         self.tickets: list[Ticket] = []
         self.feed_2S = np.zeros((2, slots), dtype=np.int64)
-        self.tokens_SC = np.zeros((slots, max_context), dtype=np.int64)
-        self.logprobs_SC = np.zeros((slots, max_context), dtype=np.float32)
+        self.tokens_SC = np.zeros((slots, max_model_len), dtype=np.int64)
+        self.logprobs_SC = np.zeros((slots, max_model_len), dtype=np.float32)
         self.prompt_length_S = np.zeros(slots, dtype=np.int64)
         self.end_S = np.zeros(slots, dtype=np.int64)
         self.temperature_S = np.ones(slots, dtype=np.float32)

@@ -29,26 +29,26 @@ class ModelRunner:
     """
 
     def __init__(
-        self, model: Any, *, slots: int, max_context: int, deterministic: bool, use_fused: bool = True
+        self, model: Any, *, slots: int, max_model_len: int, deterministic: bool, use_fused: bool = True
     ) -> None:
-        check_config(model.config, max_context)
+        check_config(model.config, max_model_len)
         self.lm = CausalLM(model)
-        self.slots, self.max_context, self.deterministic = slots, max_context, deterministic
+        self.slots, self.max_model_len, self.deterministic = slots, max_model_len, deterministic
         self.device: torch.device = self.lm.head_weight_VH.device
         self.vocabulary: int = self.lm.head_weight_VH.shape[0]
-        probe_ids_1T = torch.arange(min(3, max_context), device=self.device).unsqueeze(0) % self.vocabulary
+        probe_ids_1T = torch.arange(min(3, max_model_len), device=self.device).unsqueeze(0) % self.vocabulary
         expected_H = self.lm.hidden_BTH(probe_ids_1T, use_cache=False)[0, -1]
         attention.install(model)
         if deterministic and hasattr(model.config, "_experts_implementation"):
             # The one whose result for a token does not depend on which other tokens chose the same expert.
             model.set_experts_implementation("batched_mm")
-        self._fused = fuse(self.lm.body, max_context) if use_fused else None
+        self._fused = fuse(self.lm.body, max_model_len) if use_fused else None
         self._use_fused = use_fused
-        self._column_C = torch.arange(max_context, device=self.device)
+        self._column_C = torch.arange(max_model_len, device=self.device)
         prefix_ZKTD = self._probe_prefix(probe_ids_1T)
         # Kernels, the engine's own (which come without the lean step) and torch's, want a position's numbers together.
         by_depth = use_fused and attention.is_plain_products(prefix_ZKTD)
-        self.cache = SlotCache(KVShape.of_prefix(prefix_ZKTD), slots, max_context, keys_by_depth=by_depth)
+        self.cache = SlotCache(KVShape.of_prefix(prefix_ZKTD), slots, max_model_len, keys_by_depth=by_depth)
         self._zero = torch.zeros((), dtype=prefix_ZKTD.dtype, device=self.device)
         self._minus_inf = torch.full_like(self._zero, -torch.inf)
         self._one_by_one = False
@@ -66,7 +66,7 @@ class ModelRunner:
 
     def attach_weights(self) -> None:
         """Take hold of the weights again, which have new memory."""
-        self._fused = fuse(self.lm.body, self.max_context) if self._use_fused else None
+        self._fused = fuse(self.lm.body, self.max_model_len) if self._use_fused else None
 
     def allow_fused(self) -> None:
         """Take the lean decode step after all, where the model fits it."""
@@ -99,8 +99,8 @@ class ModelRunner:
     def width(self, longest: int) -> int:
         """Positions that a decode step attends to when the longest active row holds `longest` tokens."""
         if self.deterministic:
-            return self.max_context
-        return min(-(-longest // _WIDTH_STEP) * _WIDTH_STEP, self.max_context)
+            return self.max_model_len
+        return min(-(-longest // _WIDTH_STEP) * _WIDTH_STEP, self.max_model_len)
 
     def decode(self, tokens_B: Tensor, positions_B: Tensor, width: int) -> Tensor:
         """Feed one token per row (rows `0..B-1`) at its position; gives the logits of the next token in float32."""
@@ -161,7 +161,7 @@ class ModelRunner:
         self.cache.write_prefix(0, self.slots, prefix_ZKTD)
         tokens_S = torch.zeros(self.slots, dtype=torch.long, device=self.device)
         positions_S = torch.full_like(tokens_S, prefix_ZKTD.shape[2])
-        same_SV = self.decode(tokens_S, positions_S, self.max_context)
+        same_SV = self.decode(tokens_S, positions_S, self.max_model_len)
         tokens_S[1:] += torch.arange(1, self.slots, device=self.device) % self.vocabulary
-        mixed_SV = self.decode(tokens_S, positions_S, self.max_context)
+        mixed_SV = self.decode(tokens_S, positions_S, self.max_model_len)
         return bool((same_SV == same_SV[0]).all()) and bool((mixed_SV[0] == same_SV[0]).all())

@@ -61,7 +61,7 @@ class Scheduler:
         self.runner = runner
         self.version = version
         self.waiting: deque[Ticket] = deque()
-        self.rows = Rows(runner.slots, runner.max_context)
+        self.rows = Rows(runner.slots, runner.max_model_len)
         self.prefills = PrefillCache(PREFILL_ENTRIES)
         self.counters = Counters()
         self._plan: SamplingPlan | None = None

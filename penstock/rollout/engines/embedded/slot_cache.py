@@ -52,9 +52,9 @@ class SlotCache(Cache):  # type: ignore[misc]
         move(0, 2, 11)                  the request of row 0 ended; row 2 takes its place, rows 0..1 are active
     """
 
-    def __init__(self, shape: KVShape, slots: int, max_context: int, *, keys_by_depth: bool = False) -> None:
+    def __init__(self, shape: KVShape, slots: int, max_model_len: int, *, keys_by_depth: bool = False) -> None:
         super().__init__(layers=[])
-        self.shape, self._slots, self._context = shape, slots, max_context
+        self.shape, self._slots, self._context = shape, slots, max_model_len
         self._keys_by_depth = keys_by_depth
         self._kv_ZSKCD = torch.empty(0)
         self.allocate()
@@ -68,8 +68,8 @@ class SlotCache(Cache):  # type: ignore[misc]
             positions = 2 * shape.layers * self._slots * shape.heads * self._context
             gib = positions * shape.head_dim * shape.dtype.itemsize / 2**30
             raise SetupError(
-                f"rollout.engine: {self._slots} slots of max_context = {self._context} tokens need {gib:,.1f} GiB for "
-                "keys and values, which could not be had; use fewer slots or a shorter context"
+                f"rollout.engine: max_num_seqs = {self._slots} slots of max_model_len = {self._context} tokens need "
+                f"{gib:,.1f} GiB for keys and values, which could not be had; lower one of them"
             ) from error
         self._lanes_of_all = [as_lanes(*sides) for sides in zip(self._keys_YSKCD, self._values_YSKCD, strict=True)]
         self._flat_values_JD = [value_SKCD.view(-1, shape.head_dim) for value_SKCD in self._values_YSKCD]

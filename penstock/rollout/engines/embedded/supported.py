@@ -9,11 +9,11 @@ from penstock.errors import SetupError
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
 _WINDOWED = {"cohere2", "gemma2", "gemma3_text", "mistral", "phi3", "qwen2", "qwen3", "qwen3_moe"}
 """Families whose attention layers tell the attention function their window, so that it is kept beyond the window."""
-_KEY = "rollout.engine.max_context"
+_KEY = "rollout.engine.max_model_len"
 
 
-def check_config(config: Any, max_context: int) -> None:
-    """Refuse architectures and settings that a plain key-value cache of `max_context` positions cannot serve."""
+def check_config(config: Any, max_model_len: int) -> None:
+    """Refuse architectures and settings that a plain key-value cache of `max_model_len` positions cannot serve."""
     config = config.get_text_config()
     family = getattr(config, "model_type", type(config).__name__)
     if getattr(config, "is_encoder_decoder", False):
@@ -21,25 +21,25 @@ def check_config(config: Any, max_context: int) -> None:
     layer_types = set(getattr(config, "layer_types", None) or ())
     if odd := sorted(layer_types - _LAYER_TYPES):
         raise SetupError(f"{family} has layers of type {', '.join(odd)}, which a key-value cache cannot serve")
-    window = sliding_window(config, max_context)
+    window = sliding_window(config, max_model_len)
     if window is not None and family not in _WINDOWED:
         raise SetupError(
-            f"{family} has a sliding attention window of {window}, which is smaller than {_KEY}={max_context}; "
+            f"{family} has a sliding attention window of {window}, which is smaller than {_KEY}={max_model_len}; "
             f"the embedded engine knows no sliding windows of {family}: lower {_KEY} to {window} or use another engine"
         )
     positions = getattr(config, "max_position_embeddings", None)
-    if positions is not None and max_context > positions:
-        raise SetupError(f"{_KEY}={max_context} is more than the {positions} positions that {family} was made for")
+    if positions is not None and max_model_len > positions:
+        raise SetupError(f"{_KEY}={max_model_len} is more than the {positions} positions that {family} was made for")
     rope = getattr(config, "rope_parameters", None) or {}
     trained = rope.get("original_max_position_embeddings")
-    if rope.get("rope_type") == "longrope" and trained is not None and max_context > trained:
+    if rope.get("rope_type") == "longrope" and trained is not None and max_model_len > trained:
         raise SetupError(
             f"{family} switches its rotary frequencies when a batch grows beyond {trained} positions (longrope), which "
             f"would let one request change another; lower {_KEY} to {trained}"
         )
 
 
-def sliding_window(config: Any, max_context: int) -> int | None:
+def sliding_window(config: Any, max_model_len: int) -> int | None:
     """The window of the layers that have one, where it is smaller than the context; else None."""
     layer_types = set(getattr(config, "layer_types", None) or ())
     if layer_types and "sliding_attention" not in layer_types:
@@ -47,4 +47,4 @@ def sliding_window(config: Any, max_context: int) -> int | None:
     if not layer_types and not getattr(config, "use_sliding_window", True):
         return None
     window = getattr(config, "sliding_window", None)
-    return None if window is None or window >= max_context else int(window)
+    return None if window is None or window >= max_model_len else int(window)

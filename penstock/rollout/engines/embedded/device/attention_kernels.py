@@ -189,10 +189,10 @@ def decode_attention(
     return mixed_BJ
 
 
-def parts_for(rows: int, kv_heads: int, max_context: int, multiprocessors: int) -> int:
+def parts_for(rows: int, kv_heads: int, max_model_len: int, multiprocessors: int) -> int:
     """Parts of a context that keep the device busy when there are few rows."""
     wanted = -(-2 * multiprocessors // (rows * kv_heads))
-    return max(1, min(wanted, -(-max_context // _PARTS_POSITIONS), 64))
+    return max(1, min(wanted, -(-max_model_len // _PARTS_POSITIONS), 64))
 
 
 @triton.jit

@@ -66,7 +66,7 @@ class DeviceDecoder:
 
     def attach_weights(self) -> None:
         """Take hold of the model's weights."""
-        self._model: DeviceModel | None = DeviceModel(self._runner.lm, self._runner.max_context)
+        self._model: DeviceModel | None = DeviceModel(self._runner.lm, self._runner.max_model_len)
 
     def release_weights(self) -> None:
         """Let go of the weights, which are about to be freed."""

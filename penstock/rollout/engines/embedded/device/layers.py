@@ -44,13 +44,13 @@ class Prefixes:
 class DeviceModel:
     """A model's body and head over a slot cache, row by row."""
 
-    def __init__(self, lm: CausalLM, max_context: int) -> None:
+    def __init__(self, lm: CausalLM, max_model_len: int) -> None:
         body: Any = lm.body
         self._lm, self._embed = lm, body.embed_tokens
         self._layers = [_DeviceLayer(layer) for layer in body.layers]
         self._norm = body.norm
         weight = body.embed_tokens.weight
-        cos_1CD, sin_1CD = body.rotary_emb(weight[:1], torch.arange(max_context, device=weight.device).unsqueeze(0))
+        cos_1CD, sin_1CD = body.rotary_emb(weight[:1], torch.arange(max_model_len, device=weight.device).unsqueeze(0))
         self._cos_CD, self._sin_CD = cos_1CD[0].contiguous(), sin_1CD[0].contiguous()
         self._multiprocessors = (
             torch.cuda.get_device_properties(weight.device).multi_processor_count if weight.is_cuda else 1

@@ -23,10 +23,10 @@ _PROBE_TOKENS = 40
 NO_TRITON = "Triton is not installed (pip install triton)"
 
 
-def why_not(model: Any, max_context: int) -> str | None:
+def why_not(model: Any, max_model_len: int) -> str | None:
     """Why the kernels cannot serve this model; None where they can."""
     body, head = model.base_model, model.get_output_embeddings()
-    if not is_lean(body, max_context) or not all(hasattr(layer.mlp, "gate_proj") for layer in body.layers):
+    if not is_lean(body, max_model_len) or not all(hasattr(layer.mlp, "gate_proj") for layer in body.layers):
         return f"{type(model).__name__} is not one of the plain Llama-like architectures"
     weight = body.embed_tokens.weight
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
@@ -69,7 +69,7 @@ def build_decoder(runner: ModelRunner, *, graphs: bool) -> DeviceDecoder:
 
 
 def _probe_error(runner: ModelRunner, decoder: DeviceDecoder) -> float:
-    count = min(_PROBE_TOKENS, runner.max_context)
+    count = min(_PROBE_TOKENS, runner.max_model_len)
     ids_T = torch.arange(count) * 7 % runner.vocabulary
     expected_H = runner.lm.hidden_BTH(ids_T[None].to(runner.device), use_cache=False)[0, -1]
     slots_B = np.arange(min(2, runner.slots), dtype=np.int32)
@@ -91,7 +91,7 @@ def _seat_alike(decoder: DeviceDecoder, ids: tuple[int, ...], slots_B: NDArray[n
 
 def _rows_are_alike(runner: ModelRunner, decoder: DeviceDecoder) -> bool:
     """Whether a row's logits, to the bit, depend neither on its place in the batch nor on the other rows."""
-    slots_S, ids = np.arange(runner.slots, dtype=np.int32), tuple(range(min(4, runner.max_context)))
+    slots_S, ids = np.arange(runner.slots, dtype=np.int32), tuple(range(min(4, runner.max_model_len)))
     ids = tuple(token % runner.vocabulary for token in ids)
     _seat_alike(decoder, ids, slots_S)
     same_SV = decoder.logits(slots_S).clone()

@@ -9,17 +9,17 @@ from pydantic import Field, NonNegativeInt, field_validator
 from penstock.config.base import Section
 
 
-class OnPolicySampler(Section):
+class OnPolicyStaleness(Section):
     """Strict: a step trains only groups that were generated with the very weights it updates."""
 
-    kind: Literal["on_policy"] = "on_policy"
+    policy: Literal["on_policy"] = "on_policy"
     """Name of the policy."""
 
 
-class WindowedSampler(Section):
+class WindowedStaleness(Section):
     """Groups may lag behind the trainer by up to `max_staleness` versions."""
 
-    kind: Literal["windowed"] = "windowed"
+    policy: Literal["windowed"] = "windowed"
     """Name of the policy."""
     max_staleness: NonNegativeInt = 1
     """W: the largest lag a trained group may have."""
@@ -29,19 +29,19 @@ class WindowedSampler(Section):
     """Which selectable groups are trained first."""
 
 
-class InOrderSampler(Section):
+class InOrderStaleness(Section):
     """Every group is stamped with the step that will train it."""
 
-    kind: Literal["in_order"] = "in_order"
+    policy: Literal["in_order"] = "in_order"
     """Name of the policy."""
     lookahead: NonNegativeInt = 1
     """How many steps ahead of the current one groups may be dispatched for; also the largest lag of a trained group."""
 
 
-class WeightFifoSampler(Section):
+class WeightFifoStaleness(Section):
     """The oldest weight version inside the window first, waiting for its groups to end."""
 
-    kind: Literal["weight_fifo"] = "weight_fifo"
+    policy: Literal["weight_fifo"] = "weight_fifo"
     """Name of the policy."""
     max_staleness: NonNegativeInt = 1
     """W: the largest lag a trained group may have."""
@@ -49,26 +49,26 @@ class WeightFifoSampler(Section):
     """How many steps ahead of the current one groups may be dispatched for."""
 
 
-class ReadyFirstSampler(Section):
+class ReadyFirstStaleness(Section):
     """First ready, first trained; no bound on the lag, hence an off-policy correction is required."""
 
-    kind: Literal["ready_first"] = "ready_first"
+    policy: Literal["ready_first"] = "ready_first"
     """Name of the policy."""
     lookahead: NonNegativeInt = 1
     """How many steps ahead of the current one groups may be dispatched for."""
 
 
-class CustomSampler(Section):
+class CustomStaleness(Section):
     """A policy of your own: a class with the methods of `penstock.buffer.samplers.base.StalenessSampler`."""
 
-    kind: Literal["custom"] = "custom"
+    policy: Literal["custom"] = "custom"
     """Name of the policy."""
-    class_path: str
+    import_path: str
     """`module:Class`; called with `prompt_groups_per_step` and the keywords of `args`."""
     args: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments for the class."""
 
-    @field_validator("class_path")
+    @field_validator("import_path")
     @classmethod
     def _has_module_and_class(cls, value: str) -> str:
         if value.count(":") != 1 or not all(value.split(":")):
@@ -76,7 +76,12 @@ class CustomSampler(Section):
         return value
 
 
-SamplerConfig = Annotated[
-    OnPolicySampler | WindowedSampler | InOrderSampler | WeightFifoSampler | ReadyFirstSampler | CustomSampler,
-    Field(discriminator="kind"),
+StalenessConfig = Annotated[
+    OnPolicyStaleness
+    | WindowedStaleness
+    | InOrderStaleness
+    | WeightFifoStaleness
+    | ReadyFirstStaleness
+    | CustomStaleness,
+    Field(discriminator="policy"),
 ]
