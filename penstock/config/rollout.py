@@ -38,7 +38,7 @@ class SamplingConfig(Section):
     max_new_tokens: PositiveInt = 64
     """Longest response; one that reaches it, or the end of the engine's `max_model_len`, counts as truncated."""
     stop_token_ids: list[NonNegativeInt] = Field(default_factory=list)
-    """Token ids that end a response, in addition to the tokenizer's end-of-sequence token."""
+    """Token ids that end a response, besides the tokenizer's end-of-sequence token."""
 
 
 class EnvironmentConfig(Section):
