@@ -24,7 +24,7 @@ README, BENCHMARKS = (" ".join((ROOT / name).read_text().split()) for name in ("
         ("89,000 tokens per second", "`embedded_tok_s` | 75,928 | 88,912 "),
         ("3 to 4 times vLLM", "`over_vllm` | 4.34 | 4.31 "),
         ("3 to 4 times vLLM", "2.9 and 3.1 times vLLM"),
-        ("440 injected faults and 18 `kill -9`", "| 440, 18, 440 |"),
+        ("440 injected faults and 18 kills (`kill -9`)", "| 440, 18, 440 |"),
         ("each of 2,880 prompts was trained exactly once", "All 2,880 prompts were trained, each once"),
     ],
 )
