@@ -105,6 +105,12 @@ def test_everything_that_is_asked_for_is_imported() -> None:
     assert (core | extras) - used - lazily_by_name == set()
 
 
+def test_a_development_install_has_every_extra() -> None:
+    everything = next(line for line in table()["optional-dependencies"]["dev"] if line.startswith("penstock["))
+    assert set(everything.removeprefix("penstock[").removesuffix("]").split(",")) == set(extras_of_the_project())
+    assert "-e '.[dev]'" in (ROOT / "Makefile").read_text(encoding="utf-8"), "`make demo` needs it"
+
+
 def test_what_an_extra_brings_is_imported_where_it_is_used() -> None:
     core, _ = project()
     for path, tree in modules().items():
