@@ -35,9 +35,9 @@ def resume(
     """Go on with a run from its newest complete checkpoint.
 
     However the run ended (Ctrl-C, a crash, kill -9, a full disk), every prompt is trained exactly once or reported:
-    prompts that were in flight are dispatched again, and metrics, samples and ledger are rewound to the checkpoint.
-    A run that had no checkpoint yet starts over. A damaged checkpoint is refused, with the name of a good one; when a
-    run continues from an older one, later ones are set aside. A resume that is refused changes nothing.
+    prompts that were under way are dispatched again, and metrics, samples and ledger are set back to the checkpoint.
+    A run that had no checkpoint yet begins anew. A damaged checkpoint is refused, with the name of one that is good;
+    when a run goes on from an older one, later ones are set aside. A resume that is refused changes nothing.
 
     \b
     Example:
