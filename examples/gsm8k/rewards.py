@@ -10,7 +10,7 @@ _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 
 
 def correct_answer(prompt: str, response: str, answer: str) -> float:
-    """Penstock calls this for every response, in a process of its own; `answer` is the record's."""
+    """Penstock calls this for every response, in a separate process; `answer` is the record's."""
     found = final_answer(response)
     return float(found is not None and found == Decimal(answer))
 
