@@ -14,6 +14,7 @@ import penstock
 PACKAGE = Path(__file__).parents[1] / "penstock"
 LAYERS = (
     "__main__",
+    "api_reference",
     "cli",
     "run",
     "sharing",
@@ -27,6 +28,8 @@ LAYERS = (
     "runtime",
     "observe",
     "config",
+    "imports",
+    "given",
     "errors",
     "text",
 )

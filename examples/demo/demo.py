@@ -20,6 +20,7 @@ from picture import draw_run  # noqa: E402
 
 import penstock  # noqa: E402
 from penstock.config.models import RunConfig  # noqa: E402
+from penstock.run.commands import resume_command  # noqa: E402
 from penstock.weights.hf import silence_progress_bars  # noqa: E402
 
 LEAST_EVAL_REWARD, LEAST_GAIN = 0.8, 2.0
@@ -38,11 +39,12 @@ def run_demo(here: Path, make_model: Callable[[RunConfig], str]) -> int:
         if Path(folder).exists():
             print(f"removing {folder} of an earlier demo")
             shutil.rmtree(folder)
-    print("making the model ...")
+    print("making the model ...", flush=True)
     print(make_model(config))
     result = penstock.train(config)
     if result.stopped_by == "interrupted":
         print(f"interrupted after {result.summary['steps']} steps; what there is is in {result.run_dir}")
+        print(f"Go on with: .venv/bin/{resume_command(result.run_dir)}")
         return 130
     picture = draw_run(result.run_dir)
     summary = result.summary

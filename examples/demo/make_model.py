@@ -12,8 +12,9 @@ import os
 import random
 import re
 import string
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -89,13 +90,27 @@ def batch_of(prompts: Sequence[Prompt], tokenizer: Any) -> tuple[Tensor, Tensor]
     return ids_BT, labels_BT
 
 
+def with_progress(total: int, clock: Callable[[], float] = time.monotonic) -> Iterator[int]:
+    """`0 … total - 1`, and a line about how far it is: rewritten on a terminal, and one for every tenth elsewhere."""
+    started = clock()
+    rewrites = sys.stdout.isatty()
+    shown_every = max(1, total // (100 if rewrites else 10))
+    for number in range(total):
+        yield number
+        done = number + 1
+        if done % shown_every == 0 or done == total:
+            left = (clock() - started) / done * (total - done)
+            end = "\r" if rewrites and done < total else "\n"
+            print(f"making the model: batch {done} of {total}, {left:.0f} s left ", end=end, flush=True)
+
+
 def warm_start(model: Any, tokenizer: Any, prompts: Sequence[Prompt], skill_batches: int, habit_batches: int) -> float:
     """Teach the skill, then the bad habit; gives the last loss."""
     rng = random.Random(0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 20))
     loss = torch.tensor(0.0)
-    for batch in range(skill_batches + habit_batches):
+    for batch in with_progress(skill_batches + habit_batches):
         copied = COPIED if batch >= skill_batches else 0.0
         drawn = [_copied(prompt) if rng.random() < copied else prompt for prompt in rng.sample(prompts, BATCH)]
         ids_BT, labels_BT = batch_of(drawn, tokenizer)

@@ -24,7 +24,7 @@ from penstock.rollout.environments.factory import make_environment
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "demo"))
 
-from make_model import EOS, PAD, make_model
+from make_model import EOS, PAD, make_model, with_progress
 
 SKILL_BATCHES, HABIT_BATCHES = 120, 40
 AT_ONCE = 0.8
@@ -92,7 +92,7 @@ def warm_start(model: Any, tokenizer: Any, prompts: Sequence[Prompt]) -> float:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 20))
     loss = torch.tensor(0.0)
-    for batch in range(SKILL_BATCHES + HABIT_BATCHES):
+    for batch in with_progress(SKILL_BATCHES + HABIT_BATCHES):
         share = AT_ONCE if batch >= SKILL_BATCHES else 0.0
         drawn = [
             at_once(prompt) if rng.random() < share else with_calculator(prompt)

@@ -2,8 +2,9 @@
 
 The engine sampled, the trainer computes gradients; with r = p_trainer / p_engine a token's loss times r has the mean it
 would have had under the trainer's policy. The corrections differ in how they bound r. Their weights carry no gradient
-and multiply `weights_T` of a loss, which leaves out the tokens outside the mask whatever weight they got. A NaN inside
-the mask stays a NaN and so reaches the check for non-finite losses.
+and multiply `weights_T` of a loss, which leaves out the tokens outside the mask whatever weight they got. log r is held
+at `LOG_RATIO_LIMIT` before it is exponentiated, so that no weight is infinite; what is left out is decided without that
+limit. A NaN inside the mask stays a NaN and so reaches the check for non-finite losses.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from penstock.algorithms.losses import LOG_RATIO_LIMIT
 from penstock.algorithms.reduction import Metric, Normaliser
 from penstock.algorithms.rows import dense_rows, row_totals
 
@@ -24,7 +26,7 @@ def truncated_importance_weights(trainer_logprobs_T: Tensor, engine_logprobs_T: 
     framework secretly brings you off-policy RL training" (Yao et al., 2025).
     """
     with torch.no_grad():
-        return (trainer_logprobs_T - engine_logprobs_T).exp().clamp(max=cap)
+        return _ratio(trainer_logprobs_T - engine_logprobs_T).clamp(max=cap)
 
 
 def icepop_weights(trainer_logprobs_T: Tensor, engine_logprobs_T: Tensor, *, low: float, high: float) -> Tensor:
@@ -33,8 +35,9 @@ def icepop_weights(trainer_logprobs_T: Tensor, engine_logprobs_T: Tensor, *, low
     A token on which engine and trainer disagree badly, in either direction, is left out rather than cut to a bound.
     """
     with torch.no_grad():
-        ratio_T = (trainer_logprobs_T - engine_logprobs_T).exp()
-        return ratio_T.masked_fill((ratio_T < low) | (ratio_T > high), 0.0)
+        delta_T = trainer_logprobs_T - engine_logprobs_T
+        ratio_T = delta_T.exp()
+        return _ratio(delta_T).masked_fill((ratio_T < low) | (ratio_T > high), 0.0)
 
 
 def sequence_masked_weights(
@@ -62,7 +65,7 @@ def sequence_masked_weights(
             log_ratio_T = log_ratio_T / row_totals(inside_T.to(torch.float64), dense_T).clamp(min=1)
         ratio_T = log_ratio_T.exp()
         refused_T = ratio_T > high if low is None else (ratio_T < low) | (ratio_T > high)
-        return ratio_T.masked_fill(refused_T, 0.0).to(trainer_logprobs_T.dtype)
+        return _ratio(log_ratio_T).masked_fill(refused_T, 0.0).to(trainer_logprobs_T.dtype)
 
 
 def decoupled_weights(proximal_logprobs_T: Tensor, engine_logprobs_T: Tensor, *, cap: float | None) -> Tensor:
@@ -72,25 +75,33 @@ def decoupled_weights(proximal_logprobs_T: Tensor, engine_logprobs_T: Tensor, *,
     while this weight makes up for the older behaviour policy that sampled.
     """
     with torch.no_grad():
-        ratio_T = (proximal_logprobs_T - engine_logprobs_T).exp()
-        return ratio_T if cap is None else ratio_T.masked_fill(ratio_T > cap, 0.0)
+        delta_T = proximal_logprobs_T - engine_logprobs_T
+        ratio_T = _ratio(delta_T)
+        return ratio_T if cap is None else ratio_T.masked_fill(delta_T.exp() > cap, 0.0)
+
+
+def _ratio(log_ratio_T: Tensor) -> Tensor:
+    """exp, of no more than `LOG_RATIO_LIMIT`; a ratio near zero needs no limit."""
+    return log_ratio_T.clamp(max=LOG_RATIO_LIMIT).exp()
 
 
 def mismatch_metrics(trainer_logprobs_T: Tensor, engine_logprobs_T: Tensor, mask_T: Tensor) -> dict[str, Metric]:
     """How far the engine, which sampled, and the trainer disagree on the sampled tokens.
 
     With r = p_trainer / p_engine, `r - 1 - log r` (Schulman's k3) has the mean KL(engine || trainer) over tokens that
-    the engine sampled, and is never negative. Includes what the policy moved since the tokens were sampled. Tokens
-    outside the mask do not count, whatever they hold.
+    the engine sampled, and is never negative. Includes what the policy moved since the tokens were sampled. Where
+    sampling is truncated, both sides are distributions over the tokens that were left, and so is the KL. Tokens outside
+    the mask do not count, whatever they hold.
     """
     with torch.no_grad():
         inside_T = mask_T > 0
         mask_T = mask_T.to(torch.float64)
         delta_T = (trainer_logprobs_T - engine_logprobs_T).to(torch.float64).masked_fill(~inside_T, 0.0)
-        ratio_T = delta_T.exp()
+        held_T = delta_T.clamp(max=LOG_RATIO_LIMIT)
+        ratio_T = held_T.exp()
         outside = ratio_T.masked_fill(~inside_T, 0.0)
         return {
-            "mismatch_kl": Metric(((ratio_T - 1 - delta_T) * mask_T).sum(), Normaliser.TOKENS),
+            "mismatch_kl": Metric(((ratio_T - 1 - held_T) * mask_T).sum(), Normaliser.TOKENS),
             "mismatch_logprob_mean_abs": Metric((delta_T.abs() * mask_T).sum(), Normaliser.TOKENS),
             "mismatch_logprob_max_abs": Metric(delta_T.abs().amax(), Normaliser.MAX),
             "mismatch_ratio_max": Metric(outside.amax(), Normaliser.MAX),

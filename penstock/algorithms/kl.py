@@ -32,8 +32,16 @@ class KlEstimator(Enum):
     """exp(-l) - 1 + l: its mean is the KL, and it is never negative."""
 
 
+K3_LOSS_LIMIT = 10.0
+"""What a token's k3 may add to a loss at most where the policy is below the reference: there it grows like the inverse
+of the policy's odds, and one token could outweigh a whole batch. verl has the same limit, on both sides."""
+
+
 def kl_estimate(logprobs_T: Tensor, reference_logprobs_T: Tensor, estimator: KlEstimator) -> Tensor:
-    """The estimate for each token in float64, differentiable in `logprobs_T`; see `KlEstimator` for the gradients."""
+    """The estimate for each token in float64, differentiable in `logprobs_T`; see `KlEstimator` for the gradients.
+
+    In k3, -l is held at `LOG_RATIO_LIMIT` before it is exponentiated.
+    """
     log_ratio_T = logprobs_T.to(torch.float64) - reference_logprobs_T.detach().to(torch.float64)
     if estimator is KlEstimator.K1:
         return log_ratio_T
@@ -48,13 +56,18 @@ def kl_loss(
 ) -> LossSum:
     """The KL penalty as a loss term, before its coefficient; `weights_T` and `mask_T` as for the policy losses.
 
-    The metric `kl_reference` is k3 whatever the estimator, so that runs can be compared. With K1 the gradient is noise
-    around zero: `algorithm.kl` accepts it in the reward only.
+    Where the policy is below the reference, a token's k3 is held at `K3_LOSS_LIMIT`, without a gradient beyond it.
+
+    The metric `kl_reference` is k3 whatever the estimator, without that limit, so that runs can be compared. With K1
+    the gradient is noise around zero: `algorithm.kl` accepts it in the reward only.
     """
     inside_T = mask_T > 0
     logprobs_T = logprobs_T.masked_fill(~inside_T, 0.0)
     reference_logprobs_T = reference_logprobs_T.detach().masked_fill(~inside_T, 0.0)
     values_T = kl_estimate(logprobs_T, reference_logprobs_T, estimator)
+    if estimator is KlEstimator.K3:
+        below_T = logprobs_T.detach() < reference_logprobs_T
+        values_T = torch.where(below_T, values_T.clamp(max=K3_LOSS_LIMIT), values_T)
     with torch.no_grad():
         shown_T = kl_estimate(logprobs_T, reference_logprobs_T, KlEstimator.K3)
         metrics = {"kl_reference": Metric(weighted_sum(shown_T, mask_T, inside_T), Normaliser.TOKENS)}

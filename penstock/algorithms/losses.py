@@ -19,9 +19,10 @@ from torch import Tensor
 from penstock.algorithms.reduction import Metric, Normaliser
 from penstock.algorithms.rows import dense_rows, row_totals
 
-LOG_RATIO_LIMIT = 80.0
-"""Log-ratios are held inside +-80: e^80 still fits float32, whereas an infinite ratio turns a cut-off gradient (0) into
-0 * inf = NaN."""
+LOG_RATIO_LIMIT = 20.0
+"""Log-ratios are held inside +-20 before they are exponentiated, as in verl: e^20, about 5e8, leaves room for sums over
+tokens and for the backward pass in any number format, whereas an infinite ratio turns a cut-off gradient (0) into
+0 * inf = NaN. A ratio beyond it is held without a gradient."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,7 @@ def ppo_clip_loss(
         low_T = (ratio_T < 1 - clip_ratio_low) & (advantages_T < 0)
         high_T = (ratio_T > 1 + clip_ratio_high) & (advantages_T > 0)
         metrics = _clip_metrics(low_T, high_T, _masked(mask_T, inside_T), Normaliser.TOKENS)
+        metrics |= _sign_metrics(advantages_T, _masked(mask_T, inside_T), Normaliser.TOKENS)
         metrics |= _ratio_metrics(log_ratio_T, mask_T, inside_T)
     if dual_clip is not None:
         negative_T = advantages_T < 0
@@ -105,6 +107,7 @@ def gspo_loss(
         low_T = (ratio_T < 1 - clip_ratio_low) & (advantages_T < 0)
         high_T = (ratio_T > 1 + clip_ratio_high) & (advantages_T > 0)
         metrics = _clip_metrics(low_T, high_T, share_T, Normaliser.SEQUENCES)
+        metrics |= _sign_metrics(advantages_T, share_T, Normaliser.SEQUENCES)
         metrics |= _ratio_metrics(log_ratio_T, mask_T, inside_T)
         metrics["ratio_mean"] = Metric((ratio_T * share_T).sum(), Normaliser.SEQUENCES)
         metrics |= _extremes(ratio_T, inside_T)
@@ -181,6 +184,14 @@ def _clip_metrics(low_T: Tensor, high_T: Tensor, shares_T: Tensor, normaliser: N
         "clip_fraction": Metric(((low_T | high_T) * shares_T).sum(), normaliser),
         "clip_low_fraction": Metric((low_T * shares_T).sum(), normaliser),
         "clip_high_fraction": Metric((high_T * shares_T).sum(), normaliser),
+    }
+
+
+def _sign_metrics(advantages_T: Tensor, shares_T: Tensor, normaliser: Normaliser) -> dict[str, Metric]:
+    """How much could be clipped at all: the lower clip is for negative advantages, the upper one for positive ones."""
+    return {
+        "advantage_negative_fraction": Metric(((advantages_T < 0) * shares_T).sum(), normaliser),
+        "advantage_positive_fraction": Metric(((advantages_T > 0) * shares_T).sum(), normaliser),
     }
 
 

@@ -26,11 +26,12 @@ _MAX_CAUSES = 5
 def reported(as_json: bool = False, *, is_run: bool = False) -> Iterator[None]:
     """Print what goes wrong inside on stderr and leave with its exit code; with `as_json`, tell programs on stdout.
 
-    With `as_json`, nothing else that is printed inside gets to stdout; with `is_run`, printing cannot end what is done.
+    With `as_json`, nothing else that is printed inside gets to stdout; with `is_run`, printing cannot end what is done,
+    and what programs are told is the last of several lines.
     """
     streams = Streams.of_this_process()
     if streams is not None and as_json:
-        streams.claim_stdout()
+        streams.claim_stdout(for_lines=is_run)
     if streams is not None and is_run:
         streams.guard_run(as_json=as_json)
     try:
@@ -50,7 +51,8 @@ def reported(as_json: bool = False, *, is_run: bool = False) -> Iterator[None]:
         error = expected_error(raised)
         if as_json:
             try:
-                print_json(as_object(error or raised))
+                content = as_object(error or raised)
+                print_json({"type": "error"} | content if is_run else content, one_line=is_run)
             except ResultNotWritten as lost:
                 typer.echo(f"error: {lost}", err=True)
         if error is not None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import typer
 
 from penstock.cli.streams import Streams
 from penstock.errors import PenstockError
-from penstock.observe.jsonl import plain
+from penstock.observe.jsonl import json_line, plain
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -43,15 +44,21 @@ class ResultNotWritten(PenstockError):
     """What a program waits for could not be written to stdout."""
 
 
-def print_json(content: Mapping[str, Any]) -> None:
+def json_stream() -> TextIO:
+    """Where the JSON lines of a run go, and its result after them."""
+    streams = Streams.of_this_process()
+    return sys.stdout if streams is None or streams.lines is None else streams.lines
+
+
+def print_json(content: Mapping[str, Any], *, one_line: bool = False) -> None:
     """Print an object for programs on stdout; `ResultNotWritten` where stdout was kept for it and refuses."""
-    text = json.dumps(plain(content), indent=2, allow_nan=False)
+    text = json_line(content) if one_line else json.dumps(plain(content), indent=2, allow_nan=False) + "\n"
     streams = Streams.of_this_process()
     if streams is None or not streams.has_claimed:
-        typer.echo(text)
+        typer.echo(text, nl=False)
         return
     try:
-        streams.write_document(f"{text}\n")
+        streams.write_document(text)
     except OSError as error:
         raise ResultNotWritten(f"the result could not be written to stdout: {error.strerror or error}") from error
 

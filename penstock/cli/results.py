@@ -8,17 +8,28 @@ import typer
 
 from penstock.cli.errors import INTERRUPTED
 from penstock.cli.output import print_figures, print_json
+from penstock.run.commands import resume_command
 
 if TYPE_CHECKING:
     from penstock.run.train import RunResult
 
+_CUT_SHORT = ("interrupted", "max_minutes")
+"""Ends after which the run has steps left."""
 
-def print_result(result: RunResult, *, as_json: bool) -> None:
-    """Print the summary; a run that was interrupted exits with its own code."""
+
+def print_result(result: RunResult, *, as_json: bool, nothing_left: str | None = None) -> None:
+    """Print the summary, and how to go on; a run that was interrupted exits with its own code.
+
+    `nothing_left` says why a run that was resumed had nothing to train, and how to train on.
+    """
     head = {"run_dir": str(result.run_dir), "stopped_by": result.stopped_by}
+    command = resume_command(result.run_dir) if result.stopped_by in _CUT_SHORT else None
     if as_json:
-        print_json(head | {"summary": result.summary})
+        advice = {"resume": command} if command else {"nothing_left": nothing_left} if nothing_left else {}
+        print_json({"type": "result", **head, "summary": result.summary, **advice}, one_line=True)
     else:
         print_figures("Training ended", head | result.summary)
+        if command or nothing_left:
+            typer.echo(f"Go on with: {command}" if command else nothing_left)
     if result.stopped_by == "interrupted":
         raise typer.Exit(INTERRUPTED)

@@ -9,6 +9,7 @@ import typer
 
 from penstock.cli.arguments import FromScratch, Json, Overrides, find_local_modules
 from penstock.cli.errors import reported
+from penstock.cli.output import json_stream
 from penstock.cli.results import print_result
 
 RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Folder of the run.")]
@@ -50,8 +51,11 @@ def resume(
         find_local_modules()
         from penstock.run.train import resume as resume_training
 
-        quiet = ["observe.console=off"] if as_json else []
         result = resume_training(
-            run_dir, [*(overrides or []), *quiet], checkpoint=checkpoint, from_scratch=from_scratch
+            run_dir,
+            overrides or [],
+            checkpoint=checkpoint,
+            from_scratch=from_scratch,
+            json_to=json_stream() if as_json else None,
         )
-        print_result(result, as_json=as_json)
+        print_result(result, as_json=as_json, nothing_left=result.nothing_left)

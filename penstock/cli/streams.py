@@ -8,9 +8,11 @@ import signal
 import sys
 import time
 from contextvars import ContextVar
+from typing import TextIO
 
+from penstock.observe.jsonl import left_out_line
 from penstock.observe.sinks import hold_standard_descriptors, point_away
-from penstock.observe.streams import QueuedWriter, guarded
+from penstock.observe.streams import QueuedWriter, guarded, guarded_lines
 
 PATIENCE_SECONDS = 3.0
 """How long the end of the process waits for a reader that takes nothing."""
@@ -24,7 +26,7 @@ class Streams:
     """What the commands of this process write to; made once, before anything is printed.
 
     stderr never raises and never waits from the beginning. stdout is left as it is for commands whose whole point is to
-    print; `guard_run` protects a run from it, and `claim_stdout` keeps it for one JSON document.
+    print; `guard_run` protects a run from it, and `claim_stdout` keeps it for one JSON document, or for JSON lines.
     """
 
     @classmethod
@@ -37,9 +39,12 @@ class Streams:
         sys.stderr, errors = guarded(sys.stderr, "stderr")
         self._writers: list[QueuedWriter] = [errors]
         self._document: int | None = None
+        self._lines_writer: QueuedWriter | None = None
         self._is_run = False
         self.has_claimed = False
         """Whether stdout is kept for a document."""
+        self.lines: TextIO | None = None
+        """With JSON lines: stdout, as a stream that never raises and never waits; the document is the last line."""
         _of_this_process.set(self)
 
     def guard_run(self, *, as_json: bool) -> None:
@@ -55,11 +60,19 @@ class Streams:
             # Until the run listens itself, and after it; not SIG_IGN, which would mean that nobody is to listen.
             signal.signal(signal.SIGHUP, lambda number, frame: None)
 
-    def claim_stdout(self) -> None:
-        """Keep stdout for `write_document`; what anything prints, in whatever way, goes to stderr from now on."""
+    def claim_stdout(self, *, for_lines: bool = False) -> None:
+        """Keep stdout for `write_document`, and for `lines` before it where there are to be some.
+
+        What anything prints, in whatever way, goes to stderr from now on.
+        """
         if self._document is None and sys.stdout is not None:
             sys.stdout.flush()
             self._document = os.dup(1)
+            if for_lines:
+                stream = os.fdopen(self._document, "w", encoding="utf-8", closefd=False)
+                self.lines, self._lines_writer = guarded_lines(stream, "stdout", left_out_line)
+        if for_lines and self.lines is None:
+            self.lines, _ = guarded(None, "stdout")
         os.dup2(2, 1)
         sys.stdout = sys.stderr
         self.has_claimed = True
@@ -72,6 +85,9 @@ class Streams:
         """
         if self._document is None:
             raise OSError("it is closed")
+        if self._lines_writer is not None:
+            self._write_after_lines(self._lines_writer, text.encode())
+            return
         writable = select.poll()
         writable.register(self._document, select.POLLOUT)
         rest = memoryview(text.encode())
@@ -82,6 +98,13 @@ class Streams:
                 rest = rest[os.write(self._document, rest[:_PIECE_BYTES]) :]
             except BlockingIOError:  # another process took the room
                 time.sleep(0.01)
+
+    def _write_after_lines(self, writer: QueuedWriter, last: bytes) -> None:
+        for content in (b"", last):  # lines that wait must not take the last one's room
+            writer.write(content)
+            if not writer.drain(DOCUMENT_SECONDS):
+                reason = (writer.cause or "").removeprefix("stdout: ")
+                raise OSError(reason or f"nobody read it for {DOCUMENT_SECONDS:g} s")
 
     def drain(self) -> None:
         """Wait until all is written, or until nobody takes any of it; raises `OSError` where stdout is not guarded."""

@@ -8,6 +8,7 @@ import typer
 
 from penstock.cli.arguments import ConfigFile, FromScratch, Json, Overrides, find_local_modules
 from penstock.cli.errors import reported
+from penstock.cli.output import json_stream
 from penstock.cli.results import print_result
 from penstock.errors import ConfigError
 
@@ -27,9 +28,10 @@ def train(
 ) -> None:
     """Train a model.
 
-    Everything the run writes goes to the folder `run_dir`. With --json, progress is not shown and the summary is
-    printed at the end. Ctrl-C drops the open step (or ends it, if its optimizer has begun), saves a checkpoint and
-    ends, a second one ends at once; closing the terminal does not. `penstock resume` goes on from the checkpoint.
+    Everything the run writes goes to the folder `run_dir`. With --json, stdout gets one JSON object a line: each step
+    and evaluation as it ends, and the result last. Ctrl-C drops the open step (or ends it, if its optimizer has begun),
+    saves a checkpoint, ends, and prints the command to resume with; a second one ends at once. Closing the terminal
+    does not stop the run.
 
     \b
     Example:
@@ -40,15 +42,15 @@ def train(
     with reported(as_json, is_run=True):
         from penstock.config.loading import load_config
 
-        quiet = ["observe.console=off"] if as_json else []
         flags = _flag_settings(rollouts_only, rollouts_from)
-        settings = load_config(config, [*flags, *(overrides or []), *quiet])
+        settings = load_config(config, [*flags, *(overrides or [])])
         if rollouts_from is not None and not as_json:
             typer.echo("--rollouts-from: there is no engine, so evaluation is off", err=True)
         find_local_modules()
         from penstock.run.train import train as run_training
 
-        print_result(run_training(settings, from_scratch=from_scratch), as_json=as_json)
+        result = run_training(settings, from_scratch=from_scratch, json_to=json_stream() if as_json else None)
+        print_result(result, as_json=as_json)
 
 
 def _flag_settings(rollouts_only: bool, rollouts_from: str | None) -> list[str]:

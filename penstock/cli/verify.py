@@ -15,7 +15,7 @@ from penstock.cli.output import Cell, print_json, print_rows
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from penstock.run.verify.findings import Report, Row
+    from penstock.run.verify.findings import Row, VerifyReport
 
 _STYLES = {"pass": "green", "warn": "yellow", "fail": "bold red", "skip": "dim"}
 
@@ -67,7 +67,7 @@ def _progress(wanted: bool) -> Iterator[Callable[[str], None]]:
         yield lambda text: status.update(text)
 
 
-def _print(report: Report) -> None:
+def _print(report: VerifyReport) -> None:
     from rich.console import Console
 
     console = Console(highlight=False)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from penstock.config.base import Section
+from penstock.config.values import is_import_path
 
 ClipRatioLow = Annotated[float, Field(gt=0, le=1)]
 Aggregation = Literal["token_mean", "sequence_mean", "token_sum_norm"]
+ImportPath = Annotated[str, AfterValidator(is_import_path)]
 
 
 class RewardConfig(Section):
@@ -101,6 +103,21 @@ class ReinforcePpBaselineAdvantage(Section):
     """Added to the standard deviation."""
 
 
+class CustomAdvantage(Section):
+    """An estimator of your own: a function, or a class whose objects can be called."""
+
+    kind: Literal["custom"] = "custom"
+    """Name of the estimator."""
+    import_path: ImportPath
+    """`module:thing`, called as `thing(scores, **args)`, or, for a class, as `thing(**args)(scores)`; `scores` has
+    `rewards_S`, `lengths_S` and `groups_S`, and what is returned is an advantage for each sample."""
+    args: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments for the function or class."""
+    whole_batch: bool = False
+    """Whether it compares samples of different groups: it is then called once with the whole step, which cannot be
+    streamed. Otherwise it is called with one group at a time."""
+
+
 AdvantageConfig = Annotated[
     GrpoAdvantage
     | RlooAdvantage
@@ -109,7 +126,8 @@ AdvantageConfig = Annotated[
     | RewardAdvantage
     | BatchWhitenedAdvantage
     | ReinforcePpAdvantage
-    | ReinforcePpBaselineAdvantage,
+    | ReinforcePpBaselineAdvantage
+    | CustomAdvantage,
     Field(discriminator="kind"),
 ]
 
@@ -168,7 +186,23 @@ class ReinforceLoss(Section):
     """With `token_sum_norm`: token sums are divided by this times the number of responses; usually the longest one."""
 
 
-LossConfig = Annotated[PpoClipLoss | GspoLoss | CispoLoss | ReinforceLoss, Field(discriminator="kind")]
+class CustomLoss(Section):
+    """A policy loss of your own: a function, or a class whose objects can be called."""
+
+    kind: Literal["custom"] = "custom"
+    """Name of the loss."""
+    import_path: ImportPath
+    """`module:thing`, called as `thing(tokens, **args)`, or, for a class, as `thing(**args)(tokens)`; `tokens` has
+    `logprobs_T`, `old_logprobs_T`, `advantages_T` and more, and what is returned is the loss of each token."""
+    args: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments for the function or class."""
+    aggregation: Aggregation = "token_mean"
+    """`token_mean`: every token weighs the same. `sequence_mean`: every response does. `token_sum_norm`: Dr. GRPO."""
+    constant_length: PositiveInt | None = None
+    """With `token_sum_norm`: token sums are divided by this times the number of responses; usually the longest one."""
+
+
+LossConfig = Annotated[PpoClipLoss | GspoLoss | CispoLoss | ReinforceLoss | CustomLoss, Field(discriminator="kind")]
 
 
 class KlConfig(Section):

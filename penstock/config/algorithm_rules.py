@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from penstock.config.algorithm import AdvantageConfig
     from penstock.config.models import RunConfig
 
 WHOLE_BATCH = ("batch_whitened", "reinforce_pp", "reinforce_pp_baseline")
@@ -23,6 +24,11 @@ def algorithm_rules(config: RunConfig) -> Iterator[str]:
     yield from _loss_rules(config)
     yield from _correction_rules(config)
     yield from _dynamic_sampling_rules(config)
+
+
+def needs_whole_batch(advantage: AdvantageConfig) -> bool:
+    """Whether an estimator compares a sample with the whole step."""
+    return advantage.kind in WHOLE_BATCH or (advantage.kind == "custom" and advantage.whole_batch)
 
 
 def idle_algorithm_settings(config: RunConfig) -> dict[str, str]:
@@ -61,7 +67,7 @@ def _advantage_rules(config: RunConfig) -> Iterator[str]:
             "training.minibatches_per_step: more than one update a step needs the old policy's log-probs of the whole "
             f"step first, so the step cannot be trained group by group; set training.min_groups_per_chunk to {n}"
         )
-    if kind in WHOLE_BATCH and chunk < n:
+    if needs_whole_batch(config.algorithm.advantage) and chunk < n:
         yield (
             f"algorithm.advantage.kind: {kind} compares each sample with the whole step, so the step cannot be trained "
             f"group by group; set training.min_groups_per_chunk to {n}, or use grpo or rloo, which stream"
@@ -140,14 +146,8 @@ def _loss_rules(config: RunConfig) -> Iterator[str]:
 
 
 def _correction_rules(config: RunConfig) -> Iterator[str]:
-    algorithm, sampling = config.algorithm, config.rollout.sampling
+    algorithm = config.algorithm
     kind = algorithm.correction.kind
-    if (sampling.top_p < 1 or sampling.top_k > 0) and kind == "none" and algorithm.old_policy == "trainer":
-        key = "top_p" if sampling.top_p < 1 else "top_k"
-        yield (
-            f"rollout.sampling.{key}: truncated sampling draws from another distribution than the one trained; set "
-            "algorithm.correction.kind to tis, or algorithm.old_policy to engine"
-        )
     if algorithm.old_policy == "engine" and kind != "none":
         yield (
             "algorithm.correction.kind: with old_policy = engine the ratio already holds the difference between engine "
@@ -169,7 +169,8 @@ def _dynamic_sampling_rules(config: RunConfig) -> Iterator[str]:
             "it off"
         )
     kind = config.algorithm.advantage.kind
-    if config.algorithm.dynamic_sampling.enabled and kind in (*WHOLE_BATCH, "reward"):
+    whole_batch = needs_whole_batch(config.algorithm.advantage)
+    if config.algorithm.dynamic_sampling.enabled and (whole_batch or kind == "reward"):
         yield (
             f"algorithm.dynamic_sampling.enabled: with {kind} a group whose samples have the same reward still "
             "teaches, so leaving it out would bias the step; use grpo or rloo, or switch it off"

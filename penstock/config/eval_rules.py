@@ -122,7 +122,10 @@ def _too_late(config: RunConfig, stop: EarlyStopConfig) -> Iterator[str]:
 def _best_rules(config: RunConfig) -> Iterator[str]:
     metric = config.checkpoint.best_metric
     if config.checkpoint.every_steps is None:
-        yield "checkpoint.keep_best: has only the last checkpoint to choose from; set checkpoint.every_steps"
+        yield (
+            "checkpoint.keep_best: needs checkpoints of steps that are known before; set checkpoint.every_steps (those "
+            "of every_minutes come after any step)"
+        )
     wrong = _wrong_metric(config, metric)
     if wrong:
         yield f"checkpoint.best_metric: {wrong}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,12 @@ _LARGEST_FILE = 2**20
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     """Read a YAML file, lay `a.b.c=value` overrides over it and check the result; raises `ConfigError`."""
-    data = _read_mapping(Path(path))
-    return parse_config(apply_overrides(data, overrides, RunConfig), source=str(path))
+    return parse_config(read_settings(path, overrides), source=str(path))
+
+
+def read_settings(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """What a YAML file and overrides say, not checked yet; raises `ConfigError`."""
+    return apply_overrides(_read_mapping(Path(path)), overrides, RunConfig)
 
 
 def parse_config(data: Mapping[str, Any], source: str | None = None) -> RunConfig:

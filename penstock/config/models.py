@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_validator
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from penstock.config.algorithm import AlgorithmConfig
 from penstock.config.base import Section
@@ -67,12 +67,15 @@ class CheckpointConfig(Section):
     """Saved weights and optimizer state."""
 
     every_steps: PositiveInt | None = None
-    """Save after every so many steps; without it a run that is killed begins anew."""
+    """Save after every so many steps."""
+    every_minutes: PositiveFloat | None = 10.0
+    """Save after the first step that ends so many minutes after the last save, as well as `every_steps`: what a killed
+    run can lose. With neither, a run that is killed begins anew."""
     at_end: bool = True
     """Save when the run ends by itself, is interrupted, has dropped or filtered too many prompts, stands still
     (`on_stall: stop`) or has lost its engine."""
     keep_latest: PositiveInt = 2
-    """How many of the latest checkpoints are kept."""
+    """How many of the latest checkpoints are kept, for whichever reason they were saved."""
     keep_best: NonNegativeInt = 0
     """How many checkpoints with the best `best_metric` are kept in addition to the latest."""
     best_metric: str = "eval/reward_mean"

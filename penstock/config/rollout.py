@@ -32,13 +32,22 @@ class SamplingConfig(Section):
     temperature: Annotated[float, Field(ge=1e-3)] = 1.0
     """Logits are divided by this before sampling; the trainer uses the same value."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Nucleus sampling; below 1 it needs an off-policy correction."""
+    """Nucleus sampling: among the fewest tokens whose probabilities reach this. The trainer computes log-probs over the
+    same tokens."""
     top_k: NonNegativeInt = 0
-    """Sample among the k likeliest tokens; 0 means all. Above 0 it needs an off-policy correction."""
+    """Sample among the k likeliest tokens; 0 means all. The trainer computes log-probs over the same tokens."""
+    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Sample among tokens at least this fraction as likely as the likeliest one; 0 means all. Applied after the
+    temperature and before `top_k` and `top_p`. The trainer computes log-probs over the same tokens."""
     max_new_tokens: PositiveInt = 64
     """Longest response; one that reaches it, or the end of the engine's `max_model_len`, counts as truncated."""
     stop_token_ids: list[NonNegativeInt] = Field(default_factory=list)
     """Token ids that end a response, besides the tokenizer's end-of-sequence token."""
+
+    @property
+    def is_truncated(self) -> bool:
+        """Whether tokens are drawn from less than the whole vocabulary."""
+        return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
 
 
 class EnvironmentConfig(Section):

@@ -17,6 +17,13 @@ _LONGEST_PATH = 3_500
 """Bytes of a path; the operating system takes 4,096, and runs put files with names of their own below theirs."""
 
 
+def is_import_path(value: str) -> str:
+    """The value, which names code as `module:thing`; `ValueError` where it does not."""
+    if value.count(":") != 1 or not all(value.split(":")):
+        raise ValueError(f"{value!r} is not module:thing; write it as in my_project.losses:my_loss")
+    return value
+
+
 def unusable(settings: Mapping[str, Any]) -> list[str]:
     """One `key: reason` line for each value that is no text, no number, or no tree."""
     return list(_problems(settings, (), (), set()))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from penstock.algorithms.rewards import has_spread
 from penstock.config.algorithm import AlgorithmConfig
-from penstock.controller.estimators import Scores, estimate_advantages, shaped_rewards
+from penstock.controller.estimators import Scores, estimate_advantages, load_estimator, shaped_rewards
 from penstock.data_plane import fields
 from penstock.data_plane.client import DataPlaneClient, SampleBatch
 from penstock.data_plane.columns import Column
@@ -83,6 +83,7 @@ class AdvantagePump:
     ) -> None:
         self._data_plane = data_plane
         self._algorithm = algorithm
+        self._custom = load_estimator(algorithm)
         self._longest = longest_response
         self._lane = (timeline or Timeline.off()).lane("controller", "advantage pump")
         self._inbox: asyncio.Queue[tuple[KVBatchMeta, asyncio.Future[ScoredChunk]]] = asyncio.Queue()
@@ -131,7 +132,7 @@ class AdvantagePump:
         if algorithm.reward.overlong == "mask":
             mask_S = mask_S * ~truncated_S
         scores = self._scores(batch, shaped_S, lengths_S * (mask_S > 0), meta)
-        advantages_S, kl_weight = estimate_advantages(algorithm, scores)
+        advantages_S, kl_weight = estimate_advantages(algorithm, scores, self._custom)
         written: dict[str, Column] = {fields.ADVANTAGE: advantages_S.to(torch.float32)}
         if algorithm.reward.overlong == "mask":
             written[fields.SAMPLE_MASK] = mask_S

@@ -9,6 +9,7 @@ from typing import Any
 from penstock.buffer.slots import SlotState
 from penstock.config.models import RunConfig
 from penstock.controller.advantage_pump import AdvantagePump
+from penstock.controller.cut_off import CutOffWatch
 from penstock.controller.drops import DropBook
 from penstock.controller.dynamic_sampling import DynamicSampling
 from penstock.controller.engine_condition import condition
@@ -66,6 +67,7 @@ class SingleController:
         self._hurried = asyncio.Event()
         """Set when somebody waits for the end."""
         self._throughput = Throughput(parts.engines)
+        self._cut_off = CutOffWatch(parts.events)
         self.drops = DropBook(config.rollout.failure, config.training.prompt_groups_per_step, parts.events)
         recording = Recording(parts.timeline, parts.buffer, parts.engines)
         self.ledger = Ledger(parts.stream, parts.record_end)
@@ -327,6 +329,7 @@ class SingleController:
             "rollout/prompts_replaced": float(self.drops.dropped if self.drops.returns_quota else 0),
             **failure_totals(counts),
         }
+        self._cut_off.observe(finished.step_id + 1, metrics)
         await self._after_step(finished.step_id + 1, metrics)
 
 

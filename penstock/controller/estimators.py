@@ -17,10 +17,12 @@ from penstock.algorithms.advantages import (
     rloo_advantages,
     whitened_advantages,
 )
+from penstock.algorithms.custom import AdvantageEstimator, SampleScores, custom_advantages
 from penstock.algorithms.rewards import shape_rewards
 from penstock.config.algorithm import (
     AlgorithmConfig,
     BatchWhitenedAdvantage,
+    CustomAdvantage,
     GrpoAdvantage,
     LeaveOneOutAdvantage,
     MaxNormalizedAdvantage,
@@ -28,6 +30,7 @@ from penstock.config.algorithm import (
     ReinforcePpBaselineAdvantage,
     RlooAdvantage,
 )
+from penstock.imports import made_callable
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,14 @@ class Scores:
     groups: Sequence[Sequence[int]]
     kl_to_go_sum_S: Tensor | None = None
     kl_to_go_square_sum_S: Tensor | None = None
+
+    @property
+    def groups_S(self) -> Tensor:
+        """The number of each sample's group."""
+        group_S = torch.empty(len(self.rewards_S), dtype=torch.int64)
+        for group, rows in enumerate(self.groups):
+            group_S[list(rows)] = group
+        return group_S
 
 
 def shaped_rewards(
@@ -67,16 +78,31 @@ def shaped_rewards(
     return judged_S, shaped_S
 
 
-def estimate_advantages(algorithm: AlgorithmConfig, scores: Scores) -> tuple[Tensor, float]:
-    """`(advantages_S, kl_weight)`: what trainer ranks multiply the KL to go by, where it is in the reward."""
+def load_estimator(algorithm: AlgorithmConfig) -> AdvantageEstimator | None:
+    """The user's own estimator, where the settings name one."""
+    config = algorithm.advantage
+    if not isinstance(config, CustomAdvantage):
+        return None
+    return made_callable(config.import_path, config.args, "algorithm.advantage")
+
+
+def estimate_advantages(
+    algorithm: AlgorithmConfig, scores: Scores, custom: AdvantageEstimator | None = None
+) -> tuple[Tensor, float]:
+    """`(advantages_S, kl_weight)`: what trainer ranks multiply the KL to go by, where it is in the reward.
+
+    `custom` is what `load_estimator` gives.
+    """
     config, rewards_S = algorithm.advantage, scores.rewards_S
+    if isinstance(config, CustomAdvantage):
+        assert custom is not None
+        return _custom(config, scores, custom), algorithm.kl.coefficient
     if isinstance(config, ReinforcePpAdvantage):
         return _reinforce_pp(algorithm, config, scores)
     if isinstance(config, ReinforcePpBaselineAdvantage):
-        group_S = torch.empty(len(rewards_S), dtype=torch.int64)
-        for group, rows in enumerate(scores.groups):
-            group_S[list(rows)] = group
-        advantages_S = reinforce_pp_baseline_advantages(rewards_S, group_S, scores.lengths_S, epsilon=config.epsilon)
+        advantages_S = reinforce_pp_baseline_advantages(
+            rewards_S, scores.groups_S, scores.lengths_S, epsilon=config.epsilon
+        )
     elif isinstance(config, BatchWhitenedAdvantage):
         advantages_S = whitened_advantages(rewards_S, (scores.lengths_S > 0).double(), epsilon=config.epsilon)
     else:
@@ -84,6 +110,21 @@ def estimate_advantages(algorithm: AlgorithmConfig, scores: Scores) -> tuple[Ten
         for rows in scores.groups:
             advantages_S[list(rows)] = _within_group(algorithm, rewards_S[list(rows)])
     return advantages_S, algorithm.kl.coefficient
+
+
+def _custom(config: CustomAdvantage, scores: Scores, custom: AdvantageEstimator) -> Tensor:
+    """One group at a time, so that an estimator which streams cannot see more; all at once where it says so."""
+    groups_S, path = scores.groups_S, config.import_path
+
+    def of(rows: list[int]) -> Tensor:
+        lengths = scores.lengths_S[rows].double()
+        groups = groups_S[rows] if config.whole_batch else torch.zeros(len(rows), dtype=torch.int64)
+        return custom_advantages(custom, SampleScores(scores.rewards_S[rows].double(), lengths, groups), path)
+
+    advantages_S = torch.empty_like(scores.rewards_S)
+    for rows in [range(len(groups_S))] if config.whole_batch else scores.groups:
+        advantages_S[list(rows)] = of(list(rows)).to(advantages_S.dtype)
+    return advantages_S
 
 
 def _within_group(algorithm: AlgorithmConfig, rewards_G: Tensor) -> Tensor:

@@ -9,7 +9,13 @@ INPUT_IDS: Final = "input_ids"
 TOKEN_MASK: Final = "token_mask"
 """Per token, float32: 1 where the model itself produced the token and it is trained."""
 GENERATION_LOGPROBS: Final = "generation_logprobs"
-"""Per token, float32: the engine's log-prob of the token; 0 where the model did not produce it."""
+"""Per token, float32: log-prob of the token under the distribution that the engine drew it from, truncated or not; 0
+where the model did not produce it."""
+KEPT_COUNTS: Final = "kept_counts"
+"""Per token, int32: how many tokens a truncated distribution had left; 0 where the whole vocabulary was drawn from, and
+where the model did not produce the token."""
+KEPT_IDS: Final = "kept_ids"
+"""Per row, int32: the token ids that were left, as many for each token as `kept_counts` says, one after the other."""
 TOKEN_VERSIONS: Final = "token_versions"
 """Per token, int32: weight version that produced the token; -1 where the model did not produce it."""
 REWARD: Final = "reward"
@@ -40,6 +46,8 @@ ROLLOUT_FIELDS: Final = (
     TOKEN_MASK,
     GENERATION_LOGPROBS,
     TOKEN_VERSIONS,
+    KEPT_COUNTS,
+    KEPT_IDS,
     REWARD,
     SAMPLE_MASK,
     RESPONSE_LENGTH,
@@ -49,6 +57,8 @@ ROLLOUT_FIELDS: Final = (
 LATER_FIELDS: Final = (ADVANTAGE, REFERENCE_LOGPROBS, OLD_LOGPROBS, KL_TO_GO_SUM, KL_TO_GO_SQUARE_SUM, KL_WEIGHT)
 """What is added to a row after its rollout."""
 TRAIN_FIELDS: Final = (INPUT_IDS, TOKEN_MASK, GENERATION_LOGPROBS, TOKEN_VERSIONS, SAMPLE_MASK, ADVANTAGE)
+KEPT_FIELDS: Final = (KEPT_COUNTS, KEPT_IDS)
+"""What log-probs of a row depend on besides its tokens; rows without them were drawn from the whole vocabulary."""
 
 
 def sample_id(group_id: str, index: int) -> str:

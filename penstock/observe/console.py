@@ -6,7 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -18,17 +18,9 @@ from penstock.observe import progress
 from penstock.observe.progress import Metrics, TimeLeft
 
 ConsoleMode = Literal["auto", "table", "plain", "off"]
+RecordKind = Literal["step", "eval"]
 Clock = Callable[[], float]
 
-_COLUMNS: tuple[tuple[str, Callable[[Metrics], str]], ...] = (
-    ("reward", progress.reward_text),
-    ("eval", progress.eval_text),
-    ("lag", progress.lag_text),
-    ("tokens/s", progress.rate_text),
-    ("s/step", progress.step_time_text),
-    ("ready", progress.buffer_text),
-)
-"""Columns after the step, the most important first: a narrow terminal drops the last ones."""
 _STALL = "stalled"
 """The event that is shown with all of its facts."""
 _GAP = 2
@@ -43,6 +35,9 @@ class ProgressView(Protocol):
 
     def on_step(self, metrics: Metrics) -> None:
         """A step is finished; any of the metrics may be missing."""
+
+    def on_record(self, kind: RecordKind, record: Metrics) -> None:
+        """A line of `metrics.jsonl` was written, of a step or of an evaluation."""
 
     def on_event(self, name: str, fields: Mapping[str, Any]) -> None:
         """Something happened; the view decides whether a person wants to know."""
@@ -82,6 +77,9 @@ class SilentView:
         """Nothing."""
 
     def on_step(self, metrics: Metrics) -> None:
+        """Nothing."""
+
+    def on_record(self, kind: RecordKind, record: Metrics) -> None:
         """Nothing."""
 
     def on_event(self, name: str, fields: Mapping[str, Any]) -> None:
@@ -128,6 +126,9 @@ class PlainView:
         """Count towards this many."""
         self._max_steps = steps
         self._steps.expect(steps)
+
+    def on_record(self, kind: RecordKind, record: Metrics) -> None:
+        """Nothing: a step's line comes with `on_step`, and an evaluation is announced in words."""
 
     def on_step(self, metrics: Metrics) -> None:
         """Print the step's line."""
@@ -182,6 +183,9 @@ class TableView:
         with self._lock:
             self._max_steps = steps
             self._steps.expect(steps)
+
+    def on_record(self, kind: RecordKind, record: Metrics) -> None:
+        """Nothing: a step's row comes with `on_step`, and an evaluation is announced in words."""
 
     def on_step(self, metrics: Metrics) -> None:
         """Add the step's row."""
@@ -248,17 +252,27 @@ def _stall_text(fields: Mapping[str, Any]) -> str:
 
 
 def _steps_table(rows: list[dict[str, float]], width: int) -> Table:
-    columns = [("step", [progress.step_text(row, None) for row in rows])]
-    columns += [(name, cells) for name, form in _COLUMNS if any(cells := [form(row) for row in rows])]
+    columns = [_Column("step", 0, [progress.step_text(row, None) for row in rows])]
+    columns += [
+        _Column(figure.column, figure.rank, cells)
+        for figure in progress.FIGURES
+        if any(cells := [figure.text(row) for row in rows])
+    ]
     while len(columns) > 1 and _width(columns) > width:
-        columns.pop()
+        columns.remove(max(columns, key=lambda column: column.rank))
     table = Table(box=None, padding=(0, _GAP, 0, 0), pad_edge=False, header_style="dim")
-    for name, _ in columns:
-        table.add_column(name, justify="right", no_wrap=True)
-    for row in zip(*(cells for _, cells in columns), strict=True):
+    for column in columns:
+        table.add_column(column.name, justify="right", no_wrap=True)
+    for row in zip(*(column.cells for column in columns), strict=True):
         table.add_row(*row)
     return table
 
 
-def _width(columns: list[tuple[str, list[str]]]) -> int:
-    return sum(max(len(text) for text in (name, *cells)) + _GAP for name, cells in columns) - _GAP
+class _Column(NamedTuple):
+    name: str
+    rank: int
+    cells: list[str]
+
+
+def _width(columns: list[_Column]) -> int:
+    return sum(max(len(text) for text in (column.name, *column.cells)) + _GAP for column in columns) - _GAP

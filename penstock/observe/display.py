@@ -11,10 +11,12 @@ from typing import Any, Protocol, TextIO
 
 from rich.console import Console
 
-from penstock.observe.console import ConsoleMode, ProgressView, SilentView, make_console
+from penstock.observe.console import ConsoleMode, ProgressView, RecordKind, SilentView, make_console
+from penstock.observe.json_lines import JsonLinesView
+from penstock.observe.jsonl import left_out_line
 from penstock.observe.progress import Metrics
 from penstock.observe.sinks import point_away
-from penstock.observe.streams import QueuedWriter, guarded
+from penstock.observe.streams import QueuedWriter, guarded, guarded_lines
 
 PATIENCE_SECONDS = 2.0
 """How long the end of a run waits for a reader that takes nothing."""
@@ -45,8 +47,10 @@ class Display:
     follow are in `metrics.jsonl` only.
     """
 
-    def __init__(self, mode: ConsoleMode, max_steps: int | None, report: Report) -> None:
+    def __init__(self, mode: ConsoleMode, max_steps: int | None, report: Report, json_to: TextIO | None = None) -> None:
+        """With `json_to`, whatever the mode, JSON lines for programs go there and nothing else is shown."""
         self._mode: ConsoleMode = mode
+        self._json_to = json_to
         self._max_steps = max_steps
         self._report = report
         self._lock = threading.Lock()
@@ -59,7 +63,9 @@ class Display:
 
     def open(self) -> None:
         """The run begins: show it from now on."""
-        if self._mode != "off":
+        if self._json_to is not None:
+            self._guard(lambda: self._open_lines(self._json_to))
+        elif self._mode != "off":
             self._guard(self._open)
 
     def expect(self, steps: int | None) -> None:
@@ -69,6 +75,10 @@ class Display:
     def on_step(self, metrics: Metrics) -> None:
         """A step is finished."""
         self._guard(lambda: self._view.on_step(metrics))
+
+    def on_record(self, kind: RecordKind, record: Metrics) -> None:
+        """A line of `metrics.jsonl` was written."""
+        self._guard(lambda: self._view.on_record(kind, record))
 
     def on_event(self, name: str, fields: Mapping[str, Any]) -> None:
         """Something happened."""
@@ -97,7 +107,8 @@ class Display:
 
     def settle(self) -> None:
         """Wait a moment until all is shown, so that a display that nobody reads is known while events are taken."""
-        if self._writer is not None and not self._writer.drain(PATIENCE_SECONDS):
+        waits_for_result = self._json_to is not None and self._own_stream is None  # which comes on the same stream
+        if self._writer is not None and not waits_for_result and not self._writer.drain(PATIENCE_SECONDS):
             self._writer.lose(f"stdout: nobody read it for {PATIENCE_SECONDS:g} s at the end of the run")
             self._told.wait(_TELL_SECONDS)
 
@@ -118,9 +129,18 @@ class Display:
         self._own_stream = stream if stream is not sys.stdout else None
         self._writer.when_lost(self._lose)
         console = Console(file=stream, highlight=False)
-        self._view = make_console(self._mode, self._max_steps, console, failed=self._failed)
+        self._show(make_console(self._mode, self._max_steps, console, failed=self._failed))
+
+    def _open_lines(self, json_to: TextIO | None) -> None:
+        stream, self._writer = guarded_lines(json_to, "stdout", left_out_line)
+        self._own_stream = stream if stream is not json_to else None
+        self._writer.when_lost(self._lose)
+        self._show(JsonLinesView(stream))
+
+    def _show(self, view: ProgressView) -> None:
+        self._view = view
         if self._is_lost:
-            view, self._view = self._view, SilentView()
+            self._view = SilentView()
             view.close()
 
     def _guard(self, act: Callable[[], object]) -> None:

@@ -15,6 +15,8 @@ class Severity(Enum):
     """Nothing is wrong, but a person wants to know; also what this version does not know."""
     WASTE = "waste"
     """No failure, but a group was generated for nothing."""
+    CHOSEN = "chosen"
+    """The algorithm at work: a group was left out of training because the settings say so."""
     ROUTINE = "routine"
     """What every run has."""
 
@@ -51,6 +53,9 @@ EVENT_KINDS: dict[str, EventKind] = {
     "reward_in_process": EventKind(
         Severity.NOTABLE, "a reward function runs in the run's own process, where nothing can stop it"
     ),
+    "gradients_cut": EventKind(
+        Severity.NOTABLE, "for several steps, a clip or a correction left almost nothing of a kind of token to train"
+    ),
     "partial_step_dropped": EventKind(Severity.NOTABLE, "the data ended in the middle of a step (data.partial_step)"),
     "settings_changed": EventKind(Severity.NOTABLE, "the run went on with other settings than its checkpoint's"),
     "checkpoints_set_aside": EventKind(
@@ -62,7 +67,7 @@ EVENT_KINDS: dict[str, EventKind] = {
     "group_aborted": EventKind(
         Severity.WASTE, "a group became too stale while it was generated; its prompt went round again"
     ),
-    "group_filtered": EventKind(Severity.WASTE, "a group's rewards had no spread; another prompt took its place"),
+    "group_filtered": EventKind(Severity.CHOSEN, "a group's rewards had no spread; another prompt took its place"),
     "run_started": EventKind(Severity.ROUTINE, "the run began"),
     "run_resumed": EventKind(Severity.ROUTINE, "the run went on from a checkpoint"),
     "logger_started": EventKind(Severity.ROUTINE, "a logger is ready"),

@@ -174,6 +174,16 @@ def writing(path: Path) -> Iterator[None]:
         raise RecordError(f"{str(path)!r} cannot be written: {reason}") from error
 
 
+def json_line(content: Mapping[str, Any]) -> str:
+    """An object as a line of its own."""
+    return json.dumps(plain(content), allow_nan=False) + "\n"
+
+
+def left_out_line(count: int) -> str:
+    """What a reader that did not keep up finds in place of lines of so many bytes."""
+    return json_line({"type": "left_out", "bytes": count})
+
+
 def plain(value: Any) -> Any:
     """The value with everything that JSON does not know replaced: NaN by null, scalars of torch by numbers.
 

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from penstock.observe.event_kinds import Severity, severity_of
 
 Metrics = Mapping[str, float]
 
+LINE = 120
+"""Columns that a line of plain text may have."""
+EVAL_STEP = "eval/step"
+"""Beside the metrics of the last evaluation: the step it was after."""
 _SHOWN_ELSEWHERE = (
     "run_failed",
     "early_stop",
@@ -46,20 +51,22 @@ class TimeLeft:
         return max(0, self.max_steps - step) * sum(self._recent) / len(self._recent)
 
 
-def step_line(metrics: Metrics, max_steps: int | None, seconds_left: float | None) -> str:
-    """`step 12/100  reward 0.42  lag 0.0/0  3,400 tok/s  0.91 s/step  ETA 1m20s`; what is missing is left out."""
-    parts = [f"step {step_text(metrics, max_steps)}"]
-    for label, text, unit in (
-        ("reward ", reward_text(metrics), ""),
-        ("eval ", eval_text(metrics), ""),
-        ("lag ", lag_text(metrics), ""),
-        ("", rate_text(metrics), " tok/s"),
-        ("", step_time_text(metrics), " s/step"),
-        ("ETA ", duration(seconds_left), ""),
-    ):
-        if text:
-            parts.append(f"{label}{text}{unit}")
-    return "  ".join(parts)
+def step_line(metrics: Metrics, max_steps: int | None, seconds_left: float | None, width: int = LINE) -> str:
+    """`step 12/100  reward 0.42  lag 0.0/0  3,400 tok/s  0.91 s/step  ETA 1m20s`; what is missing is left out.
+
+    Where the line would be longer than `width`, so are the least important figures.
+    """
+    parts = [(0, f"step {step_text(metrics, max_steps)}")]
+    parts += [
+        (figure.rank, f"{figure.label}{text}{figure.unit}")
+        for figure in FIGURES
+        if figure.in_lines and (text := figure.text(metrics))
+    ]
+    if left := duration(seconds_left):
+        parts.append((_ETA_RANK, f"ETA {left}"))
+    while len(parts) > 1 and len("  ".join(text for _, text in parts)) > width:
+        parts.remove(max(parts, key=lambda part: part[0]))
+    return "  ".join(text for _, text in parts)
 
 
 def step_text(metrics: Metrics, max_steps: int | None) -> str:
@@ -74,8 +81,29 @@ def reward_text(metrics: Metrics) -> str:
 
 
 def eval_text(metrics: Metrics) -> str:
-    """The mean reward on the held-out prompts when they were evaluated last."""
-    return _number(metrics, "eval/reward_mean", ".2f")
+    """`0.50@10`: the mean reward on the held-out prompts when they were evaluated last, and after which step."""
+    reward, step = _number(metrics, "eval/reward_mean", ".2f"), _number(metrics, EVAL_STEP, ".0f")
+    return f"{reward}@{step}" if reward and step else reward
+
+
+def length_text(metrics: Metrics) -> str:
+    """Mean length of the step's responses, in tokens."""
+    return _number(metrics, "rollout/response_length_mean", ",.0f")
+
+
+def truncation_text(metrics: Metrics) -> str:
+    """The share of the step's responses that reached the longest length allowed."""
+    return _number(metrics, "rollout/truncation_rate", ".0%")
+
+
+def entropy_text(metrics: Metrics) -> str:
+    """Mean entropy of the policy over the trained tokens, in nats."""
+    return _number(metrics, "train/entropy", ".2f")
+
+
+def kl_text(metrics: Metrics) -> str:
+    """Mean KL to the reference policy."""
+    return _number(metrics, "train/kl_reference", ".2g")
 
 
 def lag_text(metrics: Metrics) -> str:
@@ -97,6 +125,37 @@ def step_time_text(metrics: Metrics) -> str:
 def buffer_text(metrics: Metrics) -> str:
     """Groups that are ready in the buffer."""
     return _number(metrics, "buffer/ready", ".0f")
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure of a step, as a column of the table and as a part of a line."""
+
+    column: str
+    label: str
+    text: Callable[[Metrics], str]
+    """Empty where the step does not have it."""
+    unit: str = ""
+    rank: int = 0
+    """What has the largest is left out first where there is little room."""
+    in_lines: bool = True
+    """Whether lines have it too, which are not as wide as a table."""
+
+
+FIGURES = (
+    Figure("reward", "reward ", reward_text, rank=1),
+    Figure("eval", "eval ", eval_text, rank=5),
+    Figure("length", "len ", length_text, rank=6),
+    Figure("trunc", "trunc ", truncation_text, rank=7),
+    Figure("entropy", "ent ", entropy_text, rank=9),
+    Figure("KL", "KL ", kl_text, rank=8),
+    Figure("lag", "lag ", lag_text, rank=2),
+    Figure("tokens/s", "", rate_text, " tok/s", rank=3),
+    Figure("s/step", "", step_time_text, " s/step", rank=10),
+    Figure("ready", "", buffer_text, rank=11, in_lines=False),
+)
+"""In the order in which they are shown, after the step."""
+_ETA_RANK = 4
 
 
 def duration(seconds: float | None) -> str:

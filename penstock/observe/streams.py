@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 import os
 import sys
 import threading
@@ -55,6 +56,7 @@ class QueuedWriter(io.RawIOBase):
         capacity: int = CAPACITY_BYTES,
         stuck_seconds: float = STUCK_SECONDS,
         clock: Callable[[], float] = time.monotonic,
+        left_out_note: Callable[[int], str] | None = None,
     ) -> None:
         super().__init__()
         self.name = f"<{name}>"
@@ -65,6 +67,7 @@ class QueuedWriter(io.RawIOBase):
         self._descriptor = descriptor
         self._label = name
         self._capacity, self._stuck_seconds, self._clock = capacity, stuck_seconds, clock
+        self._left_out_note = left_out_note or self._shown_left_out
         self._changed = threading.Condition(threading.RLock())  # a destructor may print in the middle of a print
         self._queue: deque[bytes] = deque()
         self._waiting = self._left_out = 0
@@ -183,11 +186,14 @@ class QueuedWriter(io.RawIOBase):
                 return b""
             content = b"".join(self._queue)
             if self._left_out:
-                content += f"[{self._left_out} bytes are not shown: {self._label} did not keep up]\n".encode()
+                content += self._left_out_note(self._left_out).encode()
             self._queue.clear()
             self._waiting = self._left_out = 0
             self._writing = True
             return content
+
+    def _shown_left_out(self, count: int) -> str:
+        return f"[{count} bytes are not shown: {self._label} did not keep up]\n"
 
     def _write_directly(self, piece: bytes) -> None:
         if self._sink is not None and self.cause is None:
@@ -215,9 +221,7 @@ def guarded(stream: TextIO | None, name: str) -> tuple[TextIO, QueuedWriter]:
         writer = QueuedWriter(None, name)
         return _Guarded(writer, "utf-8"), writer
     encoding = getattr(stream, "encoding", None) or "utf-8"
-    is_terminal = False
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        is_terminal = stream.isatty()
+    is_terminal = _is_terminal(stream)
     descriptor: int | None = None
     sink: Sink = TextSink(stream, encoding)
     if isinstance(stream, io.TextIOWrapper):  # another one, such as a tee, may do more than its descriptor
@@ -228,6 +232,22 @@ def guarded(stream: TextIO | None, name: str) -> tuple[TextIO, QueuedWriter]:
     return _Guarded(writer, encoding), writer
 
 
+def guarded_lines(stream: TextIO | None, name: str, left_out_note: Callable[[int], str]) -> tuple[TextIO, QueuedWriter]:
+    """As `guarded`, for lines that a program reads: a reader that stops is waited for, and lines that do not fit
+    meanwhile are replaced by `left_out_note`, a line too. One that is guarded already is given back as it is.
+    """
+    if isinstance(stream, _Guarded) or stream is None:
+        return guarded(stream, name)
+    sink: Sink = TextSink(stream, "utf-8")
+    if isinstance(stream, io.TextIOWrapper):
+        with contextlib.suppress(OSError, ValueError):
+            sink = DescriptorSink(stream)
+    writer = QueuedWriter(
+        sink, name, is_terminal=_is_terminal(stream), stuck_seconds=math.inf, left_out_note=left_out_note
+    )
+    return _Guarded(writer, "utf-8"), writer
+
+
 def say_last(text: str) -> None:
     """Write to stderr in a process that ends right away: what is queued there, and in stdout, is waited for."""
     if sys.stderr is not None:
@@ -236,6 +256,12 @@ def say_last(text: str) -> None:
     for stream in (sys.stderr, sys.stdout):
         if isinstance(stream, _Guarded):
             stream.writer.drain(_LAST_SECONDS)
+
+
+def _is_terminal(stream: TextIO) -> bool:
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        return stream.isatty()
+    return False
 
 
 def _tell(listener: Listener, cause: str) -> None:

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from penstock.data_plane import fields
 from penstock.data_plane.archive import load_rows
 from penstock.data_plane.client import DataPlaneClient
@@ -69,8 +71,23 @@ class ReplaySource(GroupSource):
         except DataPlaneError as error:
             # Not as a cause: a data plane's error is the machinery's fault elsewhere, and worth more attempts.
             raise ReplayFailure(f"{where}: {error}") from None
+        if not columns.keys() & set(fields.KEPT_FIELDS):
+            self._add_kept_fields(where, columns)
         _check_columns(where, group, columns)
         return group, columns
+
+    def _add_kept_fields(self, where: str, columns: dict[str, Column]) -> None:
+        """Rows of a version that did not record what tokens were drawn from; it is known where that was everything."""
+        settings, ids = self._recording.info.settings, columns.get(fields.INPUT_IDS)
+        if _truncates(settings):
+            raise ReplayFailure(
+                f"{where}: its rows do not say which tokens truncated sampling had left, without which their log-probs "
+                "cannot be computed; record them again with this version"
+            )
+        if isinstance(ids, JaggedColumn):
+            columns[fields.KEPT_COUNTS] = JaggedColumn(torch.zeros_like(ids.values, dtype=torch.int32), ids.offsets_R1)
+            nothing_R1 = torch.zeros_like(ids.offsets_R1)
+            columns[fields.KEPT_IDS] = JaggedColumn(torch.empty(0, dtype=torch.int32), nothing_R1)
 
 
 class RecordedStream(PromptStream):
@@ -147,6 +164,11 @@ def _check_columns(where: str, group: RecordedGroup, columns: Mapping[str, Colum
         raise ReplayFailure(f"{where}: its rows are not of the lengths that were recorded")
     if int(ids.values.max()) != group.largest_token or int(ids.values.min()) < 0:
         raise ReplayFailure(f"{where}: its token ids are not those that were recorded")
+
+
+def _truncates(settings: Mapping[str, Any]) -> bool:
+    top_p, top_k, min_p = (settings.get(f"rollout.sampling.{name}") for name in ("top_p", "top_k", "min_p"))
+    return (top_p is not None and top_p < 1) or bool(top_k) or bool(min_p)
 
 
 def _no_newer(versions: Column, newest: int) -> Column:

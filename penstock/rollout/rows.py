@@ -23,11 +23,15 @@ def group_columns(trajectories: Sequence[Trajectory]) -> dict[str, Column]:
     def jagged(place: int) -> JaggedColumn:
         return JaggedColumn(torch.from_numpy(np.concatenate([row[place] for row in rows])), offsets_R1)
 
+    kept = [_kept_arrays(trajectory) for trajectory in trajectories]
+
     return {
         fields.INPUT_IDS: jagged(0),
         fields.TOKEN_MASK: jagged(1),
         fields.GENERATION_LOGPROBS: jagged(2),
         fields.TOKEN_VERSIONS: jagged(3),
+        fields.KEPT_COUNTS: JaggedColumn(torch.from_numpy(np.concatenate([counts for counts, _ in kept])), offsets_R1),
+        fields.KEPT_IDS: JaggedColumn.from_rows([torch.from_numpy(ids) for _, ids in kept]),
         fields.REWARD: torch.tensor([t.reward for t in trajectories], dtype=torch.float32),
         fields.SAMPLE_MASK: torch.ones(len(rows), dtype=torch.float32),
         fields.RESPONSE_LENGTH: torch.tensor([int(row[1].sum()) for row in rows], dtype=torch.int64),
@@ -65,3 +69,19 @@ def _token_arrays(trajectory: Trajectory) -> tuple[Any, Any, Any, Any]:
         np.array(logprobs, dtype=np.float32),
         np.array(versions, dtype=np.int32),
     )
+
+
+def _kept_arrays(trajectory: Trajectory) -> tuple[Any, Any]:
+    """What was left of each token's distribution: how many token ids, and which, one token's after the other's."""
+    counts: list[int] = []
+    ids: list[Any] = [np.empty(0, dtype=np.int32)]
+    for segment in trajectory.segments:
+        kept = () if segment.generation is None else segment.generation.kept_ids
+        if kept and len(kept) != len(segment.token_ids):
+            raise EnvironmentFailure(
+                f"a segment of {len(segment.token_ids)} tokens belongs to a generation that says of {len(kept)} what "
+                "they were drawn from"
+            )
+        counts += [len(each) for each in kept] if kept else [0] * len(segment.token_ids)
+        ids += kept
+    return np.array(counts, dtype=np.int32), np.concatenate(ids)

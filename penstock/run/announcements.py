@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from penstock.config.models import RunConfig
 from penstock.observe.event_kinds import meaning_of
 from penstock.run.build import Training
+from penstock.run.commands import resume_command
 from penstock.run.records import RunRecords
 from penstock.run.resume import ResumePoint
 
@@ -28,6 +31,29 @@ def tell_set_aside(records: RunRecords, point: ResumePoint) -> None:
     if point.superseded:
         records.events.emit("checkpoints_set_aside", step=point.step, folders=list(point.superseded))
         records.view.note(f"set aside, as aside_step_N: {', '.join(point.superseded)}")
+
+
+def tell_saved(records: RunRecords, step: int, path: Path, seconds: float) -> None:
+    """A checkpoint is complete."""
+    records.events.emit("checkpoint_saved", step=step, path=str(path), seconds=round(seconds, 3))
+    records.view.note(f"checkpoint of step {step} saved: {path}")
+
+
+def tell_nothing_left(records: RunRecords, config: RunConfig, steps: int) -> str:
+    """A run that was resumed has no step to go; returns why, with the command that trains on."""
+    early = records.metrics.early_stop.get("early_stop_reason")
+    if early is not None:
+        why, more = f"it was stopped early, as {early}", "training.early_stop=null"
+    elif config.training.max_steps is not None and config.training.max_steps <= steps:
+        why = f"it reached training.max_steps = {config.training.max_steps}"
+        more = f"training.max_steps={2 * steps}"
+    else:
+        why, more = "its data ended", f"data.epochs={config.data.epochs + 1}"
+    records.view.note(f"nothing is left to train: this run had finished with step {steps}")
+    return (
+        f"This run had finished with step {steps}: {why}. Nothing was trained. To train on: "
+        f"{resume_command(config.run_dir, more)}"
+    )
 
 
 def tell_plan(records: RunRecords, config: RunConfig, training: Training) -> None:

@@ -10,6 +10,7 @@ from penstock.config.models import RunConfig
 from penstock.controller.controller import SingleController
 from penstock.observe.report.values import number
 from penstock.run.checkpoint import CheckpointStore, Snapshot
+from penstock.run.checkpoint_schedule import CheckpointSchedule, Clock
 from penstock.run.early_stop import EarlyStop, Verdict
 from penstock.run.eval_report import EvalReport
 from penstock.run.named_metrics import refuse_unknown_metrics
@@ -31,11 +32,18 @@ class BetweenSteps:
     """
 
     def __init__(
-        self, config: RunConfig, trainer: Trainer, store: CheckpointStore, evaluations: Evaluations, records: RunRecords
+        self,
+        config: RunConfig,
+        trainer: Trainer,
+        store: CheckpointStore,
+        evaluations: Evaluations,
+        records: RunRecords,
+        clock: Clock = time.monotonic,
     ) -> None:
         self._config = config
         self._trainer = trainer
         self._store = store
+        self._schedule = CheckpointSchedule(config.checkpoint, clock)
         self._evaluations = evaluations
         self._records = records
         self._early_stop = EarlyStop(config.training.early_stop) if config.training.early_stop else None
@@ -84,9 +92,8 @@ class BetweenSteps:
         report = await self._evaluations.after_step(steps, int(metrics["train/version"]), self.controller.ending)
         evaluated = {} if report is None else report.metrics()
         self._hold(steps, metrics, report)
-        every = self._config.checkpoint.every_steps
         snapshot = None
-        if every is not None and steps % every == 0:
+        if self._schedule.due(steps, writing=self._store.is_writing):
             started = time.monotonic()
             snapshot = await self.snapshot(steps)
             metrics["timing/checkpoint_s"] = time.monotonic() - started

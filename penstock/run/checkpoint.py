@@ -115,9 +115,14 @@ class CheckpointStore:
         """Grows while a checkpoint is being written."""
         return self._progress.count
 
+    @property
+    def is_writing(self) -> bool:
+        """Whether a checkpoint is on its way to the disk."""
+        return self._writing is not None and not self._writing.done()
+
     def activity(self) -> str:
         """What it is doing, for a diagnosis."""
-        if self._writing is None or self._writing.done():
+        if not self.is_writing:
             return "waits for a checkpoint"
         return f"writing step {self._begun} for {time.monotonic() - self._started:.1f} s"
 

@@ -35,7 +35,7 @@ async def prove_checkpoint(
     in a run that writes no checkpoints. Too little room for the first real one is only a note: others
     may free the disk until then.
     """
-    if config.every_steps is None and not config.at_end:
+    if config.every_steps is None and config.every_minutes is None and not config.at_end:
         return
     started = time.monotonic()
     with records.lane.span("proving that a checkpoint can be written", step=step):
@@ -75,7 +75,8 @@ def _write_and_read(store: CheckpointStore, snapshot: Snapshot) -> int:
         cause = " ".join((str(error) or type(error).__name__).split()).rstrip(".")
         raise CheckpointError(
             f"no checkpoint could be written to {str(store.folder)!r}: {cause}. It was tried before the first step, so "
-            "nothing is lost; mend this, or train without checkpoints (checkpoint.at_end=false, no every_steps)"
+            "nothing is lost; fix this, or train without checkpoints (checkpoint.at_end=false "
+            "checkpoint.every_minutes=null, no checkpoint.every_steps)"
         ) from error
 
 

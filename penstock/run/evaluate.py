@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -132,7 +132,24 @@ def _one_version(played: Sequence[Trajectory]) -> int | None:
     return next(iter(versions), None)
 
 
+@dataclass(frozen=True)
+class EvalResult(EvalReport):
+    """What an evaluation of a model found; failed responses are in none of its means."""
+
+    model: str = field(kw_only=True)
+    """Folder or hub id of the model; of a run, the folder of the checkpoint."""
+
+    def as_object(self) -> dict[str, Any]:
+        """For people and programs, by the names of `metrics.jsonl`; the figures a model is judged by come first."""
+        return _figures(self)
+
+
 def evaluate(config: RunConfig, run_dir: Path | None = None, checkpoint: str | None = None) -> dict[str, Any]:
+    """The figures of `evaluate_model`, for people and programs."""
+    return evaluate_model(config, run_dir, checkpoint).as_object()
+
+
+def evaluate_model(config: RunConfig, run_dir: Path | None = None, checkpoint: str | None = None) -> EvalResult:
     """Evaluate `config.model`, or a checkpoint of `run_dir`, on the held-out prompts.
 
     `checkpoint` is the name of one (`step_40`), or `best` by `checkpoint.best_metric`; without it the newest is taken.
@@ -146,7 +163,7 @@ def evaluate(config: RunConfig, run_dir: Path | None = None, checkpoint: str | N
     return run_loop(_evaluate(config))
 
 
-async def _evaluate(config: RunConfig) -> dict[str, Any]:
+async def _evaluate(config: RunConfig) -> EvalResult:
     serving = build_serving(config, trains_too=False)
     try:
         report = await evaluate_prompts(serving, config)
@@ -154,15 +171,15 @@ async def _evaluate(config: RunConfig) -> dict[str, Any]:
         await serving.close()
     if report is None:
         raise SetupError("there are no held-out prompts; set data.eval_path")
-    return _figures(config, report)
+    return EvalResult(**{each.name: getattr(report, each.name) for each in fields(report)}, model=config.model.path)
 
 
-def _figures(config: RunConfig, report: EvalReport) -> dict[str, Any]:
+def _figures(report: EvalResult) -> dict[str, Any]:
     """For people and programs, by the names of `metrics.jsonl`; the figures a model is judged by come first."""
     passes = {f"eval/pass@{found.k}": found.value for found in report.pass_at}
     left_out = {f"eval/pass@{found.k}_left_out": found.left_out for found in report.pass_at if found.left_out}
     return {
-        "model": config.model.path,
+        "model": report.model,
         "environment": report.environment,
         "eval/reward_mean": report.reward_mean,
         **passes,

@@ -14,6 +14,7 @@ from penstock.run.records import RunRecords
 from penstock.runtime.cancellation import end_tasks, leave_behind
 from penstock.runtime.frozen_guard import FrozenGuard
 from penstock.runtime.last_resort import LastResort
+from penstock.runtime.relay import SignalRelay
 
 _CLOSING_SECONDS = 10.0
 """What closing may take where a run ends at once, and what is left when everything is closed."""
@@ -26,7 +27,8 @@ class ForcedEnd:
 
     Inside the loop, `ended` and `leave` wait only so long for tasks that were cancelled. `blocked` and `unheard` are
     called from other threads when the loop does not run; `armed` and `guard` are for when no thread does. These end the
-    process.
+    process. Where a `SignalRelay` waits for the run, as in a notebook, a signal that is not heard ends that wait
+    instead.
     """
 
     def __init__(self, config: RunConfig, directory: RunDirectory, records: RunRecords) -> None:
@@ -35,6 +37,7 @@ class ForcedEnd:
         self._records = records
         self._file = directory.path / "frozen.txt"
         self._last_resort = LastResort(self._file)
+        self._relay = SignalRelay.of_this_thread()
 
     async def ended(self, work: Coroutine[Any, Any, str], at_once: Callable[[], bool]) -> str:
         """Await `work`; cancelled, it has only so long to close everything, and less where it is to end at once."""
@@ -80,4 +83,11 @@ class ForcedEnd:
     def unheard(self, place: str) -> None:
         """From a thread: a signal was not heard, as the event loop is blocked."""
         why = f"interrupted while the event loop was blocked in {place}; there is no last checkpoint"
-        self._last_resort.end(why, _INTERRUPTED, lambda why: self._records.last_words("interrupted", why))
+
+        def words(why: str) -> None:
+            self._records.last_words("interrupted", why)
+
+        if self._relay is None:
+            self._last_resort.end(why, _INTERRUPTED, words)
+        self._last_resort.say(why, words)
+        self._relay.give_up(why)

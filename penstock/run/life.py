@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from penstock.config.loading import dump_config
 from penstock.config.models import RunConfig
@@ -17,7 +17,7 @@ from penstock.controller.traced_trainer import TracedTrainer
 from penstock.errors import EngineError, RunStalled, RunStuck, TooManyDrops, TooManyFiltered, WeightSyncError
 from penstock.observe.loggers.base import Logger
 from penstock.observe.report.reading import Lines
-from penstock.run.announcements import tell_event, tell_plan, tell_resume, tell_set_aside
+from penstock.run.announcements import tell_event, tell_nothing_left, tell_plan, tell_resume, tell_saved, tell_set_aside
 from penstock.run.between_steps import BetweenSteps
 from penstock.run.build import Serving, Training, serving_off_the_loop, training_off_the_loop
 from penstock.run.checkpoint import CheckpointOwner, CheckpointStore
@@ -41,9 +41,13 @@ class RunResult:
     """How a run ended."""
 
     summary: dict[str, Any]
+    """The content of `summary.json`."""
     run_dir: Path
+    """Folder with everything the run wrote."""
     stopped_by: str
     """`max_steps`, `data_exhausted`, `max_minutes`, `early_stop` or `interrupted`."""
+    nothing_left: str | None = None
+    """Where a resume had no step to train, as the run had finished before: that, and how to train on."""
 
 
 class RunLife:
@@ -56,12 +60,13 @@ class RunLife:
         loggers: Sequence[Logger],
         point: ResumePoint | None,
         aside: Path | None = None,
+        json_to: TextIO | None = None,
     ) -> None:
         self._config = config
         self._directory = directory
         self._point = point
         self._aside = aside
-        self._records = RunRecords(config, directory, loggers)
+        self._records = RunRecords(config, directory, loggers, json_to)
         self._timeouts = config.runtime.timeouts
         self._forced = ForcedEnd(config, directory, self._records)
         self._signals = StopSignals(
@@ -71,6 +76,7 @@ class RunLife:
             unheard=self._forced.unheard,
             guard=self._forced.guard,
         )
+        self._nothing_left: str | None = None
         self._trainer_activity: Callable[[], str] = lambda: "is not there yet"
 
     async def execute(self) -> RunResult:
@@ -89,7 +95,7 @@ class RunLife:
                         summary = await self._records.close(stopped_by)
                     finally:
                         await self._forced.leave()
-        return RunResult(summary, self._directory.path, stopped_by)
+        return RunResult(summary, self._directory.path, stopped_by, self._nothing_left)
 
     async def _serve_and_train(self) -> str:
         if self._point is None:
@@ -140,6 +146,7 @@ class RunLife:
                     config.checkpoint, store, training.buffer.clock.step, controller, trainer, records
                 )
             await self._accept(between)
+            self._look_for_steps(training)
             await between.before_first(training.buffer.clock.step)
             stopped_by = await self._run_controller(controller, between)
         except _SAVED_AFTER as error:
@@ -217,6 +224,13 @@ class RunLife:
             between.stop_as_remembered(point.step)
         self._directory.write_config(dump_config(self._config))
 
+    def _look_for_steps(self, training: Training) -> None:
+        """Say so where a run that is resumed has none left."""
+        step = training.buffer.clock.step
+        stopped_early = bool(self._records.metrics.early_stop)
+        if self._point is not None and step and (step >= training.steps or stopped_early):
+            self._nothing_left = tell_nothing_left(self._records, self._config, step)
+
     async def _run_controller(self, controller: SingleController, between: BetweenSteps) -> str:
         try:
             with self._signals.stopping(controller.stop), self._records.lane.span("training"):
@@ -245,7 +259,7 @@ class RunLife:
             await store.finish()
 
     def _saved(self, step: int, path: Path, seconds: float) -> None:
-        self._records.events.emit("checkpoint_saved", step=step, path=str(path), seconds=round(seconds, 3))
+        tell_saved(self._records, step, path, seconds)
         timeline = self._records.timeline
         lane = timeline.lane("controller", "checkpoint writer")
         lane.record(f"writing step {step}", timeline.now() - seconds, timeline.now())

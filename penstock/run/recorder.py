@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from penstock.observe.console import ProgressView
+from penstock.observe.console import ProgressView, RecordKind
 from penstock.observe.jsonl import JsonlWriter
 from penstock.observe.loggers.fanout import Loggers
+from penstock.observe.progress import EVAL_STEP
 from penstock.observe.report.reading import Lines
 from penstock.observe.report.values import number
 from penstock.run.eval_report import EvalReport
@@ -56,14 +57,14 @@ class Recorder:
     def step(self, metrics: dict[str, float], evaluation: EvalReport | None = None) -> None:
         """A step has ended, and with it, where one was due, an evaluation of its weights."""
         step = int(metrics["step"])
-        self._write(step, metrics)
+        self._write("step", step, metrics)
         if evaluation is not None:
-            self._write(step, evaluation.metrics())
-        self._view.on_step(metrics | self._last_eval_reward())
+            self._write("eval", step, evaluation.metrics())
+        self._view.on_step(metrics | self._last_eval_shown())
 
     def evaluation(self, report: EvalReport, step: int | None = None) -> None:
         """An evaluation has ended that belongs to the last step, or, before the first, to the initial weights."""
-        self._write(self._steps if step is None else step, report.metrics())
+        self._write("eval", self._steps if step is None else step, report.metrics())
 
     def evaluated(self, step: int) -> bool:
         """Whether the weights after this many steps have been evaluated."""
@@ -98,8 +99,10 @@ class Recorder:
         """Close the file."""
         self.file.close()
 
-    def _write(self, step: int, metrics: Mapping[str, float]) -> None:
-        self.file.write({"step": step} | dict(metrics) | {"step": step})
+    def _write(self, kind: RecordKind, step: int, metrics: Mapping[str, float]) -> None:
+        record = {"step": step} | dict(metrics) | {"step": step}
+        self.file.write(record)
+        self._view.on_record(kind, record)
         self._loggers.log(step, metrics)
         self._keep(step, metrics)
 
@@ -116,8 +119,9 @@ class Recorder:
         step = max(self._evals, default=None)
         return (step, self._evals[step]) if step is not None and (step or not self._steps) else (None, {})
 
-    def _last_eval_reward(self) -> dict[str, float]:
-        return {_EVAL_REWARD: self._evals[max(self._evals)][_EVAL_REWARD]} if self._evals else {}
+    def _last_eval_shown(self) -> dict[str, float]:
+        step = max(self._evals, default=None)
+        return {} if step is None else {_EVAL_REWARD: self._evals[step][_EVAL_REWARD], EVAL_STEP: step}
 
 
 def _mean(values: list[float]) -> float | None:

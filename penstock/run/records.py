@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TextIO
 
 from penstock.config.loading import dump_config
 from penstock.config.models import RunConfig
@@ -21,7 +21,9 @@ from penstock.observe.report.build import write_report
 from penstock.observe.samples import SampleLog
 from penstock.observe.streams import say_last
 from penstock.observe.timeline import Timeline
+from penstock.run.commands import resume_command
 from penstock.run.directory import RunDirectory
+from penstock.run.provenance import provenance
 from penstock.run.record_marks import RecordsSnapshot
 from penstock.run.recorder import Recorder
 
@@ -39,9 +41,17 @@ class RunRecords:
     kept in memory, and written by `open`.
     """
 
-    def __init__(self, config: RunConfig, directory: RunDirectory, loggers: Sequence[Logger]) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        directory: RunDirectory,
+        loggers: Sequence[Logger],
+        json_to: TextIO | None = None,
+    ) -> None:
+        """With `json_to`, steps and evaluations go there as JSON lines, in place of what `observe.console` shows."""
         self._config = config
         self._directory = directory
+        self._origin = provenance(config.seed)
         self._problems: list[str] = []
         self._opened = False
         self._lost = False
@@ -53,7 +63,7 @@ class RunRecords:
         self.ledger = JsonlWriter(directory.ledger, opened=False)
         self.samples = SampleLog(directory.samples, config.observe.samples_per_step)
         self._loggers = Loggers([*make_loggers(config.observe, self.events), *loggers], self.events)
-        self.view = Display(config.observe.console, config.training.max_steps, self.events.emit)
+        self.view = Display(config.observe.console, config.training.max_steps, self.events.emit, json_to)
         self.events.subscribe(self.view.on_event)
         self.events.subscribe(self.timeline.on_event)
         self.metrics = Recorder(directory.metrics, self.view, self._loggers)
@@ -65,10 +75,11 @@ class RunRecords:
             part.open()
 
     async def start(self) -> None:
-        """The run begins: say so, and start the loggers of one whose files are open."""
-        self.events.emit("run_started", run_dir=str(self._directory.path), run_id=self._directory.run_id)
+        """The run begins: say so, with where this process comes from, and start the loggers if files are open."""
+        path, run_id = self._directory.path, self._directory.run_id
+        self.events.emit("run_started", run_dir=str(path), run_id=run_id, **self._origin)
         self.view.open()
-        self.view.note(f"setting up; files go to {self._directory.path}")
+        self.view.note(f"setting up; files go to {path}")
         if self._opened:
             await self.start_loggers()
 
@@ -129,7 +140,8 @@ class RunRecords:
             self._attempt(lambda: self.events.emit("run_failed", cause=why))
             self._attempt(lambda: self.events.emit("run_ended", stopped_by=stopped_by, steps=self.metrics.steps))
             self._attempt(self.events.close)
-        self._attempt(lambda: say_last(f"penstock: {why}\n"))
+        way_on = "" if self._lost else f"go on with: {resume_command(self._directory.path)}\n"
+        self._attempt(lambda: say_last(f"penstock: {why}\n{way_on}"))
 
     def hurry(self) -> None:
         """Do not wait for loggers any longer."""

@@ -15,6 +15,7 @@ from types import TracebackType
 from penstock.controller.loop_watch import innermost_of
 from penstock.run.unheard import Unheard
 from penstock.runtime.insistence import Insistence
+from penstock.runtime.relay import SignalRelay
 from penstock.runtime.signal_pipe import SignalPipe
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -37,10 +38,10 @@ class StopSignals:
     stays so. Of the signals that follow the first, only those that insist count (see `Insistence`); others change
     nothing.
 
-    Does nothing outside the main thread, where Python delivers no signals. A signal that a blocked event loop does not
-    hear for `patience_seconds`, or soon where it insists, calls `unheard` in another thread, with where the loop
-    stands. `guard` is for when no thread can run: it is entered with the socket that holds the signals which nobody has
-    read, and the numbers of those that count.
+    In another thread, where Python delivers no signals, it hears those of the thread's `SignalRelay`, if it has one. A
+    signal that a blocked event loop does not hear for `patience_seconds`, or soon where it insists, calls `unheard` in
+    another thread, with where the loop stands. `guard` is for when no thread can run: it is entered with the socket
+    that holds the signals which nobody has read, and the numbers of those that count.
     """
 
     def __init__(
@@ -71,17 +72,25 @@ class StopSignals:
     def __enter__(self) -> StopSignals:
         with ExitStack() as inside:
             inside.enter_context(self._pipe)
+            relay = SignalRelay.of_this_thread()
             if self._pipe.is_open:
-                self._task = asyncio.current_task()
-                main = threading.get_ident()
-                self._unheard = Unheard(self._patience, lambda: self._end_unheard(innermost_of(main)))
-                inside.callback(self._unheard.close)
+                self._begin(inside)
                 for number in (*_SIGNALS, signal.SIGHUP):
                     self._listen(number, inside)
                 if self._guard is not None:
                     inside.enter_context(self._guard(self._pipe.pending, self._numbers))
+            elif relay is not None:
+                unheard = self._begin(inside)
+                inside.enter_context(relay.listening(self._handed_on, unheard.arrived))
             self._inside = inside.pop_all()
         return self
+
+    def _begin(self, inside: ExitStack) -> Unheard:
+        self._task = asyncio.current_task()
+        mine = threading.get_ident()
+        self._unheard = Unheard(self._patience, lambda: self._end_unheard(innermost_of(mine)))
+        inside.callback(self._unheard.close)
+        return self._unheard
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -112,6 +121,15 @@ class StopSignals:
             yield
         finally:
             self._stop = None
+
+    def _handed_on(self, number: int) -> None:
+        """A signal of the main thread, which waits for this one."""
+        if number == signal.SIGHUP and has_terminal():
+            if self._unheard is not None:
+                self._unheard.heard()
+            self._hung_up()
+        else:
+            self._received(signal.Signals(number))
 
     def _received(self, number: signal.Signals) -> None:
         if self._unheard is not None:

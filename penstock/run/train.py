@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TextIO
 
 from penstock.config.loading import dump_config
 from penstock.config.models import RunConfig
@@ -15,6 +16,7 @@ from penstock.observe.sinks import hold_standard_descriptors
 from penstock.run.aside import refuse_settings_inside, set_aside
 from penstock.run.checks import check_config
 from penstock.run.directory import RunDirectory
+from penstock.run.given_objects import require_given
 from penstock.run.life import RunLife, RunResult
 from penstock.run.record_marks import refuse_other_events, refuse_other_records
 from penstock.run.resume import own_config, resume_point
@@ -24,14 +26,22 @@ from penstock.runtime.loop import run_loop
 __all__ = ["RunResult", "resume", "train"]
 
 
-def train(config: RunConfig, loggers: Sequence[Logger] = (), *, from_scratch: bool = False) -> RunResult:
+def train(
+    config: RunConfig,
+    loggers: Sequence[Logger] = (),
+    *,
+    from_scratch: bool = False,
+    json_to: TextIO | None = None,
+) -> RunResult:
     """Run to the end. A run that fails leaves its directory, with a summary that says why, and raises.
 
     `loggers` are your own, on top of those that `config.observe` asks for. With `from_scratch` a run that is in the
-    folder already is moved aside first, as a whole.
+    folder already is moved aside first, as a whole. With `json_to` each step and evaluation is written there as a line
+    of JSON, in place of what `config.observe.console` shows.
     """
     hold_standard_descriptors()
     config = _with_absolute_places(config)
+    require_given(config)
     check_config(config, from_scratch=from_scratch)
     aside = None
     if from_scratch:
@@ -40,7 +50,7 @@ def train(config: RunConfig, loggers: Sequence[Logger] = (), *, from_scratch: bo
     directory = RunDirectory(config.run_dir)
     try:
         directory.write_config(dump_config(config))
-        return run_loop(RunLife(config, directory, loggers, None, aside).execute())
+        return run_loop(RunLife(config, directory, loggers, None, aside, json_to).execute())
     finally:
         directory.close()
 
@@ -67,21 +77,23 @@ def resume(
     *,
     checkpoint: str | None = None,
     from_scratch: bool = False,
+    json_to: TextIO | None = None,
 ) -> RunResult:
     """Go on with a run from its newest complete checkpoint, or the one named, however its last process ended.
 
     Metrics, samples and ledger are set back to the checkpoint, once everything was found to go with it: a resume that
     is refused changes nothing. A run that never had a checkpoint begins anew. `overrides` may change settings that the
     checkpoint does not depend on, such as `training.max_steps`. With `from_scratch` the run begins anew whatever it
-    had, and with whatever settings; the old one is moved aside as a whole.
+    had, and with whatever settings; the old one is moved aside as a whole. `json_to` is that of `train`.
     """
     hold_standard_descriptors()
     folder = Path(run_dir).absolute()
     config = own_config(folder, overrides)
+    require_given(config)
     if from_scratch:
         if checkpoint is not None:
             raise ConfigError(["--from-scratch begins anew and --checkpoint goes on; give one of the two"])
-        return train(config, loggers, from_scratch=True)
+        return train(config, loggers, from_scratch=True, json_to=json_to)
     directory = RunDirectory(folder, reopen=True)
     try:
         point = resume_point(directory, config, checkpoint)
@@ -91,6 +103,6 @@ def resume(
             refuse_lost_checkpoints(directory)
         else:
             refuse_other_records(directory, point.checkpoint)
-        return run_loop(RunLife(config, directory, loggers, point).execute())
+        return run_loop(RunLife(config, directory, loggers, point, json_to=json_to).execute())
     finally:
         directory.close()

@@ -52,7 +52,7 @@ class Unheard:
         """Watch a signal, and call `tell` from its handler, which tells the loop; to be called in the main thread."""
 
         def handler(number: int, frame: FrameType | None) -> None:
-            self._arrived(number)
+            self.arrived(number)
             tell()
 
         signal.signal(number, handler)
@@ -66,7 +66,8 @@ class Unheard:
         """End the thread."""
         self._news.put(_News.OVER)
 
-    def _arrived(self, number: int) -> None:
+    def arrived(self, number: int) -> None:
+        """A signal has arrived, and the loop was told; called by the signal's handler, or by who hands it on."""
         self._news.put(_Arrived(number, time.monotonic()))
 
     def _watch(self) -> None:

@@ -40,13 +40,17 @@ class LastResort:
 
     def end(self, why: str, code: int, last_words: LastWords) -> NoReturn:
         """Say why, for as long as that takes but no longer than a few seconds, and exit."""
+        self.say(why, last_words)
+        os._exit(code)
+
+    def say(self, why: str, last_words: LastWords) -> None:
+        """As `end`, for a process that goes on."""
         faulthandler.cancel_dump_traceback_later()
         with contextlib.suppress(OSError):
             self._file.unlink(missing_ok=True)  # no stacks will follow
         words = threading.Thread(target=last_words, args=(why,), name="penstock-last-words", daemon=True)
         words.start()
         words.join(_WORDS_SECONDS)
-        os._exit(code)
 
     def armed(self, seconds: float) -> _Armed:
         """Inside this context the process ends when its event loop does not run for `seconds`."""

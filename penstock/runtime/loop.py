@@ -11,6 +11,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from queue import SimpleQueue
 from typing import Any, ParamSpec, TypeVar
 
+from penstock.runtime.relay import SignalRelay
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -26,10 +28,30 @@ def run_loop(main: Coroutine[Any, Any, R]) -> R:
     `asyncio.run` waits for every call of `asyncio.to_thread`, and for every task that is left over, however long they
     take. Here a thread that is stuck is left to itself, as a daemon, and so is a task that does not let itself be
     cancelled within `CANCEL_SECONDS`. `SystemExit` and `KeyboardInterrupt` of other tasks are for those who await them,
-    and do not end the loop; Ctrl-C does, where nobody else listens for it.
+    and do not end the loop; Ctrl-C does, where nobody else listens for it, and so do the signals of a `SignalRelay`.
     """
+    relay = SignalRelay.of_this_thread()
     with asyncio.Runner(loop_factory=_new_loop) as runner:
-        return runner.run(_and_nothing_else(main))
+        if relay is None:
+            return runner.run(_and_nothing_else(main))
+        try:
+            return runner.run(_and_nothing_else(_until_signalled(main, relay)))
+        except asyncio.CancelledError:
+            if relay.interrupted:
+                raise KeyboardInterrupt from None
+            raise
+
+
+async def _until_signalled(main: Coroutine[Any, Any, R], relay: SignalRelay) -> R:
+    """`main`, cancelled by a signal that nobody inside listens for."""
+    task = asyncio.current_task()
+    assert task is not None
+
+    def cancel(number: int) -> None:
+        task.cancel()
+
+    with relay.listening(cancel):
+        return await main
 
 
 class DaemonExecutor(ThreadPoolExecutor):

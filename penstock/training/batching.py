@@ -8,7 +8,7 @@ target.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -18,6 +18,8 @@ from penstock.data_plane.fields import (
     ADVANTAGE,
     GENERATION_LOGPROBS,
     INPUT_IDS,
+    KEPT_COUNTS,
+    KEPT_IDS,
     KL_WEIGHT,
     OLD_LOGPROBS,
     REFERENCE_LOGPROBS,
@@ -28,19 +30,73 @@ from penstock.data_plane.fields import (
 from penstock.errors import DataPlaneError
 from penstock.training.packing import Batching
 
+IMPOSSIBLE = -1e15
+"""The logit of a token that was not to be drawn: its probability is exactly zero, and, as the number is finite, so is
+everything that it is multiplied with."""
+_EXCLUDED_ELEMENTS = 2**24
+"""Logits that are marked at a time as possible or not."""
+
+
+@dataclass(frozen=True)
+class KeptTokens:
+    """What truncated sampling left of the distributions of a chunk's tokens, `K` ids in all.
+
+    Token s was drawn from `ids_K[starts_S1[s] : starts_S1[s + 1]]`; from the whole vocabulary where that is empty.
+    """
+
+    ids_K: Tensor
+    starts_S1: Tensor
+
+    def of(self, sources_T: Tensor) -> KeptTokens | None:
+        """The share of the tokens at `sources_T`; None where all of them were drawn from the whole vocabulary."""
+        counts_T = self.starts_S1.diff()[sources_T]
+        starts_T1 = torch.nn.functional.pad(counts_T.cumsum(0), (1, 0))
+        total = int(starts_T1[-1])
+        if total == 0:
+            return None
+        token_K = torch.repeat_interleave(counts_T)
+        place_K = torch.arange(total) - starts_T1[token_K] + self.starts_S1[sources_T][token_K]
+        return KeptTokens(self.ids_K[place_K], starts_T1)
+
+    def to(self, device: torch.device) -> KeptTokens:
+        """The ids where logits are; the starts, by which they are cut up, stay on the CPU."""
+        return KeptTokens(self.ids_K.to(device), self.starts_S1)
+
+    def exclude_(self, logits_CV: Tensor, first: int) -> Tensor:
+        """Make all other tokens impossible in the logits of the tokens from `first` on, in place."""
+        rows = max(1, _EXCLUDED_ELEMENTS // logits_CV.shape[1])
+        for begin in range(0, logits_CV.shape[0], rows):
+            part_CV = logits_CV[begin : begin + rows]
+            starts_C1 = self.starts_S1[first + begin : first + begin + part_CV.shape[0] + 1]
+            counts_C = starts_C1.diff()
+            token_K = torch.repeat_interleave(counts_C).to(logits_CV.device)
+            gone_CV = (counts_C > 0).to(logits_CV.device)[:, None].expand(part_CV.shape).clone()
+            gone_CV[token_K, self.ids_K[int(starts_C1[0]) : int(starts_C1[-1])].long()] = False
+            part_CV.masked_fill_(gone_CV, IMPOSSIBLE)
+        return logits_CV
+
 
 @dataclass(frozen=True)
 class Rows:
-    """Token ids of a chunk and where its rows begin."""
+    """Token ids of a chunk, where its rows begin, and what its tokens were drawn from."""
 
     ids_S: Tensor
     offsets_R1: Tensor
+    kept: KeptTokens | None = None
+    """Where a token was drawn from less than the whole vocabulary."""
 
     @classmethod
     def of(cls, batch: SampleBatch) -> Rows:
-        """The `input_ids` of fetched rows."""
+        """The `input_ids` of fetched rows, with `KEPT_FIELDS` where the rows have them."""
         column = batch.jagged(INPUT_IDS)
-        return cls(column.values.cpu(), column.offsets_R1)
+        rows = cls(column.values.cpu(), column.offsets_R1)
+        if KEPT_COUNTS not in batch.columns:
+            return rows
+        ids = batch.jagged(KEPT_IDS)
+        starts_S1 = torch.nn.functional.pad(_aligned(batch, KEPT_COUNTS, rows).long().cumsum(0), (1, 0))
+        if not torch.equal(starts_S1[rows.offsets_R1], ids.offsets_R1):
+            raise DataPlaneError(f"{KEPT_IDS} has not as many ids in each row as {KEPT_COUNTS} says")
+        return replace(rows, kept=KeptTokens(ids.values.cpu(), starts_S1)) if len(ids.values) else rows
 
     @property
     def lengths_R(self) -> Tensor:
@@ -132,6 +188,8 @@ class Microbatch:
     """Places in the chunk's `[S]` that hold the targets."""
     targets_T: Tensor
     """The targets' ids."""
+    kept: KeptTokens | None = None
+    """What the targets were drawn from, where that was less than the whole vocabulary."""
 
     def to(self, device: torch.device) -> Microbatch:
         """The model's input on its device; `sources_T` stays with the chunk's columns."""
@@ -144,6 +202,7 @@ class Microbatch:
             self.predictors_T.to(device),
             self.sources_T,
             self.targets_T.to(device),
+            None if self.kept is None else self.kept.to(device),
         )
 
 
@@ -174,8 +233,14 @@ def build_microbatch(
     chosen_N = position_N > 0
     if wanted_S is not None:
         chosen_N &= wanted_S[source_N]
+    sources_T = source_N[chosen_N]
     return Microbatch(
-        input_ids_BL, position_ids_BL, place_N[chosen_N] - 1, source_N[chosen_N], ids_N[chosen_N].to(torch.int64)
+        input_ids_BL,
+        position_ids_BL,
+        place_N[chosen_N] - 1,
+        sources_T,
+        ids_N[chosen_N].to(torch.int64),
+        None if rows.kept is None else rows.kept.of(sources_T),
     )
 
 

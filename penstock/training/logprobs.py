@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from penstock.training.batching import KeptTokens
 from penstock.weights.logits import IDENTITY, LogitTransform
 
 _BLOCK_ELEMENTS = 2**22
@@ -24,6 +25,7 @@ class _Plan:
     transform: LogitTransform
     chunk_tokens: int
     entropy_gradient: bool
+    kept: KeptTokens | None = None
 
     @property
     def is_plain(self) -> bool:
@@ -41,6 +43,7 @@ def selected_logprobs(
     temperature: float = 1.0,
     chunk_tokens: int = 1024,
     entropy_gradient: bool = False,
+    kept: KeptTokens | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`(logprobs_T, entropy_T)` of the distribution `softmax(transform(hidden @ weight.T + bias) / temperature)`.
 
@@ -48,8 +51,11 @@ def selected_logprobs(
     `[chunk_tokens, vocabulary]` buffer (and one of another number format for inputs of less than 32 bits). Softmax
     mathematics is in float32, in float64 for float64 inputs. The entropy carries a gradient only where
     `entropy_gradient` asks for it.
+
+    With `kept` the distribution of a token is the one over the tokens that were left when it was drawn: the others have
+    probability zero and no gradient, and the target must be among those left.
     """
-    plan = _Plan(temperature, transform, chunk_tokens, entropy_gradient)
+    plan = _Plan(temperature, transform, chunk_tokens, entropy_gradient, kept)
     logprobs_T, entropy_T = _SelectedLogprobs.apply(hidden_TH, weight_VH, bias_V, targets_T, plan)  # type: ignore[no-untyped-call]
     return logprobs_T, entropy_T
 
@@ -70,7 +76,8 @@ class _Projector:
         else:
             torch.addmm(self._bias_V, hidden_CH, self._weight_VH.T, out=raw_CV)
         logits_CV = self._plan.transform.apply_(raw_CV.to(_exact(raw_CV.dtype)))
-        return logits_CV if self._plan.temperature == 1.0 else logits_CV.div_(self._plan.temperature)
+        logits_CV = logits_CV if self._plan.temperature == 1.0 else logits_CV.div_(self._plan.temperature)
+        return logits_CV if self._plan.kept is None else self._plan.kept.exclude_(logits_CV, part.start)
 
 
 def _exact(dtype: torch.dtype) -> torch.dtype:

@@ -15,6 +15,7 @@ from penstock.algorithms.corrections import (
     sequence_masked_weights,
     truncated_importance_weights,
 )
+from penstock.algorithms.custom import LossTokens, PolicyLoss, custom_loss
 from penstock.algorithms.kl import KlEstimator, kl_estimate, kl_loss, kl_to_go
 from penstock.algorithms.losses import (
     LossSum,
@@ -28,6 +29,7 @@ from penstock.algorithms.reduction import Metric, Normaliser
 from penstock.config.algorithm import (
     AlgorithmConfig,
     CispoLoss,
+    CustomLoss,
     Decoupled,
     GspoLoss,
     IcePop,
@@ -37,13 +39,18 @@ from penstock.config.algorithm import (
     SequenceMasked,
     TruncatedImportanceSampling,
 )
+from penstock.imports import made_callable
 from penstock.training.targets import TargetColumns, kl_in_reward, loss_normaliser, uses_reference
 
 
 def policy_objective(
-    algorithm: AlgorithmConfig, logprobs_T: Tensor, entropy_T: Tensor, targets: TargetColumns
+    algorithm: AlgorithmConfig,
+    logprobs_T: Tensor,
+    entropy_T: Tensor,
+    targets: TargetColumns,
+    custom: PolicyLoss | None = None,
 ) -> LossSum:
-    """The un-normalised loss of a microbatch and the parts of its metrics.
+    """The un-normalised loss of a microbatch and the parts of its metrics; `custom` is what `load_loss` gives.
 
     The old policy is the trainer's at the start of the step, or the engine's. With one update a step the first is the
     current one (`logprobs_T.detach()`: weights do not change while a step is open, so no extra pass is needed); with
@@ -60,7 +67,12 @@ def policy_objective(
         weights_T = weights_T * correction_T
         metrics |= correction_metrics(correction_T, targets.mask_T, cap=_cap(algorithm))
     old_T = trainer_T if algorithm.old_policy == "trainer" else engine_T
-    terms = [_policy_loss(algorithm, logprobs_T, old_T, advantages_T, weights_T, targets)]
+    if isinstance(algorithm.loss, CustomLoss):
+        assert custom is not None
+        tokens = LossTokens(logprobs_T, old_T, advantages_T, engine_T, targets.mask_T, targets.rows_T)
+        terms = [custom_loss(custom, tokens, weights_T, algorithm.loss.import_path)]
+    else:
+        terms = [_policy_loss(algorithm.loss, logprobs_T, old_T, advantages_T, weights_T, targets)]
     coefficients = [1.0]
     if uses_reference(algorithm):
         terms.append(_reference_term(algorithm, logprobs_T, targets))
@@ -87,15 +99,21 @@ def _joined(
     return LossSum(total, metrics)
 
 
+def load_loss(algorithm: AlgorithmConfig) -> PolicyLoss | None:
+    """The user's own loss, where the settings name one."""
+    loss = algorithm.loss
+    return made_callable(loss.import_path, loss.args, "algorithm.loss") if isinstance(loss, CustomLoss) else None
+
+
 def _policy_loss(
-    algorithm: AlgorithmConfig,
+    loss: PpoClipLoss | GspoLoss | CispoLoss | ReinforceLoss,
     logprobs_T: Tensor,
     old_T: Tensor,
     advantages_T: Tensor,
     weights_T: Tensor,
     targets: TargetColumns,
 ) -> LossSum:
-    loss, mask_T = algorithm.loss, targets.mask_T
+    mask_T = targets.mask_T
     if isinstance(loss, PpoClipLoss):
         return ppo_clip_loss(
             logprobs_T,

@@ -20,7 +20,8 @@ from penstock.weights.lora import LoraAdapter
 
 
 class Policy:
-    """Log-probs of the distribution that was sampled from: logits are divided by the sampling temperature.
+    """Log-probs of the distribution that was sampled from: logits are divided by the sampling temperature, and where
+    sampling was truncated, only the tokens that it had left are possible.
 
     The model stays in evaluation mode, so dropout, where a model has any, never draws: log-probs are those the engine
     sees, and no RNG is part of a step. Gradient checkpointing works in training mode only; then the checkpointed layers
@@ -111,6 +112,7 @@ class Policy:
             temperature=self._temperature,
             chunk_tokens=self._chunk_tokens,
             entropy_gradient=self._entropy_gradient,
+            kept=microbatch.kept,
         )
 
     def check_packing(self) -> None:

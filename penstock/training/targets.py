@@ -11,6 +11,7 @@ from penstock.algorithms.reduction import Normaliser
 from penstock.config.algorithm import AlgorithmConfig, GspoLoss
 from penstock.config.training import TrainingConfig
 from penstock.data_plane import fields
+from penstock.data_plane.meta import KVBatchMeta
 from penstock.training.batching import TrainColumns
 
 
@@ -67,6 +68,11 @@ def train_fields(algorithm: AlgorithmConfig, training: TrainingConfig) -> tuple[
     return names
 
 
+def kept_fields(meta: KVBatchMeta) -> tuple[str, ...]:
+    """The columns that say what tokens were drawn from, as far as the rows have them."""
+    return tuple(name for name in fields.KEPT_FIELDS if name in meta.fields)
+
+
 def loss_normaliser(algorithm: AlgorithmConfig) -> Normaliser:
     """What the loss is divided by when the step ends."""
     loss = algorithm.loss
@@ -81,6 +87,7 @@ def sequence_metrics(algorithm: AlgorithmConfig) -> frozenset[str]:
     own = {"loss", "policy_loss"}
     if isinstance(algorithm.loss, GspoLoss):
         own |= {"clip_fraction", "clip_low_fraction", "clip_high_fraction", "ratio_mean"}
+        own |= {"advantage_negative_fraction", "advantage_positive_fraction"}
     return frozenset(own)
 
 

@@ -73,6 +73,8 @@ def test_by_hand_on_two_responses() -> None:
             "clip_fraction": 1,
             "clip_low_fraction": 1,
             "clip_high_fraction": 0,
+            "advantage_negative_fraction": 1,
+            "advantage_positive_fraction": 1,
             "ratio_mean": math.exp(0.1) + math.exp(-1),
             "ratio_max": math.exp(0.1),
             "ratio_min": math.exp(-1),
@@ -84,7 +86,14 @@ def test_by_hand_on_two_responses() -> None:
 def test_what_is_per_sequence_and_what_per_token() -> None:
     normalisers = {name: part.normaliser for name, part in LOSSES["gspo"](random_tokens()).metrics.items()}
     per_sequence = {name for name, normaliser in normalisers.items() if normaliser is Normaliser.SEQUENCES}
-    assert per_sequence == {"clip_fraction", "clip_low_fraction", "clip_high_fraction", "ratio_mean"}
+    assert per_sequence == {
+        "clip_fraction",
+        "clip_low_fraction",
+        "clip_high_fraction",
+        "advantage_negative_fraction",
+        "advantage_positive_fraction",
+        "ratio_mean",
+    }
     assert normalisers["approx_kl"] is Normaliser.TOKENS
 
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -85,6 +85,7 @@ def test_near_the_reference_k2_has_the_mean_of_the_kl_to_leading_order() -> None
 @given(st.integers(0, 10**6))
 def test_what_the_gradients_of_the_estimators_are_on_average(seed: int) -> None:
     policy_V, reference_V = logits(seed), logits(seed + 1).log_softmax(-1)
+    assume((policy_V.log_softmax(-1) - reference_V).min() > -2.5)  # short of the limit of k3 in a loss
     reverse_V = gradient_of_kl(policy_V, reference_V, forward=False)
     forward_V = gradient_of_kl(policy_V, reference_V, forward=True)
     k1_V, k2_V, k3_V = (gradient_of_expected_estimate(estimator, policy_V, reference_V) for estimator in KlEstimator)

@@ -76,6 +76,8 @@ def test_metrics_count_what_they_say() -> None:
             "clip_fraction": 2,
             "clip_low_fraction": 1,
             "clip_high_fraction": 1,
+            "advantage_negative_fraction": 2,
+            "advantage_positive_fraction": 3,
             "ratio_mean": 5.0,
             "ratio_max": 1.5,
             "ratio_min": 0.5,

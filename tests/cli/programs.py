@@ -18,7 +18,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background
 from pathlib import Path
 from penstock.errors import *
 module = types.ModuleType("penstock.run.train")
-def train(config, *, from_scratch):
+def train(config, *, from_scratch, json_to):
 {body}
 module.train = train
 sys.modules["penstock.run.train"] = module

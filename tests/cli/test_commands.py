@@ -6,7 +6,7 @@ import json
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, TextIO
 
 import pytest
 import yaml
@@ -57,8 +57,10 @@ class TestTrain:
     def trained(self, monkeypatch: pytest.MonkeyPatch) -> list[RunConfig]:
         configs: list[RunConfig] = []
 
-        def train(config: RunConfig, *, from_scratch: bool) -> SimpleNamespace:
+        def train(config: RunConfig, *, from_scratch: bool, json_to: TextIO | None) -> SimpleNamespace:
             configs.append(config)
+            if json_to is not None:
+                json_to.write('{"type": "step", "step": 3}\n')
             summary = {
                 "steps": 3,
                 "train/reward_mean_end": 0.5,
@@ -87,17 +89,20 @@ class TestTrain:
     ) -> None:
         given: list[bool] = []
 
-        def run(*_: object, from_scratch: bool, checkpoint: str | None = None) -> SimpleNamespace:
+        def run(*_: object, from_scratch: bool, checkpoint: str | None = None, json_to: object) -> SimpleNamespace:
             given.append(from_scratch)
-            return SimpleNamespace(summary={}, run_dir=Path("runs/x"), stopped_by="max_steps")
+            return SimpleNamespace(summary={}, run_dir=Path("runs/x"), stopped_by="max_steps", nothing_left=None)
 
         stand_in(monkeypatch, "penstock.run.train", **{command: run})
         assert invoke(command, config, *flags).exit_code == 0
         assert given == [bool(flags)]
 
     def test_json_is_the_only_thing_on_stdout_and_valid(self, config: str, trained: list[RunConfig]) -> None:
-        content = json.loads(invoke("train", config, "--json", "observe.console=table").stdout)
-        assert trained[0].observe.console == "off"
+        shown = invoke("train", config, "--json", "observe.console=table").stdout.splitlines()
+        step, content = map(json.loads, shown)
+        assert trained[0].observe.console == "table", "it is written to config.yaml, where it would outlive --json"
+        assert step == {"type": "step", "step": 3}
+        assert content["type"] == "result"
         assert content["run_dir"] == "runs/x"
         assert content["summary"] == {
             "steps": 3,

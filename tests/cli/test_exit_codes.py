@@ -100,7 +100,26 @@ def test_run_that_stopped_cleanly_after_ctrl_c_is_130_too(config: str) -> None:
 from types import SimpleNamespace
 return SimpleNamespace(summary={}, run_dir=Path("runs/x"), stopped_by="interrupted")
 """
-    assert run_with_train(body, "train", config).returncode == 130
+    done = run_with_train(body, "train", config)
+    assert done.returncode == 130
+    assert done.stdout.splitlines()[-1] == "Go on with: penstock resume runs/x"
+
+
+@pytest.mark.parametrize(
+    ("stopped_by", "folder", "last"),
+    [
+        ("max_minutes", "a run's", "Go on with: penstock resume 'a run'\"'\"'s'"),
+        ("max_steps", "runs/x", "  stopped_by  max_steps"),
+    ],
+)
+def test_only_a_run_that_was_cut_short_says_how_to_go_on(config: str, stopped_by: str, folder: str, last: str) -> None:
+    body = f"""
+from types import SimpleNamespace
+return SimpleNamespace(summary={{}}, run_dir=Path({folder!r}), stopped_by={stopped_by!r})
+"""
+    done = run_with_train(body, "train", config)
+    assert done.returncode == 0
+    assert done.stdout.splitlines()[-1] == last
 
 
 def test_reader_that_goes_away_leaves_no_traceback(config: str) -> None:

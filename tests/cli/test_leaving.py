@@ -1,4 +1,4 @@
-"""The process ends when its command has, with its exit code, and with one JSON document where that was asked for."""
+"""The process ends when its command has, with its exit code, and with nothing but JSON where that was asked for."""
 
 from __future__ import annotations
 
@@ -104,26 +104,33 @@ atexit.register(print, "an exit handler")
 """
 
 
-class TestOneDocument:
+STEPS = 'for step in range(1, 4):\n    json_to.write(\'{"type": "step", "step": %d}\\n\' % step)\n'
+
+
+class TestNothingButJson:
     def test_whatever_is_printed(self, config: str) -> None:
         done = subprocess.run(
-            with_train(NOISE + ENDED, "train", config, "--json"), capture_output=True, text=True, timeout=60
+            with_train(NOISE + STEPS + ENDED, "train", config, "--json"), capture_output=True, text=True, timeout=60
         )
         assert done.returncode == 0
-        assert json.loads(done.stdout)["summary"] == {"steps": 1}
+        *steps, result = map(json.loads, done.stdout.splitlines())
+        assert steps == [{"type": "step", "step": step} for step in (1, 2, 3)]
+        assert (result["type"], result["summary"]) == ("result", {"steps": 1})
         for noise in ("a print", "a write", "bytes", "of the beginning", "the descriptor", "a child", "exit handler"):
             assert noise in done.stderr
 
     @pytest.mark.long
     def test_where_the_run_fails(self, config: str) -> None:
         done = subprocess.run(
-            with_train(f"{NOISE}\nraise TooManyDrops('all')", "train", config, "--json"),
+            with_train(f"{NOISE}{STEPS}\nraise TooManyDrops('all')", "train", config, "--json"),
             capture_output=True,
             text=True,
             timeout=60,
         )
         assert done.returncode == 1
-        assert json.loads(done.stdout)["error"]["type"] == "TooManyDrops"
+        *steps, last = map(json.loads, done.stdout.splitlines())
+        assert [step["step"] for step in steps] == [1, 2, 3]
+        assert (last["type"], last["error"]["type"]) == ("error", "TooManyDrops")
 
     @pytest.mark.long
     @pytest.mark.parametrize("in_process", ["true", "false"])
@@ -153,6 +160,23 @@ class TestOneDocument:
             done = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=60)
         assert done.returncode == 1
         assert done.stderr == "error: the result could not be written to stdout: nobody read it for 0.2 s\n"
+
+    def test_a_reader_that_is_slow_gets_whole_lines_and_the_result(self, config: str) -> None:
+        """It takes nothing before the run has ended; more was written than may wait."""
+        body = "for step in range(40):\n    json_to.write('\"' + 'x' * 99_997 + '\"\\n')\nsys.stderr.write('written')\n"
+        process = subprocess.Popen(
+            with_train(body + ENDED, "train", config, "--json"), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stderr.read(7) == b"written"
+        lines = [json.loads(line) for line in process.stdout.read().splitlines()]
+        assert process.wait(60) == 0
+        process.stdout.close()
+        process.stderr.close()
+        (left_out,) = [line for line in lines if isinstance(line, dict) and line["type"] == "left_out"]
+        assert left_out["bytes"] == (40 - len(lines) + 2) * 100_000
+        assert lines[-1]["type"] == "result"
 
 
 class TestStderr:

@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 from penstock.cli.main import app
 from penstock.config.models import RunConfig
 from penstock.errors import SetupError
-from penstock.run.verify.findings import Check, Finding, Report, Row, Status
+from penstock.run.verify.findings import Check, Finding, Row, Status, VerifyReport
 from tests.cli.programs import SMALLEST_YAML
 
 CHECK = Check("parity", "gradient parity", ("difference",), "It means this. Do that.")
@@ -44,12 +44,12 @@ class _Checks:
         self.rows, self.error = rows, error
         self.calls: list[tuple[RunConfig, Any]] = []
 
-    def __call__(self, config: RunConfig, limits: Any, notify: Any) -> Report:
+    def __call__(self, config: RunConfig, limits: Any, notify: Any) -> VerifyReport:
         self.calls.append((config, limits))
         notify("at work")
         if self.error is not None:
             raise self.error
-        return Report({"model": config.model.path, "dtype": "float32", "device": "cpu"}, self.rows, 3.0)
+        return VerifyReport({"model": config.model.path, "dtype": "float32", "device": "cpu"}, self.rows, 3.0)
 
 
 @pytest.fixture

@@ -25,8 +25,6 @@ TIS = {"kind": "tis"}
             "rollout.failure.min_groups_per_step",
         ),
         ({"rollout__failure__min_groups_per_step": 1}, "rollout.failure.min_groups_per_step"),
-        ({"rollout__sampling__top_p": 0.9}, "rollout.sampling.top_p"),
-        ({"rollout__sampling__top_k": 5}, "rollout.sampling.top_k"),
         ({"algorithm__old_policy": "engine", "algorithm__correction": TIS}, "algorithm.correction.kind"),
         ({"rollout__group_size": 1}, "rollout.group_size"),
         ({"rollout__sampling__max_new_tokens": 512}, "rollout.sampling.max_new_tokens"),
@@ -54,6 +52,7 @@ def test_function_environment_needs_a_callable_and_a_file(function: str | None) 
     [
         {"staleness__policy": "ready_first", "algorithm__correction": TIS},
         {"rollout__sampling__top_p": 0.9, "algorithm__old_policy": "engine"},
+        {"rollout__sampling__top_k": 5, "rollout__sampling__min_p": 0.1},
         {"deterministic": True, "staleness": {"policy": "in_order", "lookahead": 0}, "weight_sync__mode": "drain"},
         {"rollout__failure__on_drop": "shrink", "rollout__failure__min_groups_per_step": 8},
         {"training__optimizer": {"schedule": "cosine", "final_lr_ratio": 0.1}, "training__max_steps": 5},

@@ -26,7 +26,7 @@ def draw(logits_BV: torch.Tensor, uniforms_B: torch.Tensor, params: list[Samplin
         np.array([one.top_p for one in params], dtype=np.float32),
         CPU,
     )
-    return np.stack(sample(logits_BV.clone(), uniforms_B, plan))
+    return np.stack(sample(logits_BV.clone(), uniforms_B, plan)[:2])
 
 
 def expected_probabilities(params: SamplingParams) -> torch.Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 
+import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -58,6 +59,7 @@ def results(draw: st.DrawFn) -> GenerationResult:
         tuple(draw(exact) for _ in tokens),
         tuple(draw(st.integers(0, 10**6)) for _ in tokens),
         draw(st.sampled_from(FinishReason)),
+        tuple(np.array(draw(TOKENS), dtype=np.int32) for _ in tokens) if draw(st.booleans()) else (),
     )
 
 
@@ -92,7 +94,9 @@ def test_a_request_arrives_as_it_was(request: GenerationRequest) -> None:
 @given(results())
 def test_a_response_arrives_to_the_bit(result: GenerationResult) -> None:
     head, body = encode_result(result)
-    assert decode_result(head, body) == result
+    arrived = decode_result(head, body)
+    assert arrived == result
+    assert [ids.tolist() for ids in arrived.kept_ids] == [ids.tolist() for ids in result.kept_ids]
 
 
 def test_a_connection_that_ends_within_a_frame_gives_none() -> None:

@@ -117,11 +117,15 @@ async def test_truncated_requests_share_a_batch_with_others() -> None:
     ids = torch.tensor([kinds[1].prompt_ids + results[1].token_ids])
     with torch.no_grad():
         logits_TV = model(ids).logits[0, len(kinds[1].prompt_ids) - 1 : -1] / 1.3
-    for logits_V, token, logprob in zip(logits_TV, results[1].token_ids, results[1].logprobs, strict=True):
+    drawn = zip(logits_TV, results[1].token_ids, results[1].logprobs, results[1].kept_ids, strict=True)
+    for logits_V, token, logprob, kept in drawn:
         top = logits_V.topk(3)
         assert token in top.indices.tolist()
+        assert kept.tolist() == sorted(top.indices.tolist())
         assert logprob == pytest.approx(float(logits_V[token] - top.values.logsumexp(0)), abs=1e-3)
     assert set(results[2].logprobs) == {0.0}
+    assert [kept.tolist() for kept in results[2].kept_ids] == [[token] for token in results[2].token_ids]
+    assert results[0].kept_ids == ()
 
 
 @needs_kernels

@@ -9,6 +9,15 @@ from rich.console import Console
 
 from penstock.observe.console import PlainView, ProgressView, SilentView, TableView, make_console
 
+FULL = {
+    "eval/reward_mean": 0.5,
+    "eval/step": 2,
+    "rollout/response_length_mean": 123.4,
+    "rollout/truncation_rate": 0.125,
+    "train/entropy": 0.52,
+    "train/kl_reference": 0.00123,
+}
+"""On top of `STEP`: what only some runs have."""
 STEP = {
     "step": 3,
     "train/reward_mean": 0.42,
@@ -123,6 +132,25 @@ class TestTable:
         assert "━" in head
         assert names.split() == ["step", "reward", "lag", "tokens/s", "s/step", "ready"]
         assert row.split() == ["3", "0.42", "0.5/1", "3,400", "2.00", "5"]
+
+    def test_all_figures_fit_a_usual_terminal_but_for_the_least(self, view: TableView) -> None:
+        view.on_step({**STEP, **FULL})
+        _, names, row = drawn(view, width=80).splitlines()
+        assert names.split() == [
+            "step", "reward", "eval", "length", "trunc", "entropy", "KL", "lag", "tokens/s", "s/step",
+        ]  # fmt: skip
+        assert row.split() == ["3", "0.42", "0.50@2", "123", "12%", "0.52", "0.0012", "0.5/1", "3,400", "2.00"]
+        assert "ready" in drawn(view, width=90)
+
+    @pytest.mark.parametrize("width", [8, 16, 24, 40, 60, 80])
+    def test_every_width_keeps_whole_columns_in_their_order(self, view: TableView, width: int) -> None:
+        view.on_step({**STEP, **FULL})
+        wide = drawn(view, width=200).splitlines()[1].split()
+        lines = drawn(view, width=width).splitlines()
+        names = lines[1].split()
+        assert max(map(len, lines)) <= width
+        assert names == [name for name in wide if name in names]
+        assert len(lines[2].split()) == len(names)
 
     def test_evaluation_has_a_column_once_there_is_one(self, view: TableView) -> None:
         view.on_step(STEP)

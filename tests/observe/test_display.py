@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import sys
 import threading
 from typing import Any
@@ -139,3 +140,45 @@ def test_it_leaves_no_thread_and_takes_the_streams_back(monkeypatch: pytest.Monk
             thread.join(10)
     assert len(writers()) == len(before)
     assert sys.stdout is stdout
+
+
+class TestJsonLines:
+    def test_steps_and_evaluations_are_lines_and_nothing_else_is(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        stdout = taken_stdout(monkeypatch)
+        told = Told()
+        display = Display("table", 13, told, json_to=stdout)
+        display.open()
+        display.note("setting up")
+        display.on_record("eval", {"step": 0, "eval/reward_mean": 0.25})
+        display.on_record("step", {"step": 1, "train/loss": float("nan")})
+        display.on_step(STEP)
+        display.on_event("prompt_dropped", {"prompt_id": "7"})
+        display.close()
+        display.on_record("step", {"step": 2})
+        assert [json.loads(line) for line in stdout.getvalue().splitlines()] == [
+            {"type": "eval", "step": 0, "eval/reward_mean": 0.25},
+            {"type": "step", "step": 1, "train/loss": None},
+        ]
+        assert told.causes == []
+
+    def test_a_stream_that_refuses_ends_nothing_and_is_told_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        taken_stdout(monkeypatch)
+        told = Told()
+        display = Display("off", 13, told, json_to=Refusing())
+        display.open()
+        display.on_record("step", {"step": 1})
+        assert told.heard.wait(30)
+        display.on_record("step", {"step": 2})
+        display.close()
+        assert told.causes == ["stdout: Input/output error"]
+
+    def test_a_closed_terminal_does_not_end_lines_that_go_elsewhere(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        stdout = taken_stdout(monkeypatch)
+        told = Told()
+        display = Display("off", 13, told, json_to=stdout)
+        display.open()
+        display.terminal_closed()
+        display.on_record("step", {"step": 1})
+        display.close()
+        assert json.loads(stdout.getvalue()) == {"type": "step", "step": 1}
+        assert told.causes == [HUNG_UP]

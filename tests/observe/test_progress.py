@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from penstock.observe.progress import TimeLeft, duration, event_line, is_important, step_line
 
@@ -17,8 +19,44 @@ FULL = {
 }
 
 
+KEYS = {
+    *FULL,
+    "eval/reward_mean",
+    "eval/step",
+    "rollout/response_length_mean",
+    "rollout/truncation_rate",
+    "train/entropy",
+    "train/kl_reference",
+    "buffer/ready",
+}
+
+
 def test_step_line_with_everything() -> None:
     assert step_line(FULL, 100, 80) == "step 12/100  reward 0.42  lag 0.0/0  3,400 tok/s  0.91 s/step  ETA 1m20s"
+
+
+def test_step_line_has_length_truncation_entropy_kl_and_the_last_evaluation() -> None:
+    metrics = FULL | {
+        "eval/reward_mean": 0.5,
+        "eval/step": 10,
+        "rollout/response_length_mean": 1234.4,
+        "rollout/truncation_rate": 0.125,
+        "train/entropy": 0.52,
+        "train/kl_reference": 0.00123,
+    }
+    line = step_line(metrics, 100, 80, width=200)
+    assert line == (
+        "step 12/100  reward 0.42  eval 0.50@10  len 1,234  trunc 12%  ent 0.52  KL 0.0012  lag 0.0/0  3,400 tok/s  "
+        "0.91 s/step  ETA 1m20s"
+    )
+    assert step_line(metrics, 100, 80) == line.replace("  0.91 s/step", "")
+
+
+@given(st.dictionaries(st.sampled_from(sorted(KEYS)), st.floats(-1e9, 1e9)), st.integers(0, 10**7), st.floats(0.0, 1e9))
+def test_step_line_fits_120_columns(metrics: dict[str, float], step: int, left: float) -> None:
+    line = step_line(metrics | {"step": step}, 10**7, left)
+    assert len(line) <= 120
+    assert line.startswith(f"step {step}/10000000")
 
 
 def test_step_line_leaves_out_what_is_missing() -> None:

@@ -8,10 +8,10 @@ import re
 from html.parser import HTMLParser
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from penstock.observe.report.chart import SMALL, Line, Look, line_chart
+from penstock.observe.report.chart import SMALL, Line, Look, line_chart, shared_range
 from penstock.observe.report.markup import Html, join, script_json, tag
 from penstock.observe.report.numerals import alike, percent, seconds, short, step_axis, tick_labels, value_axis
 from penstock.observe.report.stack import Layer, Row, binned, bins_of, stacked_bars, strip
@@ -171,8 +171,25 @@ class TestCharts:
     def test_a_chart_without_points_is_nothing(self) -> None:
         assert line_chart("Reward", [Line("a", Series((), ()))]) == ""
 
+    def test_a_chart_of_nothing_but_zeros_is_a_line_of_text(self) -> None:
+        zeros = Line("a", thinned([(1, 0.0), (2, 0.0), (3, 0.0)]))
+        assert line_chart("Lag <1>", [zeros]) == '<p class="zero"><strong>Lag &lt;1&gt;</strong>: 0 in all steps.</p>'
+        assert "<svg" in line_chart("Lag", [zeros, Line("b", thinned([(2, 0.1)]))])
+
+    def test_charts_of_one_quantity_have_one_scale(self) -> None:
+        small, large = Line("a", thinned([(1, 0.0), (2, 0.1)])), Line("b", thinned([(1, 0.2), (2, 0.9)]))
+        scale = shared_range([[small], [large], []])
+        assert scale == (0.0, 0.9)
+        marks = [
+            re.findall(r'<div class="ys"[^>]*>(.*?)</div>', line_chart("x", [line], y_range=scale))
+            for line in (small, large)
+        ]
+        assert marks[0] == marks[1] != []
+        assert shared_range([[]]) is None
+
     @given(st.lists(st.tuples(st.integers(0, 1000), FINITE), min_size=1, max_size=30, unique_by=lambda p: p[0]))
     def test_points_stay_inside_the_drawing(self, points: list[tuple[int, float]]) -> None:
+        assume(any(value for _, value in points))
         chart = line_chart("x", [Line("x", thinned(sorted(points)))], size=SMALL)
         path = re.findall(r'<path d="([^"]*)" class="(?:line|dots)[^"]*"', chart)[0]
         for x, y in re.findall(r"[ML](-?[\d.]+) (-?[\d.]+)", path):

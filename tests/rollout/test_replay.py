@@ -13,6 +13,8 @@ import torch
 from penstock.controller.failure import classify
 from penstock.data_plane import fields
 from penstock.data_plane.adapters.memory import MemoryDataPlane
+from penstock.data_plane.archive import load_rows
+from penstock.data_plane.client import SampleBatch
 from penstock.data_plane.columns import JaggedColumn
 from penstock.errors import ConfigError, DataPlaneError, FailureKind, RecordError, SetupError
 from penstock.rollout.engines.base import GenerationRequest, SamplingParams
@@ -110,6 +112,34 @@ async def test_no_token_is_newer_than_the_weights_it_is_replayed_to(
     assert rows.values.dtype == torch.int32
     assert [tags["last_version"] - tags["first_version"] for tags in again.meta.tags] == [max(kept)] * 3
     assert again.end_version == trainer
+
+
+def forget_kept_tokens(run_dir: Path) -> None:
+    """Make the recording one of a version that did not write down what tokens were drawn from."""
+    ((group, folder),) = ((each, run_dir / FOLDER / each.folder_name) for each in Recording.read(run_dir).groups)
+    rows = load_rows(folder)
+    columns = {name: column for name, column in rows.columns.items() if name not in fields.KEPT_FIELDS}
+    RecordingFolder(run_dir / FOLDER, Recording.read(run_dir).info).write(group, SampleBatch(rows.sample_ids, columns))
+
+
+async def test_an_older_recording_from_the_whole_vocabulary_is_replayed(tmp_path: Path) -> None:
+    await record(tmp_path, visit(3))
+    forget_kept_tokens(tmp_path)
+    plane = new_plane()
+    again = await ReplaySource(Recording.read(tmp_path), plane).generate_and_push(visit(3), "again", 0)
+    batch = plane.get_samples(again.meta, fields.KEPT_FIELDS)
+    assert not batch.jagged(fields.KEPT_COUNTS).values.any()
+    assert batch.jagged(fields.KEPT_IDS).lengths_R.tolist() == [0, 0, 0]
+
+
+async def test_an_older_recording_of_truncated_sampling_is_refused(tmp_path: Path) -> None:
+    await record(tmp_path, visit(3))
+    forget_kept_tokens(tmp_path)
+    path = tmp_path / FOLDER / "recording.json"
+    info = RecordingInfo.model_validate_json(path.read_bytes())
+    path.write_text(info.model_copy(update={"settings": {"rollout.sampling.top_p": 0.9}}).model_dump_json())
+    with pytest.raises(ReplayFailure, match="do not say which tokens truncated sampling had left"):
+        await ReplaySource(Recording.read(tmp_path), new_plane()).generate_and_push(visit(3), "again", 0)
 
 
 class TestWritesThatFail:

@@ -24,6 +24,7 @@ from tests.run.test_resume import DETERMINISTIC, lines, trained, write_prompts
 from tests.support.tiny_models import save_tiny_model
 
 QUICK: dict[str, Any] = {"eval.at_start": False, "eval.at_end": False}
+NEVER: dict[str, Any] = {"at_end": False, "every_minutes": None}
 
 
 def events(run_dir: Path) -> list[dict[str, Any]]:
@@ -52,7 +53,7 @@ def test_a_checkpoint_is_tried_before_the_first_step_and_again_on_resume(make_co
 @pytest.mark.parametrize("left", ["no checkpoints", "nothing to train"])
 def test_what_will_write_no_checkpoint_tries_none(make_config: ConfigMaker, left: str) -> None:
     if left == "no checkpoints":
-        run_dir = penstock.train(make_config(**QUICK, **{"checkpoint.at_end": False})).run_dir
+        run_dir = penstock.train(make_config(**QUICK, checkpoint=NEVER)).run_dir
         assert names(run_dir).count("checkpoint_proved") == 0
         assert not (run_dir / "checkpoints").exists()
     else:
@@ -105,7 +106,7 @@ def test_the_trial_changes_nothing_of_a_deterministic_run(make_config: ConfigMak
     settings = DETERMINISTIC | {"data.train_path": write_prompts(tmp_path), "checkpoint.every_steps": None}
     found = []
     for at_end in (True, False):
-        changes = {"run_dir": str(tmp_path / f"run_{at_end}"), "checkpoint.at_end": at_end}
+        changes = {"run_dir": str(tmp_path / f"run_{at_end}"), "checkpoint": NEVER | {"at_end": at_end}}
         run_dir = penstock.train(make_config(**settings, **changes)).run_dir
         assert names(run_dir).count("checkpoint_proved") == at_end
         found.append(trained(run_dir))

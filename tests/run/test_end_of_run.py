@@ -39,7 +39,7 @@ def test_a_summary_that_cannot_be_written_costs_nothing_else(make_config: Config
 
     logger = Remembering(before=in_the_way)
     with pytest.raises(RecordError, match=r"the run ended \(max_steps\), but '.*summary\.json' cannot be written"):
-        penstock.train(make_config(), [logger])
+        penstock.train(make_config(), loggers=[logger])
     check_whole(tmp_path / "run")
     assert logger.calls[-1] == ("close",)
 
@@ -85,11 +85,11 @@ class TestLoggersAtTheEnd:
             if call[0] == "summary":
                 seen.append(check_whole(tmp_path / "run"))
 
-        penstock.train(make_config(), [Remembering(before=look)])
+        penstock.train(make_config(), loggers=[Remembering(before=look)])
         assert len(seen) == 1
 
     def test_what_a_logger_does_at_its_end_is_in_the_report(self, make_config: ConfigMaker) -> None:
-        result = penstock.train(make_config(), [Remembering("broken", failing_at("summary"))])
+        result = penstock.train(make_config(), loggers=[Remembering("broken", failing_at("summary"))])
         assert check_whole(result.run_dir)[-1]["event"] == "logger_failed"
         assert "RuntimeError: the disk is full" in (result.run_dir / "report.html").read_text(encoding="utf-8")
 
@@ -102,7 +102,7 @@ import threading
 import penstock
 from tests.support.loggers import Remembering, waiting_in
 hanging = Remembering("hanging", waiting_in("close", threading.Event()))
-print(penstock.train(penstock.load_config({str(tmp_path / "run.yaml")!r}), [hanging]).stopped_by)
+print(penstock.train(penstock.load_config({str(tmp_path / "run.yaml")!r}), loggers=[hanging]).stopped_by)
 """
         process = subprocess.Popen(
             [sys.executable, "-c", code],
@@ -133,7 +133,7 @@ class TestFolderUsedAgain:
         self, make_config: ConfigMaker, tmp_path: Path
     ) -> None:
         with pytest.raises(SetupError):
-            penstock.train(make_config(), [Remembering("broken", failing_at("start"))])
+            penstock.train(make_config(), loggers=[Remembering("broken", failing_at("start"))])
         assert json.loads((tmp_path / "run" / "summary.json").read_text())["stopped_by"] == "error"
         statuses = []
 
@@ -141,7 +141,7 @@ class TestFolderUsedAgain:
             if call[0] == "log" and call[1] == 1:
                 statuses.append(write_report(tmp_path / "run").figures["status"])
 
-        penstock.train(make_config(), [Remembering("reporter", report)])
+        penstock.train(make_config(), loggers=[Remembering("reporter", report)])
         assert statuses == [RunStatus.RUNNING.value]
         assert load_run(tmp_path / "run").status is RunStatus.ENDED
 

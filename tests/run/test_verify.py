@@ -71,7 +71,7 @@ def test_keys_are_the_same_whatever_happens(verify: Verify, monkeypatch: pytest.
         },
         {"training.batching": "packed", "training.gradient_checkpointing": True},
         {"training.minibatches_per_step": 2, "training.min_groups_per_chunk": 4},
-        {"rollout.sampling.top_k": 5, "algorithm.correction": {"kind": "tis"}},
+        {"rollout.sampling.top_k": 5, "algorithm.correction": {"kind": "icepop"}},
         {"training.prompt_groups_per_step": 1},
     ],
     ids=lambda changes: next(iter(changes)),

@@ -37,18 +37,65 @@ def only_fails(verified: Verified, key: str) -> dict[str, Any]:
     return verified.checks[key]
 
 
+class TestCutOff:
+    def test_bounds_that_leave_every_token_out(self, verify: Verify) -> None:
+        """Engine and trainer agree up to rounding, and bounds of exactly 1 have no room for that."""
+        bounds = {"kind": "icepop", "low": 1.0, "high": 1.0}
+        verified = verify(**{"algorithm.correction": bounds, "rollout.sampling.top_k": 4})
+        assert "cut_off_tokens" in verified.with_status("fail")
+        row = verified.checks["cut_off_tokens"]
+        assert row["figures"]["masked_fraction"] > 0.9
+        assert "widen the bounds of algorithm.correction" in row["explanation"]
+
+    @pytest.mark.parametrize(
+        "changes",
+        [
+            {"algorithm.correction": {"kind": "icepop"}},
+            {"algorithm.loss": {"kind": "gspo"}, "algorithm.old_policy": "engine"},
+        ],
+        ids=["icepop", "gspo"],
+    )
+    def test_truncated_sampling_cuts_nothing_off(self, verify: Verify, changes: dict[str, Any]) -> None:
+        verified = verify(**{"rollout.sampling.top_k": 4, **changes})
+        assert verified.with_status("fail") == []
+        figures = verified.figures("cut_off_tokens")
+        assert figures.pop("tokens") > 0
+        assert set(figures.values()) == {0.0}
+
+
 class TestGradients:
     def test_a_loss_that_is_a_mean_over_its_microbatch(self, verify: Verify, monkeypatch: pytest.MonkeyPatch) -> None:
         real = local_worker.policy_objective
 
-        def mean_of_its_own(algorithm: Any, logprobs_T: Tensor, entropy_T: Tensor, targets: Any) -> LossSum:
-            loss = real(algorithm, logprobs_T, entropy_T, targets)
+        def mean_of_its_own(
+            algorithm: Any, logprobs_T: Tensor, entropy_T: Tensor, targets: Any, custom: Any
+        ) -> LossSum:
+            loss = real(algorithm, logprobs_T, entropy_T, targets, custom)
             return LossSum(loss.total / targets.mask_T.sum(), loss.metrics)
 
         monkeypatch.setattr(local_worker, "policy_objective", mean_of_its_own)
         row = only_fails(verify(), "gradient_parity")
         assert row["figures"]["streamed_relative_difference"] > 0.01
         assert "min_groups_per_chunk" in row["explanation"]
+
+    def test_a_custom_loss_that_depends_on_what_shares_its_microbatch(self, verify: Verify) -> None:
+        path = "tests.support.custom_algorithms:over_the_batch"
+        verified = verify(**{"algorithm.loss": {"kind": "custom", "import_path": path}})
+        assert verified.exit_code == 1
+        assert verified.with_status("fail") == ["gradient_parity", "custom_loss"]
+        row = verified.checks["custom_loss"]
+        assert row["figures"]["relative_difference"] > 0.01
+        assert f"The gradient of {path} changes with the responses that share its microbatch" in row["explanation"]
+        assert "no mean, deviation or maximum" in row["explanation"]
+        assert path in verified.checks["gradient_parity"]["explanation"]
+
+    @pytest.mark.parametrize("name", ["clipped", "RowMean"])
+    def test_a_custom_loss_of_single_responses_passes(self, verify: Verify, name: str) -> None:
+        path = f"tests.support.custom_algorithms:{name}"
+        verified = verify(**{"algorithm.loss": {"kind": "custom", "import_path": path}})
+        assert verified.with_status("fail") == []
+        assert verified.figures("custom_loss")["relative_difference"] < 1e-12
+        assert verified.figures("gradient_parity")["streamed_relative_difference"] < 1e-5
 
     def test_a_gradient_that_keeps_something_of_the_chunk_before(
         self, verify: Verify, monkeypatch: pytest.MonkeyPatch

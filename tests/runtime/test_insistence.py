@@ -64,8 +64,8 @@ async def test_signals_that_do_not_insist_change_nothing() -> None:
 def test_a_blocked_loop_is_ended_only_for_one_that_insists(second: signal.Signals, ends: bool) -> None:
     ended: list[float] = []
     unheard = Unheard(60.0, lambda: ended.append(time.monotonic()))
-    unheard._arrived(TERM)
-    unheard._arrived(second)
+    unheard.arrived(TERM)
+    unheard.arrived(second)
     deadline = time.monotonic() + (30 if ends else 1.3)
     while not ended and time.monotonic() < deadline:
         time.sleep(0.01)

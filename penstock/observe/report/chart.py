@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import chain
@@ -49,13 +49,19 @@ def line_chart(
     size: str = LARGE,
     floor: float | None = None,
     x_range: tuple[float, float] | None = None,
+    y_range: tuple[float, float] | None = None,
 ) -> Html:
-    """A chart of one or more lines over steps; nothing where no line has a point. `floor` is always on the axis."""
+    """A chart of one or more lines over steps; nothing where no line has a point, and words where all are zero.
+
+    `floor` is always on the axis, and so is `y_range`, for charts that are to have one scale.
+    """
     drawn = [line for line in lines if len(line.series)]
     if not drawn:
         return NOTHING
+    if not any(chain.from_iterable(map(_all_values, drawn))):
+        return tag("p", tag("strong", title), ": 0 in all steps.", class_="zero")
     x_axis = step_axis(*(x_range or _x_range(drawn)))
-    y_axis = value_axis(_shown_values(drawn), count=2 if size == SMALL else 4, floor=floor)
+    y_axis = value_axis([*_shown_values(drawn), *(y_range or ())], count=2 if size == SMALL else 4, floor=floor)
     outside = [point for line in _raw(drawn) for point in _outside(line, y_axis)]
     marks = [
         _grid(y_axis),
@@ -73,6 +79,17 @@ def line_chart(
         spoken=_spoken(title, drawn),
         data=_readable(x_axis, drawn),
     )
+
+
+def shared_range(charts: Iterable[Sequence[Line]]) -> tuple[float, float] | None:
+    """A range that holds what each of these charts shows; None where they show nothing."""
+    values = [
+        value
+        for lines in charts
+        if (drawn := [line for line in lines if len(line.series)])
+        for value in _shown_values(drawn)
+    ]
+    return (min(values), max(values)) if values else None
 
 
 def figure(

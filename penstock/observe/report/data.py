@@ -22,6 +22,7 @@ from penstock.observe.report.trace_data import TraceData, read_trace
 from penstock.observe.report.values import number
 
 Record = Mapping[str, Any]
+_STOPPED_BY = ("interrupted", "max_minutes")
 _FILES = ("config.yaml", "metrics.jsonl", "events.jsonl", "summary.json", "trace.json", "samples.jsonl")
 
 
@@ -29,7 +30,9 @@ class RunStatus(Enum):
     """How a run stands."""
 
     ENDED = "ended"
-    """By itself, or because somebody asked."""
+    """By itself: all its steps, all its data, or a metric that said so."""
+    STOPPED = "stopped"
+    """Before that, because somebody asked, or its time was up; it can go on."""
     FAILED = "failed"
     RUNNING = "running"
     """It holds the lock of its folder."""
@@ -159,7 +162,9 @@ def _status(folder: Path, summary: Record | None, stopped_by: str | None) -> Run
     if stopped_by is None:
         return RunStatus.CUT_OFF
     failed = stopped_by == "error" or (summary is not None and summary.get("error"))
-    return RunStatus.FAILED if failed else RunStatus.ENDED
+    if failed:
+        return RunStatus.FAILED
+    return RunStatus.STOPPED if stopped_by in _STOPPED_BY else RunStatus.ENDED
 
 
 def _is_locked(lock: Path) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-MOST_DROPS, MOST_STALLS = 50, 5
+MOST_DROPS, MOST_STALLS, MOST_STARTS = 50, 5, 20
 _FAULTS = ("infra", "data")
 MOST_CAUSES = 100
 """Different causes that are kept of one kind; the oldest go first."""
@@ -54,6 +54,9 @@ class EventTally:
     stalls: deque[Mapping[str, Any]] = field(default_factory=lambda: deque(maxlen=MOST_STALLS))
     """The newest times that the run stood still, with what everything waited for."""
 
+    starts: deque[Mapping[str, Any]] = field(default_factory=lambda: deque(maxlen=MOST_STARTS))
+    """The newest processes of the run, each with what it began with."""
+
     @classmethod
     def of(cls, events: Iterable[Mapping[str, Any]]) -> EventTally:
         """Count events in the order they happened."""
@@ -63,6 +66,7 @@ class EventTally:
             tally.started = tally.started or time
             if name == "run_started":  # of the run's next process, where it was resumed
                 tally.stopped_by = None
+                tally.starts.append(event)
             elif name == "run_ended":
                 tally.stopped_by = str(event.get("stopped_by"))
             cause = event.get("cause") or event.get("reason")

@@ -11,6 +11,7 @@ from penstock.observe.report.headline import headline
 from penstock.observe.report.markup import NOTHING, Html, join, tag
 from penstock.observe.report.sections_events import events_section
 from penstock.observe.report.sections_learning import optimisation_section, other_metrics, reward_section, section
+from penstock.observe.report.sections_origin import origin
 from penstock.observe.report.sections_samples import samples_section
 from penstock.observe.report.sections_time import staleness_section, throughput_section, time_section
 
@@ -69,7 +70,7 @@ def _settings_section(data: RunData) -> Html:
     )
     trace = tag("p", _TRACE_HELP) if data.trace is not None else NOTHING
     listing = tag("p", "Files in ", tag("code", data.folder.name), ": ", ", ".join(files), ".", class_="note")
-    return section("settings", "Settings and files", join([config, other_metrics(data), trace, listing]))
+    return section("settings", "Settings and files", join([origin(data), config, other_metrics(data), trace, listing]))
 
 
 def _resource(name: str) -> str:

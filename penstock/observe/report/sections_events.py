@@ -26,12 +26,13 @@ def _of(data: RunData, severity: Severity) -> dict[str, KindTally]:
 
 
 def events_section(data: RunData) -> Html:
-    """Failures with their last causes; what else is notable; groups generated for nothing; routine events, folded."""
+    """Failures with their last causes; what else is notable; groups that were not trained; routine events, folded."""
     if not data.events.kinds:
         return NOTHING
     start = data.events.started
-    bad, notable, waste, routine = (
-        _of(data, severity) for severity in (Severity.FAILURE, Severity.NOTABLE, Severity.WASTE, Severity.ROUTINE)
+    bad, notable, waste, chosen, routine = (
+        _of(data, severity)
+        for severity in (Severity.FAILURE, Severity.NOTABLE, Severity.WASTE, Severity.CHOSEN, Severity.ROUTINE)
     )
     body = [
         _table(bad, start) if bad else tag("p", "Nothing went wrong.", class_="good"),
@@ -39,6 +40,7 @@ def events_section(data: RunData) -> Html:
         stalls(data.events),
         join([tag("h3", "Also worth knowing"), _table(notable, start)]) if notable else None,
         join([tag("h3", "Generated for nothing"), _table(waste, start)]) if waste else None,
+        join([tag("h3", "Left out by dynamic sampling"), _table(chosen, start)]) if chosen else None,
         tag("details", tag("summary", "Routine events"), _table(routine, start)) if routine else None,
     ]
     return section("failures", "Failures and events", join(body))

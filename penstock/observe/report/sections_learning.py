@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from penstock.observe.report.chart import LARGE, SMALL, Line, Look, line_chart
+from penstock.observe.report.chart import LARGE, SMALL, Line, Look, line_chart, shared_range
 from penstock.observe.report.data import RunData
 from penstock.observe.report.markup import NOTHING, Html, join, tag
 from penstock.observe.report.numerals import short
@@ -31,6 +31,7 @@ _SMALL_MULTIPLES = (
 _SMOOTH = ("train/lr",)
 """Not noisy: shown as they are."""
 _PASS_AT = re.compile(r"eval/pass@\d+")
+_EXTREME = re.compile(r"_(mean|max|min)$")
 _CURVE = 3
 """Fewer evaluations than this are no curve."""
 _SHOWN_ELSEWHERE = ("staleness/lag_histogram/", "timing/", "throughput/", "rollout/groups_", "rollout/prompts_")
@@ -60,36 +61,45 @@ def reward_section(data: RunData) -> Html:
     lines = trend(data, _REWARD, "sampled responses")
     evals = thinned((number(line["step"]) or 0.0, number(line.get("eval/reward_mean"))) for line in data.evals)
     lines.append(Line("held-out prompts", evals, "c2", Look.DOTS))
-    chart = line_chart("Mean reward", lines, note="of a step's samples, and of the held-out prompts", size="tall")
-    return section("reward", "Reward", join([chart, _held_out(data), _by_environment(data)]))
+    held_out, note = _held_out(data)
+    by_environment = _by_environment(data)
+    scale = shared_range([lines, held_out, by_environment])
+    charts = [
+        line_chart(
+            "Mean reward", lines, note="of a step's samples, and of the held-out prompts", size="tall", y_range=scale
+        ),
+        line_chart("Held-out prompts", held_out, note=note, size=LARGE, y_range=scale),
+        line_chart("Reward by environment", by_environment, note="running means", size=LARGE, y_range=scale),
+    ]
+    return section("reward", "Reward", join(charts))
 
 
-def _held_out(data: RunData) -> Html:
-    """The evaluations alone, as curves: reward and pass@k; nothing where the chart above says it all."""
+def _held_out(data: RunData) -> tuple[list[Line], str]:
+    """The evaluations alone, as curves: reward and pass@k, and a note; no line where the chart above says it all."""
     names = {key: None for line in data.evals for key in line if _PASS_AT.fullmatch(key)}
     passes = sorted(names, key=lambda key: int(key.partition("@")[2]))
     if not passes and len(data.evals) < _CURVE:
-        return NOTHING
+        return [], ""
     lines = []
     for place, (key, name) in enumerate([("eval/reward_mean", "mean reward"), *((key, key[5:]) for key in passes)]):
         series = thinned((number(line["step"]) or 0.0, number(line.get(key))) for line in data.evals)
         lines.append(Line(name, series, COLOURS[(place + 1) % len(COLOURS)]))
     note = "the chance that one of k responses passes, beside the mean reward" if passes else "each evaluation"
-    return line_chart("Held-out prompts", lines, note=note, size=LARGE)
+    return lines, note
 
 
-def _by_environment(data: RunData) -> Html:
+def _by_environment(data: RunData) -> list[Line]:
     prefix = f"{_REWARD}/"
     keys = [key for key in data.metric_names() if key.startswith(prefix)]
     if len(keys) < 2:
-        return NOTHING
+        return []
     lines = []
     for place, key in enumerate(keys):
         points = data.points(key)
         means = smoothed([y for _, y in points], window_of(len(points)))
         series = thinned(zip((x for x, _ in points), means, strict=True))
         lines.append(Line(key.removeprefix(prefix), series, COLOURS[place % len(COLOURS)]))
-    return line_chart("Reward by environment", lines, note="running means", size=LARGE)
+    return lines
 
 
 def optimisation_section(data: RunData) -> Html:
@@ -104,25 +114,38 @@ def optimisation_section(data: RunData) -> Html:
         else:
             lines = [Line(title, thinned(data.points(key)))] if key in _SMOOTH else trend(data, key, title)
             charts.append(line_chart(title, lines, size=SMALL, floor=floor))
-    if not charts:
+    if not charts and not constant:
         return NOTHING
     note = tag("p", "The same in all steps: ", "; ".join(constant), ".", class_="note after") if constant else None
-    return section("optimisation", "Optimisation", join([tag("div", *charts, class_="multiples"), note]))
+    return section(
+        "optimisation", "Optimisation", join([tag("div", *charts, class_="multiples") if charts else None, note])
+    )
 
 
 def other_metrics(data: RunData) -> Html:
     """Every metric that changes and has no chart of its own, small, behind a fold."""
     shown = {key for key, _, _ in _SMALL_MULTIPLES} | {"step", _REWARD}
-    charts = []
+    lines: dict[str, list[Line]] = {}
     for key in data.metric_names():
         values = data.values(key)
         if key in shown or key.startswith(_SHOWN_ELSEWHERE) or len(values) < 2 or min(values) == max(values):
             continue
-        charts.append(line_chart(key, [Line(key, thinned(data.points(key), 120))], size=SMALL))
+        lines.setdefault(quantity_of(key), []).append(Line(key, thinned(data.points(key), 120)))
+    scales = {quantity: shared_range([[line] for line in found]) for quantity, found in lines.items()}
+    charts = [
+        line_chart(line.name, [line], size=SMALL, y_range=scales[quantity])
+        for quantity, found in lines.items()
+        for line in found
+    ]
     if not charts:
         return NOTHING
     summary = tag("summary", f"All other metrics ({len(charts)})")
     return tag("details", summary, tag("div", *charts[:80], class_="multiples"))
+
+
+def quantity_of(key: str) -> str:
+    """What a metric is of: charts of `lag_mean` and `lag_max`, or of a mean in two environments, have one scale."""
+    return _EXTREME.sub("", "/".join(key.split("/")[:2]))
 
 
 def section(name: str, title: str, body: Html, lead: str = "") -> Html:

@@ -140,12 +140,14 @@ def staleness_section(data: RunData) -> Html:
     counts = [_lags(line) for line in steps]
     bins = bins_of([float(line["step"]) for line in steps])
     largest = max(max(lags) for lags in counts)
+    lead = "Lag is the trainer's weight version minus the version a group started with; 0 is on-policy."
+    if largest == 0:
+        return section("staleness", "Staleness", tag("p", "The lag of all groups was 0 in all steps."), lead)
     rows = [
         Row(_lag_label(lag, largest), binned([_share(lags, lag, largest) for lags in counts], bins))
         for lag in range(min(largest, _MOST_LAGS) + 1)
     ]
     chart = strip("Groups by lag", bins, rows, note="share of each step's groups", what="lag")
-    lead = "Lag is the trainer's weight version minus the version a group started with; 0 is on-policy."
     return section("staleness", "Staleness", chart, lead)
 
 

@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from penstock.weights.receiver import WeightReceiver
 
 
@@ -46,15 +49,19 @@ class GenerationRequest:
 
 @dataclass(frozen=True)
 class GenerationResult:
-    """One generated response; the three lists have one entry per generated token."""
+    """One generated response; the lists have one entry per generated token."""
 
     request_id: str
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
-    """Log-prob of each token under the distribution it was sampled from (after temperature, top-p and top-k)."""
+    """Log-prob of each token under the distribution it was sampled from: after the temperature, and over the tokens
+    that the truncation kept."""
     token_versions: tuple[int, ...]
     """Weight version that produced each token."""
     finish_reason: FinishReason
+    kept_ids: tuple[NDArray[np.int32], ...] = field(default=(), compare=False)
+    """Where sampling is truncated: the token ids that each token was drawn from; one without ids was drawn from the
+    whole vocabulary. Empty where no token of the response was drawn from fewer."""
 
 
 class EngineHealth(Enum):

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import ConfigError
+from penstock.imports import import_callable
 from penstock.rollout.environments.base import Environment, Split
-from penstock.rollout.environments.imports import import_callable
 from penstock.rollout.environments.multi_turn import check_turn_ends
 from penstock.rollout.environments.reward_pool import RewardPool
 from penstock.rollout.prompts import Prompt

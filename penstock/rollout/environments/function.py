@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from penstock.imports import import_callable
 from penstock.rollout.environments.base import Split
-from penstock.rollout.environments.imports import import_callable
 from penstock.rollout.environments.plain_data import NotPlain, encode
 from penstock.rollout.environments.reward_pool import FunctionName, RewardPool, is_importable
 from penstock.rollout.environments.reward_worker import KEY, check_signature

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from types import MethodType
 from typing import Any
 
+from penstock.given import is_importable as is_importable
 from penstock.rollout.environments.plain_data import NotPlain
 from penstock.rollout.environments.process_pool import ProcessRewardPool
 from penstock.rollout.environments.reward_records import RewardRecords
@@ -94,11 +95,6 @@ def name_of(function: Callable[..., Any]) -> str | None:
         found = getattr(found, part, None)
     same = found is function or (isinstance(function, MethodType) and found == function)
     return f"{module}:{name}" if same else None
-
-
-def is_importable(module: str) -> bool:
-    """Whether another process can import a module: not the program itself, and none that was made on the fly."""
-    return module != "__main__" and getattr(sys.modules.get(module, sys), "__spec__", None) is not None
 
 
 def _described(function: Callable[..., Any]) -> str:

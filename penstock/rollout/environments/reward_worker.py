@@ -26,7 +26,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from penstock.errors import ConfigError
-from penstock.rollout.environments.imports import import_callable
+from penstock.imports import import_callable
 from penstock.rollout.environments.plain_data import NotPlain, decode, encode
 from penstock.rollout.environments.reward_errors import told
 from penstock.rollout.environments.reward_output import SharedPage

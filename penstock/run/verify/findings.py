@@ -96,8 +96,8 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Report:
-    """All rows, in the order the checks were made."""
+class VerifyReport:
+    """What `verify` found: a row for each check, in the order they were made."""
 
     subject: Mapping[str, Any]
     """What was checked: model, number format, device."""
@@ -106,7 +106,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether no bar failed."""
+        """Whether no check failed; warnings do not count."""
         return not any(row.failed for row in self.rows)
 
     def as_object(self) -> dict[str, Any]:

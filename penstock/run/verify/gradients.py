@@ -109,10 +109,12 @@ async def check_gradients(subject: Subject) -> Finding:
         "weights_changed": sum(before[name] != after.get(name) for name in before),
         "random_advantages": batch.random_advantages,
     }
-    return _judged(figures, subject.config.model.dtype, batch.notes)
+    loss = subject.config.algorithm.loss
+    own_loss = loss.import_path if loss.kind == "custom" else None
+    return _judged(figures, subject.config.model.dtype, batch.notes, own_loss)
 
 
-def _judged(figures: dict[str, Any], dtype: str, notes: tuple[str, ...]) -> Finding:
+def _judged(figures: dict[str, Any], dtype: str, notes: tuple[str, ...], own_loss: str | None = None) -> Finding:
     bar = BARS[dtype]
     differences = {"streamed_relative_difference": bar, "by_group_relative_difference": bar}
     problems = []
@@ -120,6 +122,11 @@ def _judged(figures: dict[str, Any], dtype: str, notes: tuple[str, ...]) -> Find
         problems.append("The whole batch has no gradient at all.")
     elif not within(figures, differences):
         problems.append(f"Gradients differ, most in {figures['worst_parameter']}.")
+        if own_loss is not None:
+            problems.append(
+                f"Look at algorithm.loss.import_path = {own_loss} first: the loss of a token may depend on its own "
+                "response only, not on what else is in the batch."
+            )
     if figures["counts_differ"]:
         problems.append("The chunks' valid tokens or sequences do not add up to those of the whole batch.")
     if figures["weights_changed"]:

@@ -218,7 +218,8 @@ def _logits_bytes(config: RunConfig, vocabulary: int, tokens: int, size: int, la
 
 def _copies_for_checkpoints(config: RunConfig) -> bool:
     """A GPU's copy is in the CPU's memory, and not part of what is free on the device."""
-    saves = config.checkpoint.at_end or config.checkpoint.every_steps is not None
+    every = (config.checkpoint.every_steps, config.checkpoint.every_minutes)
+    saves = config.checkpoint.at_end or any(found is not None for found in every)
     return saves and pick_device(config.runtime.device).type == "cpu"
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from penstock.algorithms.losses import LOG_RATIO_LIMIT
 from penstock.data_plane import fields
 from penstock.data_plane.meta import KVBatchMeta
 from penstock.run.verify.findings import Check, Finding, NotChecked, Status, within
-from penstock.run.verify.subject import Subject, sample_untruncated
+from penstock.run.verify.subject import Subject
 
 BARS = {
     "float64": {"mean_abs": 1e-4, "max_abs": 1e-2, "kl": 1e-6},
@@ -15,7 +16,6 @@ BARS = {
     "bfloat16": {"mean_abs": 5e-2, "max_abs": 2.0, "kl": 1e-2},
 }
 """By number format. Engines return log-probs in float32, so float64 has no finer bar."""
-_UNTRUNCATED_GROUPS = 2
 
 MISMATCH = Check(
     "logprob_mismatch",
@@ -29,20 +29,9 @@ MISMATCH = Check(
 
 async def check_mismatch(subject: Subject) -> Finding:
     """Both sides' log-probs of every sampled token, under the weights that sampled them."""
-    sampling, meta = subject.config.rollout.sampling, subject.sampled.meta
-    if sampling.top_p == 1.0 and sampling.top_k == 0:
-        return _judged(await _figures(subject, meta), subject.config.model.dtype, ())
-    sampled = await sample_untruncated(subject, _UNTRUNCATED_GROUPS)
-    if not sampled.metas:
-        cause = sampled.failures[0] if sampled.failures else "there was no time for them"
-        return Finding(Status.FAIL, "no group without top_p and top_k", {}, problem=f"None could be sampled: {cause}.")
-    apart = sampled.meta
-    try:
-        figures = await _figures(subject, apart)
-    finally:
-        await subject.data_plane.clear_samples_async(apart.sample_ids, apart.partition_id)
-    note = f"on {len(apart.group_ids)} groups sampled without top_p and top_k, under which the two differ by design"
-    return _judged(figures, subject.config.model.dtype, (note,))
+    truncated = subject.config.rollout.sampling.is_truncated
+    notes = ("both sides over the tokens that truncated sampling had left",) if truncated else ()
+    return _judged(await _figures(subject, subject.sampled.meta), subject.config.model.dtype, notes)
 
 
 async def _figures(subject: Subject, meta: KVBatchMeta) -> dict[str, Any]:
@@ -58,11 +47,12 @@ async def _figures(subject: Subject, meta: KVBatchMeta) -> dict[str, Any]:
     if not len(engine_T):
         raise NotChecked("No token was sampled after another one")
     delta_T = trainer_T - engine_T
+    held_T = delta_T.clamp(max=LOG_RATIO_LIMIT)
     served = subject.serving.engine.stats().version
     return {
         "mean_abs": float(delta_T.abs().mean()),
         "max_abs": float(delta_T.abs().amax()),
-        "kl": float((delta_T.exp() - 1 - delta_T).mean()),
+        "kl": float((held_T.exp() - 1 - held_T).mean()),
         "tokens": len(delta_T),
         "foreign_versions": int((batch.jagged(fields.TOKEN_VERSIONS).values.cpu()[inside_S] != served).sum()),
     }

@@ -11,8 +11,8 @@ from functools import partial
 import torch
 
 from penstock.config.models import RunConfig
-from penstock.run.verify import gradients, memory, mismatch, rollouts, round_trip, weight_sync
-from penstock.run.verify.findings import Check, Finding, NotChecked, Report, Row, Skipped, raised
+from penstock.run.verify import custom_loss, cut_off, gradients, memory, mismatch, rollouts, round_trip, weight_sync
+from penstock.run.verify.findings import Check, Finding, NotChecked, Row, Skipped, VerifyReport, raised
 from penstock.run.verify.subject import Limits, Subject, built, sample, verifiable
 from penstock.runtime.loop import run_loop
 from penstock.weights.hf import pick_device, silence_progress_bars
@@ -26,14 +26,17 @@ ON_ROLLOUTS: tuple[tuple[Check, Callable[[Subject], Awaitable[Finding]]], ...] =
     (rollouts.TRUNCATION, rollouts.check_truncation),
     (rollouts.SPREAD, rollouts.check_spread),
     (mismatch.MISMATCH, mismatch.check_mismatch),
+    (cut_off.CUT_OFF, cut_off.check_cut_off),
     (gradients.GRADIENTS, gradients.check_gradients),
     (weight_sync.WEIGHT_SYNC, weight_sync.check_weight_sync),
     (round_trip.ROUND_TRIP, round_trip.check_round_trip),
 )
 """In order: the last one clears the sampled rows."""
+OF_CUSTOM_LOSSES = ((custom_loss.CUSTOM_LOSS, custom_loss.check_custom_loss),)
+"""Those of runs with a loss of the user's own."""
 
 
-def verify(config: RunConfig, limits: Limits | None = None, notify: Notify | None = None) -> Report:
+def verify(config: RunConfig, limits: Limits | None = None, notify: Notify | None = None) -> VerifyReport:
     """Check a run on its own model and data; trains nothing and writes nothing.
 
     Raises `ConfigError` or `SetupError` where the run could not be built at all.
@@ -51,8 +54,10 @@ class _Preflight:
         self._limits = limits
         self._notify = notify
         self._ends = float("inf")
+        extra = OF_CUSTOM_LOSSES if config.algorithm.loss.kind == "custom" else ()
+        self._checks = (*ON_ROLLOUTS[:-1], *extra, ON_ROLLOUTS[-1])
 
-    async def run(self) -> Report:
+    async def run(self) -> VerifyReport:
         started = time.monotonic()
         first = await self._row(memory.MEMORY, lambda: memory.check_memory(self._config))
         figures = first.finding.figures
@@ -62,7 +67,7 @@ class _Preflight:
             rest = await self._with_model(may_fail=first.failed)
         device = str(pick_device(self._config.runtime.device))
         subject = {"model": self._config.model.path, "dtype": self._config.model.dtype, "device": device}
-        return Report(subject, (*rest, first), time.monotonic() - started)
+        return VerifyReport(subject, (*rest, first), time.monotonic() - started)
 
     async def _with_model(self, *, may_fail: bool) -> list[Row]:
         """The checks that need the run's parts; with `may_fail`, running out of memory meanwhile is no surprise."""
@@ -71,9 +76,9 @@ class _Preflight:
             async with built(self._config) as (serving, training):
                 self._ends = time.monotonic() + self._limits.seconds
                 self._notify("generating a few prompt groups")
-                sampled = await sample(self._config, serving, training, self._limits)
+                sampled = await sample(self._config, training, self._limits)
                 subject = Subject(self._config, serving, training, sampled)
-                rows = [await self._row(check, partial(run, subject)) for check, run in ON_ROLLOUTS]
+                rows = [await self._row(check, partial(run, subject)) for check, run in self._checks]
                 return [replace(rows[0], seconds=sampled.seconds), *rows[1:]]
         except (MemoryError, torch.OutOfMemoryError) as error:
             if not may_fail:
@@ -98,4 +103,4 @@ class _Preflight:
         return Row(check, finding, time.monotonic() - started, None if error is None else repr(error))
 
     def _skipped(self, reason: str) -> list[Row]:
-        return [Row(check, raised(Skipped(reason)), 0.0, reason) for check, _ in ON_ROLLOUTS]
+        return [Row(check, raised(Skipped(reason)), 0.0, reason) for check, _ in self._checks]

@@ -7,15 +7,13 @@ import itertools
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from penstock.config.models import RunConfig
 from penstock.controller.failure import describe
 from penstock.data_plane.client import DataPlaneClient
 from penstock.data_plane.meta import KVBatchMeta
 from penstock.errors import ConfigError
-from penstock.rollout.engines.base import SamplingParams
-from penstock.rollout.manager import GroupSource, RolloutManager, RolloutSettings
 from penstock.rollout.prompts import PromptVisit
 from penstock.run.build import Serving, Training, build_training, serving_off_the_loop
 from penstock.run.verify.findings import Skipped
@@ -97,22 +95,15 @@ async def built(config: RunConfig) -> AsyncIterator[tuple[Serving, Training]]:
         await serving.close()
 
 
-async def sample(
-    config: RunConfig, serving: Serving, training: Training, limits: Limits, manager: GroupSource | None = None
-) -> Sampled:
-    """The first groups of the run, as many as a step has and `limits` allows, with the run's own sampling and seeds.
-
-    `manager` stands in for the run's own one.
-    """
-    source = manager or training.manager
-    label = "verify" if manager is None else "verify-other"
+async def sample(config: RunConfig, training: Training, limits: Limits) -> Sampled:
+    """The first groups of the run, as many as a step has and `limits` allows, with the run's own sampling and seeds."""
     started = time.monotonic()
     inflight = asyncio.Semaphore(config.rollout.max_inflight_groups)
 
     async def one(index: int, visit: PromptVisit) -> KVBatchMeta | str:
         async with inflight:
             try:
-                return (await source.generate_and_push(visit, f"{label}{index}", 0)).meta
+                return (await training.manager.generate_and_push(visit, f"verify{index}", 0)).meta
             except Exception as error:  # noqa: BLE001 - a person reads it in the table
                 return f"{visit.prompt.prompt_id}: {describe(error)}"
 
@@ -131,14 +122,3 @@ async def sample(
         late=len(late),
         seconds=time.monotonic() - started,
     )
-
-
-async def sample_untruncated(subject: Subject, groups: int) -> Sampled:
-    """A few groups from the whole distribution, where the run's sampling cuts its tail off."""
-    config, serving = subject.config, subject.serving
-    sampling: SamplingParams = replace(serving.sampling, top_p=1.0, top_k=0)
-    settings = RolloutSettings(
-        config.rollout.group_size, sampling, config.seed, config.rollout.generation_timeout_seconds
-    )
-    manager = RolloutManager(serving.engine, serving.environment, serving.tokenizer, subject.data_plane, settings)
-    return await sample(config, serving, subject.training, Limits(groups), manager)

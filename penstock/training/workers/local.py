@@ -10,6 +10,7 @@ from typing import Any, ParamSpec, TypeVar
 from torch import Tensor
 
 from penstock.config.algorithm import AlgorithmConfig
+from penstock.config.model import ModelConfig
 from penstock.config.training import TrainingConfig
 from penstock.data_plane.client import DataPlaneClient
 from penstock.data_plane.meta import KVBatchMeta
@@ -18,6 +19,8 @@ from penstock.runtime.local import WorkerThread
 from penstock.training.interface import ChunkResult, Prepared, StepResult, Trainer, TrainerSnapshot
 from penstock.training.step import StepState
 from penstock.training.workers.local_worker import LocalWorker
+from penstock.weights.hf import load_model, pick_device, silence_progress_bars
+from penstock.weights.lora import attach_lora
 from penstock.weights.source import WeightSource
 
 P = ParamSpec("P")
@@ -56,6 +59,39 @@ class LocalTrainer(Trainer):
             longest_row=longest_row,
         )
         self._thread = WorkerThread("trainer", threads)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        model: str | ModelConfig,
+        data_plane: DataPlaneClient,
+        *,
+        algorithm: AlgorithmConfig | None = None,
+        training: TrainingConfig | None = None,
+        temperature: float = 1.0,
+        device: str = "auto",
+        seed: int = 0,
+        **options: Any,
+    ) -> LocalTrainer:
+        """A trainer with weights of its own, loaded from a model folder or hub id; it fetches rows from `data_plane`.
+
+        `algorithm` and `training` are those sections of the settings, with their defaults where they are left out.
+        `temperature` is the one that responses are sampled with. `device` is `auto`, `cpu` or `cuda`; `seed` is that of
+        new adapters, where `model.lora` asks for some. `options` are those of the constructor, such as `threads`.
+        """
+        config = ModelConfig(path=model) if isinstance(model, str) else model
+        silence_progress_bars()
+        loaded = load_model(config, pick_device(device))
+        if config.lora is not None:
+            loaded = attach_lora(loaded, config.lora, seed=seed)
+        return cls(
+            loaded,
+            data_plane,
+            algorithm or AlgorithmConfig(),
+            training or TrainingConfig(),
+            temperature=temperature,
+            **options,
+        )
 
     @property
     def version(self) -> int:

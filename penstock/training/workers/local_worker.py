@@ -26,13 +26,13 @@ from penstock.training.batching import Rows, TrainColumns, build_microbatch
 from penstock.training.checkpointing import LocalSnapshot, load_trainer
 from penstock.training.flops import FlopCounter, peak_tflops
 from penstock.training.interface import ChunkResult, Prepared, StepResult
-from penstock.training.objective import policy_objective
+from penstock.training.objective import load_loss, policy_objective
 from penstock.training.optimizer import PolicyOptimizer
 from penstock.training.packing import Batching
 from penstock.training.policy import Policy
 from penstock.training.preparation import PREPARED_FROM, LogprobPasses
 from penstock.training.step import StepMachine, StepState
-from penstock.training.targets import loss_normaliser, target_columns, train_fields, uses_reference
+from penstock.training.targets import kept_fields, loss_normaliser, target_columns, train_fields, uses_reference
 from penstock.weights.hf import named_weights
 from penstock.weights.source import WeightSource
 
@@ -89,6 +89,7 @@ class LocalWorker:
         self._model = model
         self._data_plane = data_plane
         self._algorithm = algorithm
+        self._custom_loss = load_loss(algorithm)
         self._training = training
         self._batching = Batching(training.batching)
         self._policy = Policy(
@@ -125,7 +126,8 @@ class LocalWorker:
         """Forward and backward over a chunk, in as many passes as its tokens need."""
         with self._machine.microbatch(step_id):
             started = time.perf_counter()
-            batch = self._data_plane.get_samples(meta, train_fields(self._algorithm, self._training))
+            wanted = train_fields(self._algorithm, self._training) + kept_fields(meta)
+            batch = self._data_plane.get_samples(meta, wanted)
             rows = Rows.of(batch)
             columns = TrainColumns.of(batch, rows)
             plan = self._passes.plan(rows, columns.trained_rows)
@@ -201,14 +203,15 @@ class LocalWorker:
 
     def compute_logprobs(self, meta: KVBatchMeta, field_name: str) -> None:
         """Write the current policy's log-prob of every token into a column; 0 for each row's first token."""
-        rows = Rows.of(self._data_plane.get_samples(meta, (INPUT_IDS,)))
+        rows = Rows.of(self._data_plane.get_samples(meta, (INPUT_IDS, *kept_fields(meta))))
         column = JaggedColumn(self._passes.logprobs(self._policy.logprobs, rows), rows.offsets_R1)
         self._data_plane.put_samples(meta.sample_ids, {field_name: column}, meta.partition_id)
 
     def prepare(self, meta: KVBatchMeta) -> Prepared:
         """Write the columns that advantages and loss need besides those of the rollout."""
         started = time.perf_counter()
-        columns = self._passes.added_columns(self._data_plane.get_samples(meta, PREPARED_FROM), self._algorithm)
+        batch = self._data_plane.get_samples(meta, PREPARED_FROM + kept_fields(meta))
+        columns = self._passes.added_columns(batch, self._algorithm)
         if columns:
             self._data_plane.put_samples(meta.sample_ids, columns, meta.partition_id)
         return Prepared(meta.with_fields(*columns), time.perf_counter() - started)
@@ -248,7 +251,7 @@ class LocalWorker:
             device=device,
         )
         logprobs_T, entropy_T = self._policy.logprobs(microbatch)
-        loss = policy_objective(self._algorithm, logprobs_T, entropy_T, targets)
+        loss = policy_objective(self._algorithm, logprobs_T, entropy_T, targets, self._custom_loss)
         gradients: tuple[Tensor | None, ...] = ()
         if apart:
             gradients = torch.autograd.grad(loss.total, self._optimizer.parameters, allow_unused=True)

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import torch
 
+from penstock.config.model import ModelConfig
 from penstock.errors import EngineError, SetupError
 from penstock.rollout.engines.base import EngineHealth, EngineStats, GenerationRequest, GenerationResult
 from penstock.rollout.engines.embedded import weight_update
@@ -18,6 +19,8 @@ from penstock.rollout.engines.embedded.requests import InvalidRequest, Ticket, c
 from penstock.rollout.engines.embedded.runner import ModelRunner
 from penstock.rollout.engines.embedded.worker import Phase, Worker
 from penstock.weights.digest import tensor_digests
+from penstock.weights.hf import load_model, pick_device, silence_progress_bars
+from penstock.weights.lora import attach_lora, plain_copy
 from penstock.weights.source import WeightSource
 
 _HEALTH = {
@@ -98,6 +101,29 @@ class EmbeddedEngine:
         self._residency = Residency.AWAKE
         self._weight_shapes: list[torch.Size] = []
         self._worker = Worker(name, self._scheduler, threads or _own_threads(model, self._runner))
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        model: str | ModelConfig,
+        *,
+        device: str = "auto",
+        max_num_seqs: int = 64,
+        max_model_len: int = 512,
+        name: str = "embedded",
+        **options: Any,
+    ) -> EmbeddedEngine:
+        """An engine with weights of its own, loaded from a model folder or hub id.
+
+        `max_num_seqs` requests decode at the same time, each with up to `max_model_len` tokens of prompt and response.
+        `device` is `auto`, `cpu` or `cuda`. `options` are those of the constructor, such as `kv_cache`.
+        """
+        config = ModelConfig(path=model) if isinstance(model, str) else model
+        silence_progress_bars()
+        loaded = load_model(config, pick_device(device))
+        if config.lora is not None and config.lora.path is not None:
+            loaded = plain_copy(attach_lora(loaded, config.lora, seed=0))
+        return cls(loaded, max_num_seqs=max_num_seqs, max_model_len=max_model_len, name=name, **options)
 
     @property
     def name(self) -> str:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 from penstock.errors import FailureKind, PenstockError, PromptTooLong
 from penstock.rollout.engines.base import FinishReason, GenerationRequest, GenerationResult
 
@@ -29,7 +32,13 @@ class Ticket:
         """The prompt without its last token: what is prefilled. The last token goes through the first decode step."""
         return self.request.prompt_ids[:-1]
 
-    def result(self, token_ids: list[int], logprobs: list[float], reason: FinishReason) -> GenerationResult:
+    def result(
+        self,
+        token_ids: list[int],
+        logprobs: list[float],
+        reason: FinishReason,
+        kept_ids: tuple[NDArray[np.int32], ...] = (),
+    ) -> GenerationResult:
         """What `generate` returns."""
         return GenerationResult(
             request_id=self.request.request_id,
@@ -37,6 +46,7 @@ class Ticket:
             logprobs=tuple(logprobs),
             token_versions=self._versions(len(token_ids)),
             finish_reason=reason,
+            kept_ids=kept_ids,
         )
 
     def _versions(self, count: int) -> tuple[int, ...]:

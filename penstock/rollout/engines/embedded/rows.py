@@ -7,9 +7,11 @@ from numpy.typing import NDArray
 
 from penstock.rollout.engines.base import FinishReason, GenerationResult
 from penstock.rollout.engines.embedded.requests import Ticket
+from penstock.rollout.engines.embedded.sampling import KeptIds
 
 _UNIFORMS = 64
 """Random numbers drawn ahead per request."""
+_NOTHING_KEPT: KeptIds = {}
 
 
 class Rows:
@@ -41,6 +43,8 @@ class Rows:
         self._uniforms_SU = np.zeros((slots, _UNIFORMS))
         self._next_uniform_S = np.zeros(slots, dtype=np.int64)
         self._generators: list[np.random.Generator | None] = []
+        self._kept: list[list[NDArray[np.int32]]] = []
+        """Of the rows that are drawn from truncated distributions: what each token was drawn from."""
         self._row_S = np.arange(slots)
 
     @property
@@ -60,6 +64,7 @@ class Rows:
         self.top_k_S[row], self.top_p_S[row] = sampling.top_k, sampling.top_p
         self._set_stops(row, sampling.stop_token_ids)
         self._generators.append(None)
+        self._kept.append([])
         self._next_uniform_S[row] = _UNIFORMS
         self.tickets.append(ticket)
         self.count += 1
@@ -91,15 +96,25 @@ class Rows:
         return generator
 
     def append(
-        self, tokens_B: NDArray[np.int64], logprobs_B: NDArray[np.floating], rows_B: NDArray[np.integer] | None = None
+        self,
+        tokens_B: NDArray[np.int64],
+        logprobs_B: NDArray[np.floating],
+        rows_B: NDArray[np.integer] | None = None,
+        kept: KeptIds = _NOTHING_KEPT,
     ) -> NDArray[np.integer]:
-        """Add one token to every active row, or to those given; gives the rows that ended, the last one first."""
+        """Add one token to every active row, or to those given; gives the rows that ended, the last one first.
+
+        `kept` says what the tokens of truncated distributions were drawn from, by their places in `tokens_B`.
+        """
         place = slice(0, self.count) if rows_B is None else rows_B  # a slice reads and writes without a copy
         rows_B = self._row_S[: self.count] if rows_B is None else rows_B
         position_B = self.feed_2S[1, place] + 1
         self.feed_2S[0, place], self.feed_2S[1, place] = tokens_B, position_B
         self.tokens_SC[rows_B, position_B] = tokens_B
         self.logprobs_SC[rows_B, position_B] = logprobs_B
+        for place_of, ids in kept.items():
+            if place_of < len(rows_B):
+                self._kept[rows_B[place_of]].append(ids)
         ended_B = position_B + 1 >= self.end_S[place]
         if self.stops_SX.shape[1]:
             ended_B |= (tokens_B[:, None] == self.stops_SX[place]).any(axis=1)
@@ -121,6 +136,7 @@ class Rows:
             self.tokens_SC[row, response].tolist(),
             self.logprobs_SC[row, response].tolist(),
             FinishReason.STOP if stopped else FinishReason.LENGTH,
+            tuple(self._kept[row]),
         )
 
     def remove(self, row: int) -> None:
@@ -134,6 +150,8 @@ class Rows:
             for column in self._columns():
                 column[row] = column[last]
             self.tickets[row], self._generators[row] = self.tickets[last], self._generators[last]
+            self._kept[row] = self._kept[last]
+        self._kept.pop()
         self.tickets.pop()
         self._generators.pop()
         self.feed_2S[:, last] = 0

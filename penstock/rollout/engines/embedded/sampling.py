@@ -7,6 +7,7 @@ result is the same to the bit whatever the other rows hold.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,6 +29,8 @@ class SamplingPlan:
     """Rows that use top-k or top-p."""
     top_k_R1: Tensor
     top_p_R1: Tensor
+    rows_R: tuple[int, ...] = ()
+    """The same rows as `truncated_R`, on the host."""
 
 
 _AS_THE_MODEL_SAYS = SamplingPlan(None, None, None, torch.empty((0, 1), dtype=torch.int64), torch.empty((0, 1)))
@@ -55,6 +58,7 @@ def plan_sampling(
         truncated_R=torch.from_numpy(truncated_R).to(device) if len(truncated_R) else None,
         top_k_R1=torch.from_numpy(top_k_R[:, None]).to(device),
         top_p_R1=torch.from_numpy(top_p_R[:, None]).to(device),
+        rows_R=tuple(truncated_R.tolist()),
     )
 
 
@@ -70,16 +74,26 @@ def truncate(logits_RV: Tensor, top_k_R1: Tensor, top_p_R1: Tensor) -> Tensor:
     return torch.empty_like(logits_RV).scatter_(-1, order_RV, sorted_RV)
 
 
-def sample(logits_BV: Tensor, uniforms_B: Tensor, plan: SamplingPlan) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """One token per row and its probability under the distribution it was drawn from.
+KeptIds = Mapping[int, NDArray[np.int32]]
+"""Of the rows whose distribution was truncated: the token ids that were left of it, in rising order."""
+
+
+def sample(
+    logits_BV: Tensor, uniforms_B: Tensor, plan: SamplingPlan
+) -> tuple[NDArray[np.int64], NDArray[np.float64], KeptIds]:
+    """One token per row, its probability under the distribution it was drawn from, and what truncation left of that.
 
     `logits_BV` (float32) may be overwritten.
     """
+    kept: KeptIds = {}
     likeliest_B = logits_BV.argmax(-1) if plan.greedy_B is not None else None
     if plan.temperature_B1 is not None:
         logits_BV = logits_BV / plan.temperature_B1
     if plan.truncated_R is not None:
-        logits_BV[plan.truncated_R] = truncate(logits_BV[plan.truncated_R], plan.top_k_R1, plan.top_p_R1)
+        truncated_RV = truncate(logits_BV[plan.truncated_R], plan.top_k_R1, plan.top_p_R1)
+        logits_BV[plan.truncated_R] = truncated_RV
+        kept_RV = (truncated_RV > -torch.inf).cpu().numpy()
+        kept = {row: np.flatnonzero(kept_V).astype(np.int32) for row, kept_V in zip(plan.rows_R, kept_RV, strict=True)}
     probs_BV = logits_BV.softmax(-1)
     # In float64 the sum neither loses the many unlikely tokens of a large vocabulary nor stops rising.
     cdf_BV = probs_BV.cumsum(-1, dtype=torch.float64)
@@ -87,7 +101,7 @@ def sample(logits_BV: Tensor, uniforms_B: Tensor, plan: SamplingPlan) -> tuple[N
     token_B1 = torch.searchsorted(cdf_BV, target_B1, right=True).clamp_(max=logits_BV.shape[-1] - 1)
     if plan.greedy_B is not None and likeliest_B is not None:
         token_B1 = torch.where(plan.greedy_B.unsqueeze(-1), likeliest_B.unsqueeze(-1), token_B1)
-    return _to_host(token_B1, probs_BV.gather(-1, token_B1))
+    return *_to_host(token_B1, probs_BV.gather(-1, token_B1)), kept
 
 
 def _to_host(token_B1: Tensor, prob_B1: Tensor) -> tuple[NDArray[np.int64], NDArray[np.float64]]:

@@ -184,14 +184,14 @@ class Scheduler:
         feed_2B = torch.from_numpy(rows.feed_2S[:, :batch]).to(runner.device)
         uniforms_B = torch.from_numpy(rows.uniforms(batch)).to(runner.device)
         logits_BV = runner.decode(feed_2B[0], feed_2B[1], runner.width(rows.longest))
-        tokens_B, probs_B = sample(logits_BV, uniforms_B, self._plan)
+        tokens_B, probs_B, kept = sample(logits_BV, uniforms_B, self._plan)
         tokens_B, probs_B = tokens_B[: rows.count], probs_B[: rows.count]
         if not (probs_B > 0.0).all():
             raise EngineError(f"the model gave logits that are not finite, under weight version {self.version}")
         self.counters.tokens += rows.count
         self.counters.decode_steps += 1
         ended: list[tuple[Ticket, GenerationResult]] = []
-        for row in rows.append(tokens_B, np.log(probs_B)).tolist():
+        for row in rows.append(tokens_B, np.log(probs_B), kept=kept).tolist():
             ended.append((rows.tickets[row], rows.result(row)))
             self._remove(row)
         return ended

@@ -21,6 +21,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from penstock.errors import (
     EngineError,
@@ -134,27 +135,35 @@ def decode_request(head: dict[str, Any], body: bytes) -> GenerationRequest:
 
 
 def encode_result(result: GenerationResult) -> tuple[dict[str, Any], bytes]:
-    """A response's head and its three arrays, one after the other."""
-    head = {"request_id": result.request_id, "finish_reason": result.finish_reason.value}
-    arrays = (
+    """A response's head and its arrays, one after the other: what tokens were drawn from comes last."""
+    head = {
+        "request_id": result.request_id,
+        "finish_reason": result.finish_reason.value,
+        "tokens": len(result.token_ids),
+        "kept": [len(ids) for ids in result.kept_ids],
+    }
+    arrays: tuple[NDArray[np.generic], ...] = (
         np.asarray(result.token_ids, dtype=_TOKENS),
         np.asarray(result.token_versions, dtype=_TOKENS),
         np.asarray(result.logprobs, dtype=_LOGPROBS),
+        *(ids.astype(_TOKENS) for ids in result.kept_ids),
     )
     return head, b"".join(array.tobytes() for array in arrays)
 
 
 def decode_result(head: dict[str, Any], body: bytes) -> GenerationResult:
     """The inverse of `encode_result`."""
-    count = len(body) // (2 * _TOKENS.itemsize + _LOGPROBS.itemsize)
+    count, kept = head["tokens"], head["kept"]
     ids_2T = np.frombuffer(body, dtype=_TOKENS, count=2 * count).reshape(2, count)
-    logprobs_T = np.frombuffer(body, dtype=_LOGPROBS, offset=ids_2T.nbytes)
+    logprobs_T = np.frombuffer(body, dtype=_LOGPROBS, count=count, offset=ids_2T.nbytes)
+    ids_K = np.frombuffer(body, dtype=_TOKENS, offset=ids_2T.nbytes + logprobs_T.nbytes)
     return GenerationResult(
         request_id=head["request_id"],
         token_ids=tuple(ids_2T[0].tolist()),
         logprobs=tuple(logprobs_T.tolist()),
         token_versions=tuple(ids_2T[1].tolist()),
         finish_reason=FinishReason(head["finish_reason"]),
+        kept_ids=tuple(np.split(ids_K.astype(np.int32), np.cumsum(kept)[:-1])) if kept else (),
     )
 
 

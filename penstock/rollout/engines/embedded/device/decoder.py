@@ -17,7 +17,7 @@ from penstock.rollout.engines.embedded.device.graphs import StepGraphs, size_of,
 from penstock.rollout.engines.embedded.device.layers import DeviceModel, Places, Prefixes
 from penstock.rollout.engines.embedded.prefills import Prefix
 from penstock.rollout.engines.embedded.runner import ModelRunner
-from penstock.rollout.engines.embedded.sampling import SamplingPlan, truncate
+from penstock.rollout.engines.embedded.sampling import KeptIds, SamplingPlan, truncate
 
 _PREFILL_TOKENS = 16384
 """Packed tokens of one prefill forward, at most; a single longer prefix goes alone."""
@@ -32,6 +32,9 @@ class Flight:
     slots_B: NDArray[np.int32]
     _drawn_2S: Tensor
     _arrived: torch.cuda.Event | None
+    _kept_RW: Tensor | None = None
+    """Eight tokens of the vocabulary a byte: what truncation left of the distributions of `_truncated_R`."""
+    _truncated_R: tuple[int, ...] = ()
 
     def wait(self) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """Tokens and log-probs of its rows."""
@@ -39,6 +42,12 @@ class Flight:
             self._arrived.synchronize()
         drawn_2B = self._drawn_2S.numpy()[:, : self.slots_B.shape[0]]
         return drawn_2B[0].astype(np.int64), drawn_2B[1].view(np.float32).copy()
+
+    def kept(self) -> KeptIds:
+        """What the tokens of truncated distributions were drawn from, by row; after `wait`."""
+        if self._kept_RW is None:
+            return {}
+        return {row: _set_bits(kept_W) for row, kept_W in zip(self._truncated_R, self._kept_RW.numpy(), strict=True)}
 
 
 class DeviceDecoder:
@@ -154,10 +163,9 @@ class DeviceDecoder:
         with self._here():
             self._take_rows(slots_B)
             self._graphs.run(size, self._forward)
-            if truncation is not None:
-                _truncate_rows(self._logits_SV, truncation)
+            kept_RW = None if truncation is None else _truncate_rows(self._logits_SV, truncation)
             sampling_kernels.sample(self._logits_SV[:size], self._slots_S[:size], self._state, self._drawn_2S)
-            return self._depart(slots_B)
+            return self._depart(slots_B, kept_RW, () if truncation is None else truncation.rows_R)
 
     def hidden(self, slots_B: NDArray[np.int32]) -> Tensor:
         """The last hidden states of a step that draws nothing and leaves pending tokens pending, to check the model."""
@@ -187,14 +195,17 @@ class DeviceDecoder:
     def _forward(self, rows: int) -> None:
         self.model.logits(self._hidden(rows), self._logits_SV[:rows])
 
-    def _depart(self, slots_B: NDArray[np.int32]) -> Flight:
+    def _depart(self, slots_B: NDArray[np.int32], kept_RW: Tensor | None, truncated_R: tuple[int, ...]) -> Flight:
+        if kept_RW is not None and self._runner.device.type == "cuda":
+            on_host_RW = torch.empty(kept_RW.shape, dtype=kept_RW.dtype, pin_memory=True)
+            kept_RW = on_host_RW.copy_(kept_RW, non_blocking=True)
         arrival_2S = self._arrivals[0]
         self._arrivals.reverse()
         arrival_2S.copy_(self._drawn_2S, non_blocking=True)
         arrived = None
         if self._runner.device.type == "cuda":
             arrived = torch.cuda.current_stream(self._runner.device).record_event()
-        return Flight(slots_B, arrival_2S, arrived)
+        return Flight(slots_B, arrival_2S, arrived, kept_RW, truncated_R)
 
     def _upload(self, array: NDArray[np.generic]) -> Tensor:
         """To the device without waiting for what is enqueued there."""
@@ -210,9 +221,10 @@ class DeviceDecoder:
             yield
 
 
-def _truncate_rows(logits_SV: Tensor, plan: SamplingPlan) -> None:
-    """Make the tokens that top-k and top-p exclude impossible, in place."""
+def _truncate_rows(logits_SV: Tensor, plan: SamplingPlan) -> Tensor:
+    """Make the tokens that top-k and top-p exclude impossible, in place; gives the others, eight a byte."""
     assert plan.truncated_R is not None
+    parts = []
     for start in range(0, plan.truncated_R.shape[0], _TRUNCATED_ROWS):
         part = slice(start, start + _TRUNCATED_ROWS)
         rows_R = plan.truncated_R[part]
@@ -222,6 +234,22 @@ def _truncate_rows(logits_SV: Tensor, plan: SamplingPlan) -> None:
             tempered_RV = tempered_RV / plan.temperature_B1[rows_R]
         gone_RV = truncate(tempered_RV, plan.top_k_R1[part], plan.top_p_R1[part]) == -torch.inf
         logits_SV[rows_R] = logits_RV.masked_fill_(gone_RV, -torch.inf)
+        parts.append(_as_bits(~gone_RV))
+    return torch.cat(parts)
+
+
+def _as_bits(flags_RV: Tensor) -> Tensor:
+    """Eight flags a byte, the first of them the lowest bit; the last byte is filled up with zeros."""
+    padded_RV = torch.nn.functional.pad(flags_RV, (0, -flags_RV.shape[1] % 8))
+    places_8 = 2 ** torch.arange(8, dtype=torch.uint8, device=flags_RV.device)
+    return (padded_RV.view(flags_RV.shape[0], -1, 8) * places_8).sum(-1, dtype=torch.uint8)
+
+
+def _set_bits(bits_W: NDArray[np.uint8]) -> NDArray[np.int32]:
+    """The places of the ones; only bytes that have any are taken apart."""
+    at_X = np.flatnonzero(bits_W)
+    byte_X, bit_X = np.nonzero(np.unpackbits(bits_W[at_X, None], axis=1, bitorder="little"))
+    return (at_X[byte_X] * 8 + bit_X).astype(np.int32)
 
 
 def _packed(lengths: list[int], *, alone: bool) -> list[list[int]]:

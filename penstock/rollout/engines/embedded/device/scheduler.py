@@ -13,7 +13,7 @@ from penstock.rollout.engines.base import GenerationResult
 from penstock.rollout.engines.embedded.prefills import Prefix
 from penstock.rollout.engines.embedded.requests import Ticket
 from penstock.rollout.engines.embedded.runner import ModelRunner
-from penstock.rollout.engines.embedded.sampling import SamplingPlan, plan_sampling
+from penstock.rollout.engines.embedded.sampling import KeptIds, SamplingPlan, plan_sampling
 from penstock.rollout.engines.embedded.scheduler import PREFILL_ENTRIES, Scheduler
 
 if TYPE_CHECKING:  # the decoder needs Triton; what is here does not
@@ -26,6 +26,7 @@ class _Launch:
 
     flight: Flight
     tenures_B: NDArray[np.int64]
+    truncated: bool = False
 
 
 class PipelinedScheduler(Scheduler):
@@ -154,8 +155,9 @@ class PipelinedScheduler(Scheduler):
         if not going_B.size:
             return None
         slots_B = self._slot_S[going_B]
-        flight = self.decoder.launch(slots_B, self._plan_truncation(going_B))
-        return _Launch(flight, self._tenure_S[slots_B])
+        truncation = self._plan_truncation(going_B)
+        flight = self.decoder.launch(slots_B, truncation)
+        return _Launch(flight, self._tenure_S[slots_B], truncated=truncation is not None)
 
     def _plan_truncation(self, going_B: NDArray[np.int64]) -> SamplingPlan | None:
         rows = self.rows
@@ -176,10 +178,19 @@ class PipelinedScheduler(Scheduler):
         self.counters.tokens += int(mine_B.sum())
         self.counters.decode_steps += 1
         ended = []
-        for row in self.rows.append(tokens_B[mine_B], logprobs_B[mine_B], self._row_S[slots_B[mine_B]]).tolist():
+        rows_B = self._row_S[slots_B[mine_B]]
+        for row in self.rows.append(tokens_B[mine_B], logprobs_B[mine_B], rows_B, _kept_of(launched, mine_B)).tolist():
             ended.append((self.rows.tickets[row], self.rows.result(row)))
             self._remove(row)
         return ended
+
+
+def _kept_of(launched: _Launch, mine_B: NDArray[np.bool_]) -> KeptIds:
+    """What the tokens of the rows that are still there were drawn from, by their places among those rows."""
+    if not launched.truncated:
+        return {}
+    place_B = np.cumsum(mine_B) - 1
+    return {int(place_B[row]): ids for row, ids in launched.flight.kept().items() if mine_B[row]}
 
 
 def _seed64(seed: int) -> int:

@@ -1,0 +1,130 @@
+"""What losses and advantages of the user's own are given, what they give back, and how that is checked.
+
+A custom loss and a custom advantage are callables of one argument each, `LossTokens` and `SampleScores`; settings of
+theirs are bound before. Errors name the import path, as it is the user's code that is to be looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from penstock.algorithms.losses import LossSum, weighted_sum
+from penstock.algorithms.reduction import Metric, Normaliser
+from penstock.errors import PenstockError
+from penstock.text import named_error
+
+
+class CustomCodeError(PenstockError):
+    """A custom loss or advantage raised, or gave back something that cannot be used."""
+
+
+@dataclass(frozen=True)
+class LossTokens:
+    """What a custom loss is given: the trained tokens of one microbatch, `T` of them.
+
+    Which rows share a microbatch is decided by their lengths and by what arrived first, so the loss of a token may
+    depend on its own row and on nothing else: `penstock verify` checks it.
+    """
+
+    logprobs_T: Tensor
+    """Log-probs under the weights that are being trained; the only ones that carry a gradient."""
+    old_logprobs_T: Tensor
+    """Those of `algorithm.old_policy`. With one update a step and `trainer` they are `logprobs_T` without gradient."""
+    advantages_T: Tensor
+    """Each token's advantage: its sample's, less the KL to go where the penalty is in the reward."""
+    engine_logprobs_T: Tensor
+    """Log-probs under the distribution that the engine drew the tokens from."""
+    mask_T: Tensor
+    """How much each token counts: 1, as tokens that do not count are not there."""
+    rows_T: Tensor
+    """Which response each token belongs to; tokens of a response are neighbours and in order, and all of them are
+    there. `penstock.algorithms.rows` has sums over them."""
+
+
+PolicyLoss = Callable[[LossTokens], Tensor | tuple[Tensor, Mapping[str, Tensor]]]
+"""From tokens to the loss of each, or to that and numbers to record by name, one per token: `train/loss/<name>` is
+their mean."""
+
+
+@dataclass(frozen=True)
+class SampleScores:
+    """What a custom advantage is given: the samples of one group, or of a whole step; `S` of them, in float64."""
+
+    rewards_S: Tensor
+    """As shaped by `algorithm.reward`."""
+    lengths_S: Tensor
+    """Trained tokens: 0 for samples that are not trained."""
+    groups_S: Tensor
+    """Which prompt each sample belongs to, as whole numbers from 0."""
+
+
+AdvantageEstimator = Callable[[SampleScores], Any]
+"""From scores to an advantage for each sample: a tensor, an array or a list of numbers."""
+
+
+def custom_loss(loss: PolicyLoss, tokens: LossTokens, weights_T: Tensor, path: str) -> LossSum:
+    """The weighted sum of a custom loss's values, and its metrics; `path` is its import path, for messages."""
+    given = _called(loss, tokens, f"the loss {path}")
+    values_T, numbers = given if isinstance(given, tuple) and len(given) == 2 else (given, {})
+    _check_values(values_T, tokens.logprobs_T, f"the loss {path}")
+    inside_T = tokens.mask_T > 0
+    metrics = {}
+    for name, number_T in numbers.items():
+        _check_shape(number_T, tokens.logprobs_T, f"the loss {path}: its number {name!r}")
+        metrics[f"loss/{name}"] = Metric(weighted_sum(number_T.detach(), tokens.mask_T, inside_T), Normaliser.TOKENS)
+    return LossSum(weighted_sum(values_T.double().masked_fill(~inside_T, 0.0), weights_T, inside_T), metrics)
+
+
+def custom_advantages(estimator: AdvantageEstimator, scores: SampleScores, path: str) -> Tensor:
+    """A custom estimator's advantages in float64, one finite number for each sample."""
+    given, count = _called(estimator, scores, f"the advantage {path}"), len(scores.rewards_S)
+    try:
+        advantages_S = torch.as_tensor(given).detach().to("cpu", torch.float64)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise CustomCodeError(f"the advantage {path} gave {_shown(given)}, which is no list of numbers") from error
+    if advantages_S.shape != (count,):
+        shape = "x".join(map(str, advantages_S.shape)) or "a single number"
+        raise CustomCodeError(
+            f"the advantage {path} gave {shape} for {count} samples; it must give one number for each"
+        )
+    if not advantages_S.isfinite().all():
+        place = int((~advantages_S.isfinite()).nonzero()[0, 0])
+        reward = float(scores.rewards_S[place])
+        raise CustomCodeError(
+            f"the advantage {path} gave {float(advantages_S[place])} for a sample with the reward {reward:g}; "
+            "advantages must be finite"
+        )
+    return advantages_S
+
+
+def _called(code: Callable[[Any], Any], argument: Any, name: str) -> Any:
+    try:
+        return code(argument)
+    except Exception as error:
+        raise CustomCodeError(f"{name} raised {named_error(error)}") from error
+
+
+def _check_values(values_T: object, logprobs_T: Tensor, name: str) -> None:
+    _check_shape(values_T, logprobs_T, name)
+    assert isinstance(values_T, Tensor)
+    if logprobs_T.requires_grad and not values_T.requires_grad:
+        raise CustomCodeError(f"{name} gave values without a gradient; compute them from logprobs_T, not detached")
+
+
+def _check_shape(values_T: object, logprobs_T: Tensor, name: str) -> None:
+    if not isinstance(values_T, Tensor):
+        raise CustomCodeError(f"{name} gave {_shown(values_T)}; it must give a tensor with a number for each token")
+    if values_T.shape != logprobs_T.shape:
+        raise CustomCodeError(
+            f"{name} gave a tensor of shape {tuple(values_T.shape)} for {len(logprobs_T)} tokens; it must give a "
+            "number for each, which Penstock weighs and sums as algorithm.loss.aggregation says"
+        )
+
+
+def _shown(value: object) -> str:
+    return f"a {type(value).__name__}"

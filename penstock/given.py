@@ -1,0 +1,76 @@
+"""Objects that were given from Python, under names that settings can hold.
+
+Settings name code as `module:name`. A function of a notebook, a lambda or a class inside a function has no such name in
+another process. For the time of a call such as `penstock.train(config, reward=my_reward)` it is an attribute of this
+module, so that `penstock.given:my_reward` means it wherever settings are read. No other process has it.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from penstock.errors import ConfigError
+
+_objects: dict[str, object] = {}
+
+
+def __getattr__(name: str) -> object:
+    try:
+        return _objects[name]
+    except KeyError:
+        raise AttributeError(lost_words(name)) from None
+
+
+def import_path(thing: object) -> str:
+    """The `module:name` of an object: its own where another process can import it, else one in this module."""
+    module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", None)
+    is_named = isinstance(module, str) and isinstance(name, str) and is_importable(module)
+    if is_named and getattr(sys.modules.get(str(module)), str(name), None) is thing:
+        return f"{module}:{name}"
+    words = getattr(thing, "__name__", None) or type(thing).__name__
+    return f"{__name__}:{re.sub(r'[^0-9A-Za-z_]', '', words) or 'object'}"
+
+
+def is_importable(module: str) -> bool:
+    """Whether another process can import a module: not the program itself, and none that was made on the fly."""
+    made_here = module in ("__main__", __name__)
+    return not made_here and getattr(sys.modules.get(module, sys), "__spec__", None) is not None
+
+
+def is_lost(path: str) -> bool:
+    """Whether `path` names an object that was given to another process, or to an earlier call."""
+    module, _, name = path.partition(":")
+    return module == __name__ and name not in _objects
+
+
+def lost_words(path: str) -> str:
+    """What to say of such a path, after its key."""
+    name = path.rpartition(":")[2]
+    return (
+        f"{name} is an object that was given from Python and has no name that another process could import; give it "
+        "again, from Python"
+    )
+
+
+@contextmanager
+def available(objects: Mapping[str, object]) -> Iterator[None]:
+    """Inside this context the paths of `objects`, as `import_path` gives them, mean these objects.
+
+    `ConfigError` where another call, which is still going on, was given a different object of the same name.
+    """
+    mine = {path.partition(":")[2]: thing for path, thing in objects.items() if path.startswith(f"{__name__}:")}
+    taken = [name for name, thing in mine.items() if _objects.get(name, thing) is not thing]
+    if taken:
+        raise ConfigError(
+            [f"{taken[0]}: another run in this process was given a different object of this name; rename one of them"]
+        )
+    added = mine.keys() - _objects.keys()
+    _objects.update(mine)
+    try:
+        yield
+    finally:
+        for name in added:
+            del _objects[name]

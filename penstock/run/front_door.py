@@ -1,0 +1,203 @@
+"""The calls that `penstock` offers in Python: whole runs, from settings or from objects, in scripts and notebooks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from penstock import given
+from penstock.buffer.samplers.base import StalenessSampler
+from penstock.config.loading import dump_config, parse_config, read_settings
+from penstock.config.models import RunConfig
+from penstock.config.overrides import apply_overrides
+from penstock.config.yaml_dialect import parse_yaml
+from penstock.errors import ConfigError
+from penstock.observe.loggers.base import Logger
+from penstock.observe.report.build import WrittenReport, write_report
+from penstock.rollout.environments.base import Environment
+from penstock.run import train as runs
+from penstock.run.evaluate import EvalResult, evaluate_model
+from penstock.run.given_objects import GivenObjects, Rewards, require_given
+from penstock.run.life import RunResult
+from penstock.run.verify.findings import VerifyReport
+from penstock.run.verify.preflight import verify as run_checks
+from penstock.run.verify.subject import Limits
+from penstock.runtime.relay import beside_running_loop
+
+Settings = RunConfig | str | os.PathLike[str] | Mapping[str, Any]
+"""A configuration, the path of its YAML file, or its content as a mapping."""
+MakesEnvironment = Callable[..., Environment]
+MakesSampler = Callable[..., StalenessSampler]
+
+
+def train(
+    config: Settings,
+    overrides: Sequence[str] = (),
+    loggers: Sequence[Logger] = (),
+    *,
+    reward: Rewards | None = None,
+    environment: MakesEnvironment | None = None,
+    staleness: MakesSampler | None = None,
+    loss: Callable[..., Any] | None = None,
+    advantage: Callable[..., Any] | None = None,
+    from_scratch: bool = False,
+) -> RunResult:
+    """Train a model: a whole run, in the folder `run_dir`, as `penstock train` does it.
+
+    `config` is a `RunConfig`, the path of a YAML file, or the settings as a mapping; `overrides` are laid over it
+    (`"training.max_steps=20"`). `loggers` are your own, on top of those that `observe` asks for. With `from_scratch` a
+    run that is in the folder already is moved aside first, as a whole.
+
+    A function or class replaces what the settings name: `reward` is a reward function (environment `function`), or a
+    list of functions and `(function, weight)` pairs; `environment` is an environment class (environment `custom`),
+    `staleness` the class of a staleness policy; `loss` and `advantage` are those of `algorithm`. Settings of the
+    section that belong to another choice are dropped; `args` of the same choice are kept. An object that other
+    processes can import is saved under its name, and `penstock resume` finds it. Any other (a lambda, a class of a
+    notebook) stays in this process, and must be given to `resume` again.
+
+    Ctrl-C and SIGTERM stop the run with a checkpoint; the result then says `interrupted`. Inside a running event loop,
+    as in a notebook, the run has a thread and a loop of its own; the call waits for it and hands these signals on.
+
+    A run that fails leaves its folder, with a summary that says why, and raises.
+    """
+    objects = GivenObjects(reward, environment, staleness, loss, advantage)
+    with given.available(objects.by_path):
+        settings = _config(config, overrides, objects)
+        return beside_running_loop(runs.train, settings, loggers, from_scratch=from_scratch)
+
+
+def resume(
+    run_dir: str | os.PathLike[str],
+    overrides: Sequence[str] = (),
+    loggers: Sequence[Logger] = (),
+    *,
+    checkpoint: str | None = None,
+    reward: Rewards | None = None,
+    environment: MakesEnvironment | None = None,
+    staleness: MakesSampler | None = None,
+    loss: Callable[..., Any] | None = None,
+    advantage: Callable[..., Any] | None = None,
+    from_scratch: bool = False,
+) -> RunResult:
+    """Go on with a run from its newest complete checkpoint, or the one named, however its last process ended.
+
+    Metrics, samples and ledger are set back to the checkpoint, once everything was found to go with it: a resume that
+    is refused changes nothing. A run that never had a checkpoint begins anew. `overrides` may change settings that the
+    checkpoint does not depend on, such as `training.max_steps`. With `from_scratch` the run begins anew whatever it
+    had, and with whatever settings; the old one is moved aside as a whole.
+
+    Objects that were given to `train` and have no name that another process could import (the run's `config.yaml` has
+    them as `penstock.given:name`) must be given again. A staleness policy must be the one of the checkpoint, by name.
+    """
+    objects = GivenObjects(reward, environment, staleness, loss, advantage)
+    with given.available(objects.by_path):
+        laid_over = [*overrides, *_resume_overrides(Path(run_dir), overrides, objects)]
+        return beside_running_loop(
+            runs.resume, Path(run_dir), laid_over, loggers, checkpoint=checkpoint, from_scratch=from_scratch
+        )
+
+
+def evaluate(
+    target: Settings,
+    overrides: Sequence[str] = (),
+    *,
+    checkpoint: str | None = None,
+    reward: Rewards | None = None,
+    environment: MakesEnvironment | None = None,
+) -> EvalResult:
+    """Evaluate a model on the held-out prompts, as `penstock eval` does it.
+
+    `target` is a configuration (a `RunConfig`, a path, a mapping), whose `model` is evaluated, or the folder of a run,
+    whose newest checkpoint is, or the one named: `step_40`, or `best` by `checkpoint.best_metric`. `reward` and
+    `environment` are as for `train`.
+    """
+    objects = GivenObjects(reward, environment)
+    run_dir = _run_folder(target)
+    if checkpoint is not None and run_dir is None:
+        raise ConfigError(["checkpoint: needs the folder of a run, not a configuration"])
+    if run_dir is not None and any(each.partition("=")[0].strip() == "model.path" for each in overrides):
+        raise ConfigError(["model.path: the folder of a run evaluates that run's own checkpoints"], str(run_dir))
+    with given.available(objects.by_path):
+        settings = _config(target if run_dir is None else run_dir / "config.yaml", overrides, objects)
+        require_given(settings, ("reward", "environment"))
+        return beside_running_loop(evaluate_model, settings, run_dir, checkpoint)
+
+
+def verify(
+    config: Settings,
+    overrides: Sequence[str] = (),
+    *,
+    groups: int = 8,
+    seconds: float = 600.0,
+    notify: Callable[[str], None] | None = None,
+    reward: Rewards | None = None,
+    environment: MakesEnvironment | None = None,
+    staleness: MakesSampler | None = None,
+    loss: Callable[..., Any] | None = None,
+    advantage: Callable[..., Any] | None = None,
+) -> VerifyReport:
+    """Check a run on its own model and data before it is started, as `penstock verify` does it; writes nothing.
+
+    `groups` prompt groups are generated at most, and the checks may take `seconds` once the model is loaded. `notify`
+    is told what is being done. The report's `ok` says whether every check passed; `config` and the objects are as for
+    `train`. Raises `ConfigError` or `SetupError` where the run could not be built at all.
+    """
+    objects = GivenObjects(reward, environment, staleness, loss, advantage)
+    with given.available(objects.by_path):
+        settings = _config(config, overrides, objects)
+        require_given(settings)
+        return beside_running_loop(run_checks, settings, Limits(groups, seconds), notify)
+
+
+def report(run_dir: str | os.PathLike[str], output: str | os.PathLike[str] | None = None) -> WrittenReport:
+    """Write one HTML page about a run, by default `report.html` in its folder; also of runs that go on or failed.
+
+    `ConfigError` where there is no run, or where the page cannot be written.
+    """
+    return write_report(Path(run_dir), None if output is None else Path(output))
+
+
+def _config(config: Settings, overrides: Sequence[str], objects: GivenObjects) -> RunConfig:
+    """The configuration, with overrides and then objects laid over it, checked once it is whole."""
+    _require_text(overrides)
+    if isinstance(config, RunConfig):
+        if not overrides and not objects.by_path:
+            return config
+        settings, source = apply_overrides(parse_yaml(dump_config(config)), overrides, RunConfig), None
+    elif isinstance(config, Mapping):
+        settings, source = apply_overrides(dict(config), overrides, RunConfig), None
+    else:
+        settings, source = read_settings(config, overrides), os.fspath(config)
+    for key, section in objects.sections(settings).items():
+        settings = _replaced(settings, key.split("."), section)
+    return parse_config(settings, source)
+
+
+def _replaced(settings: Mapping[str, Any], key: Sequence[str], section: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of the settings with the section at a key replaced."""
+    name, *rest = key
+    if not rest:
+        return {**settings, name: section}
+    below = settings.get(name)
+    return {**settings, name: _replaced(below if isinstance(below, Mapping) else {}, rest, section)}
+
+
+def _resume_overrides(run_dir: Path, overrides: Sequence[str], objects: GivenObjects) -> list[str]:
+    _require_text(overrides)
+    source = run_dir / "config.yaml"
+    return objects.overrides(read_settings(source, overrides)) if objects.by_path and source.is_file() else []
+
+
+def _require_text(overrides: Sequence[str]) -> None:
+    if isinstance(overrides, str) or not all(isinstance(each, str) for each in overrides):
+        raise TypeError('overrides is a list of texts such as "training.max_steps=20"; loggers go to loggers=')
+
+
+def _run_folder(target: Settings) -> Path | None:
+    if isinstance(target, RunConfig | Mapping) or not os.path.isdir(target):
+        return None
+    if not (Path(target) / "config.yaml").is_file():
+        raise ConfigError(["is not the folder of a run: it has no config.yaml"], os.fspath(target))
+    return Path(target)

@@ -1,0 +1,202 @@
+"""A call in a thread with an event loop of its own, for callers whose thread has a running loop already."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from types import FrameType
+from typing import Generic, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Handler = Callable[[int], None]
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_UNHEARD_SECONDS = 10.0
+"""How long a signal waits for somebody who listens, such as a run that is being set up."""
+
+
+@dataclass(frozen=True)
+class _Listener:
+    loop: asyncio.AbstractEventLoop
+    handler: Handler
+    arrived: Handler
+
+
+@dataclass(frozen=True)
+class _Heard:
+    """Somebody has taken the signals that waited."""
+
+
+@dataclass(frozen=True)
+class _Over:
+    """The wait is over, though the call may go on."""
+
+    why: str | None = None
+    """None: the call has come to its end."""
+
+
+class SignalRelay:
+    """Hands signals on to the event loop of another thread, as Python delivers them to the main thread only.
+
+    Whoever waits for the call tells `hand_on`; whoever acts on signals in the thread finds the relay with
+    `of_this_thread` and is `listening`, the innermost one alone. A signal that nobody listens for waits, for so long.
+
+    Worked example: `penstock.train` in a notebook's cell. The cell's thread waits, and a thread with a loop trains.
+    Ctrl-C: `hand_on(SIGINT)`, and the run's own handler, called on its loop, stops it with a checkpoint.
+    """
+
+    _of_threads = threading.local()
+
+    def __init__(self) -> None:
+        self._news: SimpleQueue[int | _Heard | _Over] = SimpleQueue()  # may be put to from a signal handler
+        self._lock = threading.Lock()
+        self._listeners: list[_Listener] = []
+        self._waiting: list[int] = []
+        self.interrupted = False
+        """Whether any signal has arrived."""
+
+    @classmethod
+    def of_this_thread(cls) -> SignalRelay | None:
+        """The relay of the call that this thread carries out."""
+        return getattr(cls._of_threads, "relay", None)
+
+    @contextlib.contextmanager
+    def listening(self, handler: Handler, arrived: Handler = lambda number: None) -> Iterator[None]:
+        """While inside, `handler` is called on the running loop for each signal; `arrived` at once, in any thread."""
+        listener = _Listener(asyncio.get_running_loop(), handler, arrived)
+        with self._lock:
+            self._listeners.append(listener)
+            waiting, self._waiting = self._waiting, []
+        if waiting:
+            self._news.put(_Heard())
+        for number in waiting:
+            self._tell(listener, number)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._listeners.remove(listener)
+
+    def give_up(self, why: str) -> None:
+        """From any thread: nobody need wait for the call any longer; it is left behind."""
+        self._news.put(_Over(why))
+
+    def note(self, number: int, frame: FrameType | None = None) -> None:
+        """A signal has arrived; may be a signal's handler."""
+        self._news.put(number)
+
+    def wait(self) -> None:
+        """Until the call has ended, handing signals on; `KeyboardInterrupt` where it does not end after one.
+
+        What another handler raises here, such as that of an alarm, stops the call as Ctrl-C does, and is raised then.
+        """
+        deadline: float | None = None
+        alarm: BaseException | None = None
+        while True:
+            try:
+                news = self._news.get(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
+            except Empty:
+                raise KeyboardInterrupt(f"nothing heard the signal for {_UNHEARD_SECONDS:g} s") from None
+            except BaseException as error:  # noqa: BLE001 - of a handler that is not the relay's
+                alarm = error if not isinstance(error, KeyboardInterrupt) else alarm
+                news = int(signal.SIGINT)
+            if isinstance(news, _Over):
+                if alarm is not None:
+                    raise alarm
+                if news.why is not None:
+                    raise KeyboardInterrupt(news.why)
+                return
+            if isinstance(news, _Heard):
+                deadline = None
+            elif not self.hand_on(news):
+                deadline = deadline or time.monotonic() + _UNHEARD_SECONDS
+
+    def hand_on(self, number: int) -> bool:
+        """Tell whoever listens of a signal; False where it has to wait for somebody."""
+        self.interrupted = True
+        with self._lock:
+            listener = self._listeners[-1] if self._listeners else None
+            if listener is None:
+                self._waiting.append(number)
+                return False
+        self._tell(listener, number)
+        return True
+
+    @staticmethod
+    def _tell(listener: _Listener, number: int) -> None:
+        listener.arrived(number)
+        with contextlib.suppress(RuntimeError):  # its loop has just been closed: the call is about to end
+            listener.loop.call_soon_threadsafe(listener.handler, number)
+
+    def carry_out(self, call: Callable[[], object]) -> None:
+        """In the call's own thread: make it, and end the wait."""
+        self._of_threads.relay = self
+        try:
+            call()
+        finally:
+            self._news.put(_Over())
+
+
+class _Outcome(Generic[R]):
+    """What a call in another thread came to."""
+
+    def __init__(self) -> None:
+        self._results: list[R] = []
+        self._error: BaseException | None = None
+
+    def of(self, call: Callable[[], R]) -> None:
+        try:
+            self._results.append(call())
+        except BaseException as error:  # noqa: BLE001 - raised again where the call was asked for
+            self._error = error
+
+    def get(self) -> R:
+        if self._error is not None:
+            raise self._error
+        return self._results[0]
+
+
+def beside_running_loop(call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """Make the call; where this thread has a running event loop, in a thread of its own, which is waited for.
+
+    A caller in the main thread hands Ctrl-C, SIGTERM and SIGHUP on to what the call runs. One that does not hear them
+    is left behind, as a daemon thread, with a `KeyboardInterrupt` here.
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return call(*args, **kwargs)
+    relay, outcome, context = SignalRelay(), _Outcome[R](), contextvars.copy_context()
+
+    def work() -> None:
+        relay.carry_out(lambda: outcome.of(lambda: context.run(call, *args, **kwargs)))
+
+    with _signals_go_to(relay):
+        threading.Thread(target=work, name="penstock-call", daemon=True).start()
+        relay.wait()
+    return outcome.get()
+
+
+@contextlib.contextmanager
+def _signals_go_to(relay: SignalRelay) -> Iterator[None]:
+    """The signals of the main thread, less those that are ignored; nothing elsewhere."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    heard = {number: handler for number, handler in before.items() if handler not in (signal.SIG_IGN, None)}
+    for number in heard:
+        signal.signal(number, relay.note)
+    try:
+        yield
+    finally:
+        for number, handler in heard.items():
+            signal.signal(number, handler)
