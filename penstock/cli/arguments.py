@@ -16,7 +16,7 @@ Overrides = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 FromScratch = Annotated[
     bool,
-    typer.Option("--from-scratch", help="Begin anew; an old run is moved to RUN_DIR.1."),
+    typer.Option("--from-scratch", help="Start over; an old run is moved to RUN_DIR.1."),
 ]
 
 

@@ -19,8 +19,8 @@ _STYLES = {"works": "green", "broken": "bold red", "not installed": "dim"}
 def doctor(as_json: Json = False) -> None:
     """Say which parts work on this machine.
 
-    Imports every part, and says how to install those that are missing. Leaves with exit code 1 if a part that every
-    run needs is broken.
+    Imports every part, and says how to install those that are missing. Exits with code 1 if a part that every run
+    needs is missing or broken.
 
     \b
     Example:
@@ -64,6 +64,7 @@ def note(finding: Finding) -> str:
     parts = [finding.detail] if finding.detail else []
     if not finding.part.used:
         parts.append("not used by this version")
-    if finding.status.value != "works":
-        parts.append(finding.part.install)
+    if finding.status.value != "works" and finding.part.install:
+        extra = f" (extra: {finding.part.extra})" if finding.part.extra else ""
+        parts.append(f"{finding.part.install}{extra}")
     return "; ".join(parts)

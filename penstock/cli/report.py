@@ -21,7 +21,7 @@ def report(run_dir: RunDir, output: Output = None, as_json: Json = False) -> Non
     """Write one HTML page about a run.
 
     Rewards, staleness, where the time went, failures, sample responses and the settings, in a file that needs nothing
-    else and can be passed on. Works for runs that go on, failed or were killed too.
+    else and can be passed on. Also works for runs that are still going, failed or were killed.
 
     \b
     Example:

@@ -28,10 +28,10 @@ Seconds = Annotated[float, typer.Option(min=1.0, help="Time for the checks once 
 def verify(
     config: ConfigFile, overrides: Overrides = None, groups: Groups = 8, seconds: Seconds = 600, as_json: Json = False
 ) -> None:
-    """Check a run on its own model and data before it is started.
+    """Check a run on its own model and data before you start it.
 
     Streamed against whole-batch gradients, engine against trainer log-probs, data plane, weight sync, memory, rewards.
-    Nothing is trained or written. Leaves with exit code 1 if a bar fails.
+    Nothing is trained or written. Exits with code 1 if a check fails.
 
     \b
     Example:

@@ -206,7 +206,7 @@ LossConfig = Annotated[PpoClipLoss | GspoLoss | CispoLoss | ReinforceLoss | Cust
 
 
 class KlConfig(Section):
-    """A penalty for leaving the reference policy: the model as the run began with it, with LoRA the bare base model."""
+    """A penalty for leaving the reference policy: the model the run began with; with LoRA, the base model."""
 
     coefficient: NonNegativeFloat = 0.0
     """Weight of the penalty; 0 means none, and no reference policy is kept."""
@@ -217,7 +217,7 @@ class KlConfig(Section):
 
 
 class NoCorrection(Section):
-    """Engine and trainer are taken to agree."""
+    """No correction: engine and trainer are assumed to agree."""
 
     kind: Literal["none"] = "none"
     """Name of the correction."""

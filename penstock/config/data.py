@@ -58,17 +58,17 @@ class DataConfig(Section):
     prompt_key: str = "prompt"
     """Which column holds the prompt: text, or a list of chat messages (needs `chat_template`)."""
     answer_key: str = "answer"
-    """Which column holds the reference answer; `math` needs it. For others it may be absent from some records, and,
-    where this is left as it is, from all."""
+    """Which column holds the reference answer; `math` needs it. Other environments accept records without it; if you
+    name a key of your own, at least one record must have it."""
     train_size: PositiveInt | None = None
     """How many training prompts: at most this many from the start of the data, or this many made. By default all of
     the data, or 1024 made."""
     eval_size: PositiveInt = 64
     """How many held-out prompts: at most this many from the start of the data, or this many made."""
     epochs: PositiveInt = 1
-    """How often the training prompts are gone through."""
+    """Number of passes over the training prompts."""
     shuffle: bool = True
-    """Shuffle the prompts anew at each epoch, by the run's seed."""
+    """Shuffle the prompts again in each epoch, with the run's seed."""
     chat_template: bool = False
     """Render prompts, and later turns of a conversation, with the tokenizer's chat template; a text prompt is a user
     message then."""

@@ -39,7 +39,7 @@ class ModelConfig(Section):
     path: str
     """Folder with a Hugging Face causal language model and its tokenizer, or a hub id (see `download`)."""
     dtype: Literal["float32", "float64", "bfloat16"] = "float32"
-    """Number format of the trainer's and the engine's weights."""
+    """The dtype of the trainer's and the engine's weights."""
     attn_implementation: Literal["sdpa", "eager"] = "sdpa"
     """Attention implementation of transformers."""
     download: bool = False

@@ -58,20 +58,20 @@ class RuntimeConfig(Section):
     """Where the workers run."""
 
     kind: Literal["local"] = "local"
-    """`local`: everything on this machine; engine and trainer in a thread each (see `engine_process`)."""
+    """`local`: everything on this machine; engine and trainer in one thread each (see `engine_process`)."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto`: the GPU if there is one."""
     engine_process: bool = False
-    """Give the engine a process of its own while training: faster where Python makes engine and trainer wait for each
-    other (small models, the CPU), at the price of a slower start and of weights that go through shared memory."""
+    """Run the engine in a separate process while training: faster if Python makes engine and trainer wait for each
+    other (small models, the CPU), at the price of a slower start and of weights that pass through shared memory."""
     engine_threads: Annotated[int, Field(ge=0, le=1024)] = 0
-    """CPU threads of the engine's mathematics; 0 means half of the cores."""
+    """CPU threads the engine computes with; 0 means half of the cores."""
     trainer_threads: Annotated[int, Field(ge=0, le=1024)] = 0
-    """CPU threads of the trainer's mathematics; 0 means half of the cores."""
+    """CPU threads the trainer computes with; 0 means half of the cores."""
     trainer_lanes: Annotated[int, Field(ge=0, le=64)] = 0
-    """Microbatches that a trainer on the CPU computes side by side, each with `trainer_threads`; 0 fills the cores."""
+    """Microbatches that a trainer on the CPU computes in parallel, each with `trainer_threads`; 0 fills the cores."""
     timeouts: TimeoutsConfig = TimeoutsConfig()
-    """How long the run waits for an answer of its parts before it counts them as stuck."""
+    """How long the run waits for its parts to answer before it counts them as stuck."""
 
 
 class CheckpointConfig(Section):
@@ -88,7 +88,7 @@ class CheckpointConfig(Section):
     keep_latest: PositiveInt = 2
     """How many of the latest checkpoints are kept, for whichever reason they were saved."""
     keep_best: NonNegativeInt = 0
-    """How many checkpoints with the best `best_metric` are kept besides the latest."""
+    """How many checkpoints with the best `best_metric` are kept in addition to the latest."""
     best_metric: str = "eval/reward_mean"
     """With `keep_best`: the metric, as in `metrics.jsonl`; only checkpoints of steps that have a value can be best."""
     best_mode: Literal["max", "min"] = "max"
@@ -103,7 +103,7 @@ class EvalConfig(Section):
     at_end: bool = True
     """Evaluate the final weights."""
     every_steps: PositiveInt | None = None
-    """Evaluate after every so many steps as well; rollouts go on meanwhile, the trainer waits."""
+    """Also evaluate after every this many steps; rollouts continue meanwhile, the trainer waits."""
     greedy: bool = True
     """Take the likeliest token instead of sampling."""
     samples_per_prompt: PositiveInt = 1

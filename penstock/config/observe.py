@@ -32,7 +32,7 @@ class WandbConfig(Section):
     name: Name | None = None
     """Name of the run; by default that of the run directory."""
     mode: Literal["offline", "online"] = "offline"
-    """`offline`: files in the run directory, to be sent with `wandb sync` when you like. `online`: sent as it runs."""
+    """`offline`: files in the run directory, to be sent with `wandb sync` later. `online`: sent while it runs."""
 
 
 class MlflowConfig(Section):

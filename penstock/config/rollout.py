@@ -51,7 +51,7 @@ class EngineConfig(Section):
 
 
 class SamplingConfig(Section):
-    """How tokens are drawn."""
+    """How tokens are sampled."""
 
     temperature: Annotated[float, Field(ge=1e-3)] = 1.0
     """Logits are divided by this before sampling; the trainer uses the same value."""
@@ -109,8 +109,8 @@ class EnvironmentConfig(Section):
     timeout_seconds: PositiveFloat = 30.0
     """A reward, or the environment's part of a turn, that takes longer is a DATA failure."""
     workers: PositiveInt = 4
-    """How many rewards, or environments between two turns of the model, are at work at the same time; as many
-    processes start for rewards, when they are needed."""
+    """How many rewards, or environments between two turns of the model, run at the same time; rewards get that
+    many processes, started when they are needed."""
     in_process: bool = False
     """Compute rewards in threads of this process. A reward that hangs or exits can then harm the run."""
 
@@ -130,17 +130,17 @@ class FailureConfig(Section):
     """What happens when a rollout fails."""
 
     infra_attempts: PositiveInt = 5
-    """Attempts in all for failures of the machinery (engine gone, timeout, connection)."""
+    """Total attempts for INFRA failures (engine gone, timeout, connection)."""
     data_attempts: PositiveInt = 2
-    """Attempts in all for failures of the data (environment or reward raised, NaN reward)."""
+    """Total attempts for DATA failures (environment or reward raised, NaN reward)."""
     backoff_seconds: NonNegativeFloat = 0.5
     """Pause before the second attempt; doubled at each further one."""
     backoff_max_seconds: NonNegativeFloat = 30.0
     """The longest such pause."""
     max_dropped_prompts: NonNegativeInt = 0
-    """How many prompts may be given up before the run stops with an error."""
+    """How many prompts may be dropped before the run stops with an error."""
     on_drop: Literal["shrink", "replace"] = "replace"
-    """`shrink`: the step goes on with one group less. `replace`: the next prompt takes its place."""
+    """`shrink`: the step continues with one group fewer. `replace`: the next prompt takes its place."""
     min_groups_per_step: PositiveInt = 1
     """With `shrink`: a step that would have fewer groups than this stops the run."""
     stall_seconds: PositiveFloat = 300.0
@@ -158,7 +158,7 @@ class RolloutConfig(Section):
     engine: EngineConfig = EngineConfig()
     """The generation engine."""
     sampling: SamplingConfig = SamplingConfig()
-    """How tokens are drawn."""
+    """How tokens are sampled."""
     environment: EnvironmentConfig
     """Where prompts get their reward."""
     failure: FailureConfig = FailureConfig()
@@ -173,6 +173,6 @@ class RolloutConfig(Section):
     """Write every group's rows to `rollouts/` in the run directory, to be trained on again with `replay_from`."""
     replay_from: str | None = None
     """Run directory with recorded rollouts: groups come from there, in order of dispatch, and there is no engine; the
-    prompts of `data`, `rollout.environment` and `rollout.engine` have no part in it."""
+    prompts of `data`, `rollout.environment` and `rollout.engine` are not used."""
 
     _usable_path = field_validator("replay_from")(usable_path)

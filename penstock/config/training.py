@@ -42,7 +42,7 @@ class EarlyStopConfig(Section):
     reached: float | None = None
     """Stop when the metric is at least (with `min`: at most) this."""
     patience: PositiveInt | None = None
-    """Stop when so many values in a row were no better than the best before them."""
+    """Stop after this many values in a row that are no better than the best before them."""
     min_change: NonNegativeFloat = 0.0
     """By how much a value must be better to count as better."""
 
@@ -55,9 +55,9 @@ class TrainingConfig(Section):
     prompt_groups_per_step: PositiveInt = 8
     """N: groups one optimizer step consumes."""
     min_groups_per_chunk: PositiveInt = 1
-    """How many groups must be ready before the trainer starts on them; N means batch at once."""
+    """How many groups must be ready before the trainer starts on them; N trains the whole batch at once."""
     minibatches_per_step: PositiveInt = 1
-    """Updates a step makes, each with a share of its groups; above 1 the step is trained when all of it is there."""
+    """Updates a step makes, each with a share of its groups; above 1, the step waits for all of its groups."""
     batching: Literal["padded", "packed"] = "padded"
     """`padded`: rows of similar length side by side. `packed`: several rows in one, with document masks."""
     max_tokens_per_microbatch: PositiveInt = 8192
@@ -75,6 +75,6 @@ class TrainingConfig(Section):
     early_stop: EarlyStopConfig | None = None
     """Stop, with a checkpoint, by a metric."""
     train_attempts: PositiveInt = 2
-    """How often a step whose forward or backward pass raised is tried in all."""
+    """Total attempts for a step whose forward or backward pass raises."""
     nonfinite: Literal["skip", "stop"] = "stop"
     """A step with a NaN or infinite loss or gradient: skip its update, or stop the run."""

@@ -45,10 +45,14 @@ class Part:
     core: bool = False
     used: bool = False
     probe: str | None = None
+    extra: str | None = None
+    """The extra of Penstock that brings it."""
 
     @property
-    def install(self) -> str:
-        """The command that installs it."""
+    def install(self) -> str | None:
+        """The command that installs it; None where this version has no use for it."""
+        if not self.used:
+            return None
         return f"pip install '{self.requirement}'"
 
 
@@ -76,6 +80,7 @@ class Finding:
             "status": self.status.value,
             "version": self.version,
             "detail": self.detail or None,
+            "extra": self.part.extra,
             "install": None if self.status is Status.WORKS else self.part.install,
         }
 
@@ -94,26 +99,58 @@ print(json.dumps({"detail": f"{torch.get_num_threads()} CPU threads, {gpus}"}))
 PARTS: tuple[Part, ...] = (
     Part("torch", "training and generation", "torch", ("torch",), "torch>=2.6", True, True, _TORCH_PROBE),
     Part("transformers", "models and tokenizers", "transformers", ("transformers",), "transformers>=5.17", True, True),
-    Part("reasoning-gym", "tasks", "reasoning_gym", ("reasoning-gym",), "reasoning-gym>=0.1.25", True, True),
-    Part("math-verify", "mathematical answers", "math_verify", ("math-verify",), "math-verify>=0.8", True, True),
-    Part("verifiers", "environments", "verifiers", ("verifiers",), "verifiers>=0.4,<0.5", used=True),
-    Part("datasets", "datasets", "datasets", ("datasets",), "datasets>=3", used=True),
-    Part("pyarrow", "Parquet files", "pyarrow", ("pyarrow",), "pyarrow>=15", used=True),
-    Part("ray", "clusters", "ray", ("ray",), "ray[default]>=2.40"),
+    Part(
+        "reasoning-gym",
+        "the `reasoning_gym` environments",
+        "reasoning_gym",
+        ("reasoning-gym",),
+        "reasoning-gym>=0.1.25",
+        used=True,
+        extra="reasoning-gym",
+    ),
+    Part(
+        "math-verify",
+        "the `math` environment",
+        "math_verify",
+        ("math-verify",),
+        "math-verify>=0.8",
+        used=True,
+        extra="math",
+    ),
+    Part(
+        "verifiers",
+        "the `verifiers` environments",
+        "verifiers",
+        ("verifiers",),
+        "verifiers>=0.4,<0.5",
+        used=True,
+        extra="environments",
+    ),
+    Part("datasets", "datasets", "datasets", ("datasets",), "datasets>=3", used=True, extra="data"),
+    Part("pyarrow", "Parquet files", "pyarrow", ("pyarrow",), "pyarrow>=15", used=True, extra="data"),
+    Part("ray", "clusters", "ray", ("ray",), "ray"),
     Part("TransferQueue", "data plane", "transfer_queue", ("TransferQueue",), "TransferQueue"),
     Part(
         "mooncake",
         "weight and data transfer",
         "mooncake",
         ("mooncake-transfer-engine", "mooncake-transfer-engine-non-cuda", "mooncake-transfer-engine-cuda13"),
-        "mooncake-transfer-engine-non-cuda>=0.3",
+        "mooncake-transfer-engine-non-cuda",
     ),
-    Part("vllm", "generation engine", "vllm", ("vllm",), "vllm>=0.25"),
-    Part("megatron-core", "parallel training", "megatron.core", ("megatron-core",), "megatron-core>=0.16"),
-    Part("peft", "LoRA adapters", "peft", ("peft",), "peft>=0.21", used=True),
-    Part("tensorboard", "metrics", "tensorboard", ("tensorboard",), "tensorboard>=2.15", used=True),
-    Part("wandb", "metrics", "wandb", ("wandb",), "wandb>=0.31", used=True),
-    Part("mlflow", "metrics", "mlflow", ("mlflow", "mlflow-skinny"), "mlflow-skinny>=2.15", used=True),
+    Part("vllm", "generation engine", "vllm", ("vllm",), "vllm"),
+    Part("megatron-core", "parallel training", "megatron.core", ("megatron-core",), "megatron-core"),
+    Part("peft", "LoRA adapters", "peft", ("peft",), "peft>=0.21", used=True, extra="lora"),
+    Part("tensorboard", "metrics", "tensorboard", ("tensorboard",), "tensorboard>=2.15", used=True, extra="loggers"),
+    Part("wandb", "metrics", "wandb", ("wandb",), "wandb>=0.31", used=True, extra="loggers"),
+    Part(
+        "mlflow",
+        "metrics",
+        "mlflow",
+        ("mlflow", "mlflow-skinny"),
+        "mlflow-skinny>=2.15",
+        used=True,
+        extra="loggers",
+    ),
     Part(
         "prometheus-client",
         "metrics",
@@ -121,6 +158,7 @@ PARTS: tuple[Part, ...] = (
         ("prometheus-client",),
         "prometheus-client>=0.20",
         used=True,
+        extra="prometheus",
     ),
 )
 

@@ -100,7 +100,7 @@ def refuse_other_events(directory: RunDirectory) -> None:
         )
 
 
-_WAY_OUT = "resume again; or begin anew, with this run moved aside: penstock resume {} --from-scratch"
+_WAY_OUT = "resume again; or start over, with this run moved aside: penstock resume {} --from-scratch"
 
 
 def _problem(path: Path, mark: _Mark) -> str | None:

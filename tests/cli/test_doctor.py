@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -32,7 +33,7 @@ def test_part_that_imports_works_and_has_a_version() -> None:
 
 
 def test_missing_part_says_how_to_install_it() -> None:
-    finding = examine(Part("nope", "a test", "nope_nope", ("nope-nope",), "nope>=1"))
+    finding = examine(Part("nope", "a test", "nope_nope", ("nope-nope",), "nope>=1", used=True))
     assert finding.status is Status.MISSING
     assert finding.as_object()["install"] == "pip install 'nope>=1'"
 
@@ -76,8 +77,24 @@ def test_old_python_is_broken() -> None:
 def test_install_commands_ask_for_the_versions_of_the_project() -> None:
     project = tomllib.loads(_PROJECT.read_text())["project"]
     asked = [*project["dependencies"], *(line for lines in project["optional-dependencies"].values() for line in lines)]
-    bounded = [part.requirement for part in PARTS if ">=" in part.requirement]
-    assert set(bounded) <= set(asked)
+    assert {part.requirement for part in PARTS if part.used} <= set(asked)
+
+
+def test_every_optional_part_that_is_used_comes_with_an_extra() -> None:
+    extras = tomllib.loads(_PROJECT.read_text())["project"]["optional-dependencies"]
+    for part in PARTS:
+        if part.used and not part.core:
+            assert part.requirement in extras[part.extra]
+    brought = {part.extra for part in PARTS}
+    assert set(extras) - {"dev"} == brought - {None}
+
+
+def test_a_part_this_version_has_no_use_for_is_not_offered() -> None:
+    assert [part.install for part in PARTS if not part.used] == [None] * 5
+
+
+def test_packages_of_single_environments_are_no_core_parts() -> None:
+    assert {part.name for part in PARTS if part.core} == {"torch", "transformers"}
 
 
 def test_core_parts_are_dependencies_of_the_project() -> None:
@@ -95,8 +112,14 @@ class TestCommand:
         ray = next(part for part in PARTS if part.name == "ray")
         code, text = self.shown(monkeypatch, examine_python(), Finding(ray, Status.BROKEN, "2.50", "crashed"))
         assert code == 0
-        assert "ray  broken  2.50  crashed; not used by this version; pip install 'ray[default]>=2.40'" in text
+        assert "ray  broken  2.50  crashed; not used by this version\n" in text
         assert "Everything a run needs works" in text
+
+    def test_missing_part_is_shown_with_its_extra(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        math = next(part for part in PARTS if part.name == "math-verify")
+        code, text = self.shown(monkeypatch, examine_python(), Finding(math, Status.MISSING))
+        assert code == 0
+        assert re.search(r"math-verify +not installed +pip install 'math-verify>=0.8' \(extra: math\)", text)
 
     def test_broken_core_part_is_exit_code_1(self, monkeypatch: pytest.MonkeyPatch) -> None:
         torch = Finding(replace(_STDLIB, name="torch", core=True), Status.MISSING)

@@ -59,7 +59,7 @@ def check_capacity(sampler: StalenessSampler, max_groups: int, min_groups_per_ch
         raise ConfigError(
             [
                 f"buffer.max_buffered_groups: {max_groups} is too small for the staleness policy {name} with "
-                f"training.min_groups_per_chunk = {min_groups_per_chunk}, which could then wait for ever; "
+                f"training.min_groups_per_chunk = {min_groups_per_chunk}, which could then wait forever; "
                 f"use at least {needed}"
             ]
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 
 from penstock.config.data import PROCEDURAL_TRAIN_SIZE, DataConfig
@@ -43,10 +44,12 @@ def make_environment(
     if kind == "function":
         return _function(config, data, _pool(config, records))
     if kind == "math":
+        _require("math_verify", "math-verify>=0.8", "math", config)
         args, pool = MathArgs.model_validate(config.args), _pool(config, records, math_grading.load)
         return MathEnvironment(args, pool, train=read_prompts(data, "train"), held_out=read_prompts(data, "eval"))
     sizes = {"train_size": data.train_size or PROCEDURAL_TRAIN_SIZE, "eval_size": data.eval_size}
     if kind == "reasoning_gym":
+        _require("reasoning_gym", "reasoning-gym>=0.1.25", "reasoning-gym", config)
         pool = _pool(config, records, gym_scoring.load)
         return ReasoningGymEnvironment(name, config.args, pool, seed=seed, **sizes)
     limits = TurnLimits(config.workers, config.timeout_seconds)
@@ -103,13 +106,22 @@ def _reward_specs(config: EnvironmentConfig) -> list[RewardSpec]:
 
 
 def _verifiers(name: str, config: EnvironmentConfig, data: DataConfig, limits: TurnLimits) -> Environment:
+    # All that the adapter imports of verifiers: other versions lack a part of it.
+    _require("penstock.rollout.environments.verifiers_adapter", "verifiers>=0.4,<0.5", "environments", config)
+    from penstock.rollout.environments.verifiers_adapter import VerifiersEnvironment
+
+    return VerifiersEnvironment(name, config.args, limits, train_size=data.train_size, eval_size=data.eval_size)
+
+
+def _require(module: str, requirement: str, extra: str, config: EnvironmentConfig) -> None:
+    """Raise `ConfigError` where the package behind an environment cannot be imported, with the extra that brings it."""
     try:
-        from penstock.rollout.environments.verifiers_adapter import VerifiersEnvironment
+        importlib.import_module(module)
     except ImportError as error:
+        package = requirement.partition(">")[0]
         raise ConfigError(
             [
-                f"rollout.environment.kind: verifiers:{name} needs the verifiers package, which cannot be imported "
-                f"({error}): pip install 'verifiers>=0.4,<0.5'"
+                f"rollout.environment.kind: {config.kind} needs the package {package}, which cannot be imported "
+                f"({error}); install Penstock with its extra `{extra}`, or pip install '{requirement}'"
             ]
         ) from error
-    return VerifiersEnvironment(name, config.args, limits, train_size=data.train_size, eval_size=data.eval_size)

@@ -304,5 +304,5 @@ def _nonfinite_error(step_id: int, metrics: dict[str, float], gathered: _Accumul
     weights = "weights as the updates before this one left them" if moved else "weights untouched"
     return NonFiniteError(
         f"step {step_id + 1}: loss {metrics['loss']}, gradient norm {metrics['grad_norm']}, {weights}; groups "
-        f"{', '.join(_guilty_groups(gathered))}. Set training.nonfinite to skip to go on without such steps"
+        f"{', '.join(_guilty_groups(gathered))}. Set training.nonfinite to skip to continue without such steps"
     )

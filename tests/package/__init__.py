@@ -1,0 +1,1 @@
+"""The package itself: what it asks for, what it is called, and its wheel."""

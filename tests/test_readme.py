@@ -1,0 +1,33 @@
+"""The README's figures are those of the benchmarks page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+README, BENCHMARKS = (" ".join((ROOT / name).read_text().split()) for name in ("README.md", "docs/benchmarks.md"))
+
+
+@pytest.mark.parametrize(
+    ("claim", "measured"),
+    [
+        ("takes 1.006 times the shortest possible time", "`streaming_over_bound` | 1.006 "),
+        ("takes 1.67 times as long", "`batch_over_streaming` | 1.67 "),
+        ("5e-7 in float32", "`grad_rel_diff` (fp32) | 4.7e-7 "),
+        ("6e-16 in float64", "`grad_rel_diff_fp64` | 6.3e-16 "),
+        ("3.2 times as many samples per second as TRL's", "`ratio` 3.23 (3.23)"),
+        ("2.3 times strictly on-policy", "`ratio_on_policy` 2.30 "),
+        ("2.1 and 1.7 times if all responses are equally long", "`full_length_ratio` 2.11 "),
+        ("2.1 and 1.7 times if all responses are equally long", "`full_length_ratio_on_policy` 1.69 "),
+        ("89,000 tokens per second", "`embedded_tok_s` | 75,928 | 88,912 "),
+        ("3 to 4 times vLLM", "`over_vllm` | 4.34 | 4.31 "),
+        ("3 to 4 times vLLM", "2.9 and 3.1 times vLLM"),
+        ("440 injected faults and 18 kills (`kill -9`)", "| 440, 18, 440 |"),
+        ("each of 2,880 prompts was trained exactly once", "All 2,880 prompts were trained, each once"),
+    ],
+)
+def test_a_figure_was_measured(claim: str, measured: str) -> None:
+    assert claim in README
+    assert measured in BENCHMARKS
