@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, get_args
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from penstock.config.base import Section
-from penstock.config.keys import Location, all_keys, join, locate, required_keys
-from penstock.config.renamed import RENAMED, RENAMED_VALUES
+from penstock.config.keys import Location, join, locate, required_keys
+from penstock.config.other_names.ours import RENAMED, RENAMED_VALUES
+from penstock.config.unknown_keys import nearest, renamed, unknown_key
 from penstock.text import cut
 
 _EXPECTED = {
@@ -33,21 +33,8 @@ _BOUNDS = {
     "less_than": ("lt", "less than"),
     "less_than_equal": ("le", "at most"),
 }
-_LONGEST_LINE, _LONGEST_NAME = 1_000, 100
-"""Characters of a line, and of a name that no setting has: what a file holds by mistake may be of any length."""
-ALIASES = {
-    "batch_size": "training.prompt_groups_per_step",
-    "learning_rate": "training.optimizer.lr",
-    "max_tokens": "rollout.sampling.max_new_tokens",
-    "max_response_length": "rollout.sampling.max_new_tokens",
-    "model_name": "model.path",
-    "model_path": "model.path",
-    "name_or_path": "model.path",
-    "num_generations": "rollout.group_size",
-    "num_epochs": "data.epochs",
-    "output_dir": "run_dir",
-}
-"""Names that other trainers have for a setting, and what it is called here."""
+_LONGEST_LINE = 1_000
+"""Characters of a line: what a file holds by mistake may be of any length."""
 
 
 def problems_of(error: ValidationError, root: type[Section]) -> list[str]:
@@ -57,22 +44,6 @@ def problems_of(error: ValidationError, root: type[Section]) -> list[str]:
         found = [cut(line, _LONGEST_LINE) for line in _lines(details, root)]
         lines += [line for line in found if line not in lines]
     return lines
-
-
-def nearest(name: str, names: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """The name that looks most like `name`, if any does."""
-    matches = difflib.get_close_matches(name, list(names), n=1, cutoff=cutoff)
-    return matches[0] if matches else None
-
-
-def unknown_setting(name: str, prefix: str, holder: type[Section], root: type[Section]) -> str:
-    """The line for a key no model knows, with the setting that was probably meant."""
-    key = join(prefix, cut(name, _LONGEST_NAME))
-    meant = _meant(name, prefix, holder, root)
-    if meant:
-        return f"{key}: unknown setting; did you mean {meant}?"
-    owner = prefix or "a configuration"
-    return f"{key}: unknown setting; {owner} has {', '.join(holder.model_fields)}"
 
 
 def show(value: Any) -> str:
@@ -156,37 +127,15 @@ def _looks_like(kind: str, text: str) -> bool:
 
 
 def _extra(where: Location, value: Any, root: type[Section]) -> Iterator[str]:
-    if where.key in RENAMED:
-        yield from _renamed(where.key, value)
-    else:
-        yield _not_a_setting(where, root)
-
-
-def _renamed(key: str, value: Any) -> Iterator[str]:
-    """The line for a key that has another name now; of a section, one for each setting in it."""
-    if isinstance(value, dict) and value and any(old.startswith(f"{key}.") for old in RENAMED):
-        for name, below in value.items():
-            yield from _renamed(join(key, str(name)), below)
-    elif key in RENAMED:
-        now = RENAMED[key]
-        renamed = RENAMED_VALUES.get(now, {}).get(value) if isinstance(value, str) else None
-        too = f", and `{value}` is `{renamed}`" if renamed else ""
-        yield f"{key}: unknown setting; `{key}` is `{now}` here{too}"
-    else:
-        section = key.rpartition(".")[0]
-        yield f"{cut(key, _LONGEST_NAME)}: unknown setting; `{section}` is `{RENAMED[section]}` here"
-
-
-def _not_a_setting(where: Location, root: type[Section]) -> str:
-    holder = where.holder or root
     owners = [kind for kind, section in where.alternatives.items() if where.name in section.model_fields]
-    if not owners:
-        return unknown_setting(where.name, where.prefix, holder, root)
-    kind = next(name for name, section in where.alternatives.items() if section is holder)
-    own = [name for name in holder.model_fields if name != where.tag]
+    if not owners or where.holder is None:
+        yield from unknown_key(where, value, root)
+        return
+    kind = next(name for name, section in where.alternatives.items() if section is where.holder)
+    own = [name for name in where.holder.model_fields if name != where.tag]
     has = f"it has {', '.join(own)}" if own else "it has no settings"
     belongs = f"{where.name} belongs to {', '.join(owners)}"
-    return f"{where.key}: is not a setting of {where.tag} = {kind}; {has} ({belongs})"
+    yield f"{where.key}: is not a setting of {where.tag} = {kind}; {has} ({belongs})"
 
 
 def _missing(where: Location, value: Any, around: Location) -> Iterator[str]:
@@ -212,7 +161,7 @@ def _wrong_kind(where: Location, value: Any) -> Iterator[str]:
     if isinstance(value, dict) and tag not in value:
         old = {full: below for name, below in value.items() if (full := join(where.key, str(name))) in RENAMED}
         for name, below in old.items():
-            yield from _renamed(name, below)
+            yield from renamed(name, below)
         if key not in map(RENAMED.get, old):
             yield f"{key}: is required; one of {', '.join(kinds)}"
     else:
@@ -229,24 +178,6 @@ def _not_a_section(where: Location, value: Any) -> str:
     if value is None:
         return f"is empty; remove it, or give it some of {names}"
     return f"expected a section with some of {names}, got {show(value)}"
-
-
-def _meant(name: str, prefix: str, holder: type[Section], root: type[Section]) -> str | None:
-    close = nearest(name, holder.model_fields, cutoff=0.75)
-    if close:
-        return join(prefix, close)
-    keys = list(dict.fromkeys(all_keys(root)))
-    same_name = [key for key in keys if key.rpartition(".")[2] == name]
-    if len(same_name) == 1:
-        return same_name[0]
-    if name in ALIASES:
-        return ALIASES[name]
-    close = nearest(name, holder.model_fields)
-    if close:
-        return join(prefix, close)
-    leaf = nearest(name, {key.rpartition(".")[2] for key in keys}, cutoff=0.8)
-    elsewhere = [key for key in keys if key.rpartition(".")[2] == leaf]
-    return elsewhere[0] if len(elsewhere) == 1 else None
 
 
 def _literal_names(annotation: Any) -> tuple[Any, ...]:

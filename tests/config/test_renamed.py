@@ -8,7 +8,7 @@ import pytest
 
 from penstock.config.keys import Place, all_keys
 from penstock.config.models import RunConfig
-from penstock.config.renamed import RENAMED, RENAMED_VALUES
+from penstock.config.other_names.ours import RENAMED, RENAMED_VALUES
 from tests.config.settings import problems
 
 OLD_SECTIONS = ("sampler", "weights")

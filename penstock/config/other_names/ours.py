@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-RENAMED: dict[str, str] = {
+BEFORE: dict[str, str] = {
     "sampler": "staleness",
     "sampler.kind": "staleness.policy",
     "sampler.max_staleness": "staleness.max_staleness",
@@ -11,8 +11,6 @@ RENAMED: dict[str, str] = {
     "sampler.lookahead": "staleness.lookahead",
     "sampler.class_path": "staleness.import_path",
     "sampler.args": "staleness.args",
-    "staleness.kind": "staleness.policy",
-    "staleness.class_path": "staleness.import_path",
     "algorithm.loss.level": "algorithm.loss.aggregation",
     "algorithm.loss.clip_low": "algorithm.loss.clip_ratio_low",
     "algorithm.loss.clip_high": "algorithm.loss.clip_ratio_high",
@@ -28,6 +26,9 @@ RENAMED: dict[str, str] = {
     "model.attention": "model.attn_implementation",
 }
 """Settings and sections by their old names."""
+
+RENAMED = BEFORE | {"staleness.kind": "staleness.policy", "staleness.class_path": "staleness.import_path"}
+"""The same with old names in sections that have their new name already."""
 
 _EXTREMES = {"highest": "max", "lowest": "min"}
 RENAMED_VALUES: dict[str, dict[str, str]] = {

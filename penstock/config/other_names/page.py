@@ -1,0 +1,70 @@
+"""The tables of docs/coming-from.md; `python -m penstock.config.other_names.page docs/coming-from.md` fills them."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from penstock.config.base import Section
+from penstock.config.keys import Place
+from penstock.config.models import RunConfig
+from penstock.config.other_names.rows import Default
+from penstock.config.other_names.tables import DEFAULTS, TABLES
+
+_PLACE = re.compile(r"(<!-- table: (?P<name>[^>]+) -->\n).*?(?=<!-- end -->)", re.DOTALL)
+
+
+def filled(page: str) -> str:
+    """The page with every table between `<!-- table: NAME -->` and `<!-- end -->` made anew; the rest stays."""
+    return _PLACE.sub(lambda place: f"{place[1]}\n{_table(place['name'])}\n", page)
+
+
+def places(page: str) -> list[str]:
+    """The names of the tables that the page asks for."""
+    return [found["name"] for found in _PLACE.finditer(page)]
+
+
+def _table(name: str) -> str:
+    if name in DEFAULTS:
+        system = DEFAULTS[name].system
+        return _markdown((system, "theirs", "Penstock", "ours"), (_default(row) for row in DEFAULTS[name].rows))
+    table = TABLES[name]
+    return _markdown((table.system, "Penstock", "note"), ((row.theirs, row.ours, row.note) for row in table.rows))
+
+
+def _markdown(header: Sequence[str], rows: Iterator[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "".join("|" + "".join(f" {cell} |" if cell else " |" for cell in line) + "\n" for line in lines)
+
+
+def _default(row: Default) -> Sequence[str]:
+    if not row.key:
+        return row.theirs, row.value, "", ""
+    ours = _shown(_default_of(row.key)) + (f": {row.words}" if row.words else "")
+    return row.theirs, row.value, f"`{row.key}`", ours
+
+
+def _default_of(key: str) -> Any:
+    """The default of a setting, where `kind` is its default too."""
+    section: type[Section] = RunConfig
+    value: Any = None
+    for name in key.split("."):
+        field = section.model_fields[name]
+        value = None if field.is_required() else field.get_default(call_default_factory=True)
+        below = Place.of(field.annotation).sections
+        section = next((found for found in below if type(value) is found), below[0]) if below else section
+    return value
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "nothing"
+    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
+
+
+if __name__ == "__main__":
+    page = Path(sys.argv[1])
+    page.write_text(filled(page.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,0 +1,300 @@
+"""Names of TRL: `GRPOConfig`, `GRPOTrainer` and `AsyncGRPOConfig`."""
+
+from __future__ import annotations
+
+from penstock.config.other_names.rows import Default, Defaults, Row, Table
+
+SYSTEM = "TRL"
+
+MODEL = Table(
+    SYSTEM,
+    (
+        Row(
+            "`GRPOTrainer(model)`",
+            "`model.path`",
+            "a hub id needs `model.download: true`, unless it is in the local cache",
+        ),
+        Row(
+            "`model_init_kwargs`",
+            "`model.dtype`, `model.attn_implementation`",
+            "its `dtype` and `attn_implementation` (`sdpa` or `eager`); others have no equivalent",
+        ),
+        Row(
+            "`bf16`",
+            "`model.dtype: bfloat16`",
+            "theirs computes float32 weights in bfloat16 (autocast); ours holds bfloat16 weights, with a float32 "
+            "copy in the optimizer",
+        ),
+        Row("`trust_remote_code`", "`model.trust_remote_code`"),
+        Row("`gradient_checkpointing`", "`training.gradient_checkpointing`"),
+        Row(
+            "`GRPOTrainer(peft_config)`",
+            "`model.lora`",
+            "a section `model.lora` means LoRA; no dropout, no quantised base model",
+        ),
+        Row(
+            "`ModelConfig.lora_r`, `ModelConfig.lora_alpha`, `ModelConfig.lora_target_modules`",
+            "`model.lora.rank`, `model.lora.alpha`, `model.lora.target_modules`",
+        ),
+        Row("`num_generations`", "`rollout.group_size`"),
+        Row("`generation_batch_size`", "`training.prompt_groups_per_step`", "theirs over `num_generations`"),
+        Row(
+            "`steps_per_generation`, `gradient_accumulation_steps`",
+            "`training.minibatches_per_step`",
+            "the first over the second",
+        ),
+        Row(
+            "`per_device_train_batch_size`",
+            "`training.max_tokens_per_microbatch`",
+            "rows there, tokens here; no effect on the result",
+        ),
+        Row(
+            "`num_iterations`",
+            "no equivalent: a group is trained once",
+            "above 1, theirs goes through the batch again",
+        ),
+        Row("`max_steps`", "`training.max_steps`", "updates there, steps here"),
+        Row("`num_train_epochs`", "`data.epochs`"),
+    ),
+)
+
+GENERATION = Table(
+    SYSTEM,
+    (
+        Row(
+            "`max_completion_length`",
+            "`rollout.sampling.max_new_tokens`",
+            "of each turn, in an environment with several",
+        ),
+        Row(
+            "`vllm_max_model_length`",
+            "`rollout.engine.max_model_len`",
+            "prompt and response together; no prompt is cut: one that does not fit is dropped, which ends the run "
+            "unless `rollout.failure.max_dropped_prompts` allows it",
+        ),
+        Row(
+            "`temperature`, `top_p`, `top_k`",
+            "`rollout.sampling.temperature`, `rollout.sampling.top_p`, `rollout.sampling.top_k`",
+            "with `top_p` and `top_k` the trainer's log-probs are over the tokens that were left; theirs are over all",
+        ),
+        Row("`min_p`", "`rollout.sampling.min_p`"),
+        Row("`repetition_penalty`, `generation_kwargs`, `chat_template_kwargs`", "no equivalent"),
+        Row(
+            "`use_vllm`, `vllm_mode`, `use_transformers_continuous_batching`",
+            "`rollout.engine.kind: embedded`",
+            "the only engine; `rollout.engine.max_num_seqs` requests decode at the same time",
+        ),
+        Row(
+            "`GRPOTrainer(train_dataset)`, `GRPOTrainer(eval_dataset)`",
+            "`data.train_path`, `data.eval_path`",
+            "JSONL, Parquet, or what `datasets` loads; columns by `data.prompt_key`, `data.answer_key`; chats need "
+            "`data.chat_template: true`",
+        ),
+        Row("`shuffle_dataset`, `seed`", "`data.shuffle`, `seed`"),
+        Row(
+            "`GRPOTrainer(reward_funcs)`, `reward_weights`",
+            "`rollout.environment.kind: function`",
+            "one function that adds them up; a reward model has no equivalent",
+        ),
+        Row(
+            "`multi_objective_aggregation`",
+            "no equivalent: rewards are summed before they are normalised",
+            "theirs can normalise each function's first (GDPO)",
+        ),
+        Row(
+            "`GRPOTrainer(tools)`, `GRPOTrainer(environment_factory)`, `max_tool_calling_iterations`",
+            "`rollout.environment.kind: custom`",
+            "or `verifiers:<environment>`, or the built-in `calculator`; turns are limited by the environment",
+        ),
+    ),
+)
+
+MATHEMATICS = Table(
+    SYSTEM,
+    (
+        Row("`loss_type: dapo`", "`algorithm.loss.aggregation: token_mean`"),
+        Row(
+            "`loss_type: grpo`",
+            "`algorithm.loss.aggregation: sequence_mean`",
+            "masked responses count in their mean and not in ours",
+        ),
+        Row(
+            "`loss_type: dr_grpo`",
+            "`algorithm.loss.aggregation: token_sum_norm`",
+            "`algorithm.loss.constant_length` is their `max_completion_length`; masked responses count in their mean "
+            "and not in ours",
+        ),
+        Row(
+            "`loss_type: bnpo`",
+            "no equivalent: nothing depends on the microbatch",
+            "closest is `algorithm.loss.aggregation: token_mean`",
+        ),
+        Row(
+            "`loss_type: cispo`",
+            "`algorithm.loss.kind: cispo`",
+            "their bound is `epsilon_high`, ours 1 + `algorithm.loss.clip_ratio_high`: 5.0 there is 4.0 here",
+        ),
+        Row("`loss_type: sapo`, `loss_type: luspo`, `loss_type: vespo`", "no equivalent"),
+        Row(
+            "`importance_sampling_level: sequence`",
+            "`algorithm.loss.kind: gspo`",
+            "with `loss_type: grpo`, as the paper has it; clip ranges have another scale and other defaults",
+        ),
+        Row(
+            "`epsilon`, `epsilon_high`",
+            "`algorithm.loss.clip_ratio_low`, `algorithm.loss.clip_ratio_high`",
+            "ours do not follow each other: set both. With one update a step the ratio is 1 and neither clips, "
+            "unless `algorithm.old_policy: engine`",
+        ),
+        Row("`delta`", "`algorithm.loss.dual_clip`", "the same bound on tokens with a negative advantage"),
+        Row("`scale_rewards: group`", "`algorithm.advantage.kind: grpo`", "same standard deviation and epsilon"),
+        Row("`scale_rewards: none`", "`algorithm.advantage.normalize_std: false`"),
+        Row(
+            "`scale_rewards: batch`",
+            "no equivalent",
+            "closest is `algorithm.advantage.kind: reinforce_pp_baseline`, which takes the deviation over tokens",
+        ),
+        Row(
+            "`beta`",
+            "`algorithm.kl.coefficient`",
+            "the estimator is k3 in both; `algorithm.kl.place: reward` has no counterpart there",
+        ),
+        Row(
+            "`use_bias_correction_kl`",
+            "no equivalent: ours is as with false",
+            "theirs multiplies the penalty by the ratio, which changes its gradient also on-policy",
+        ),
+        Row("`sync_ref_model`, `ref_model_mixup_alpha`", "no equivalent: the reference is the model at the start"),
+        Row(
+            "`entropy_coef`",
+            "`algorithm.entropy_coefficient`",
+            "theirs is a mean over tokens for every `loss_type`; ours is weighed like the loss",
+        ),
+        Row("`use_adaptive_entropy`, `top_entropy_quantile`, `off_policy_mask_threshold`", "no equivalent"),
+        Row(
+            "`mask_truncated_completions`",
+            "`algorithm.reward.overlong: mask`",
+            "in both, their rewards still count in the group's mean",
+        ),
+        Row(
+            "no setting",
+            "`algorithm.reward.overlong: soft`, `algorithm.dynamic_sampling.enabled: true`",
+            "DAPO's length penalty and dynamic sampling",
+        ),
+        Row(
+            "`learning_rate`, `weight_decay`, `adam_epsilon`",
+            "`training.optimizer.lr`, `training.optimizer.weight_decay`, `training.optimizer.eps`",
+            "AdamW is the only optimizer",
+        ),
+        Row("`adam_beta1`, `adam_beta2`", "`training.optimizer.betas`", "a list of both"),
+        Row(
+            "`lr_scheduler_type`, `warmup_steps`",
+            "`training.optimizer.schedule`, `training.optimizer.warmup_steps`",
+            "whole steps, no share of the run; a falling one needs `training.max_steps`",
+        ),
+        Row("`max_grad_norm`", "`training.optimizer.max_grad_norm`"),
+    ),
+)
+
+STALENESS = Table(
+    SYSTEM,
+    (
+        Row("`vllm_importance_sampling_correction: False`", "`algorithm.correction.kind: none`"),
+        Row(
+            "`vllm_importance_sampling_mode: token_truncate`",
+            "`algorithm.correction.kind: tis`",
+            "`algorithm.correction.cap` is `vllm_importance_sampling_clip_max`; no lower bound",
+        ),
+        Row(
+            "`vllm_importance_sampling_mode: token_mask`",
+            "`algorithm.correction.kind: icepop`",
+            "bounds `algorithm.correction.low`, `algorithm.correction.high`; without "
+            "`vllm_importance_sampling_clip_min` it is `decoupled` with a cap",
+        ),
+        Row("`vllm_importance_sampling_mode: sequence_mask`", "`algorithm.correction.kind: sequence_masked`"),
+        Row(
+            "`vllm_importance_sampling_mode: sequence_truncate`",
+            "no equivalent",
+            "`sequence_masked` leaves responses out instead of cutting their weight",
+        ),
+        Row(
+            "`AsyncGRPOConfig.max_staleness`",
+            "`staleness.max_staleness`",
+            "with `staleness.policy: windowed`; of a sample there, of a group here",
+        ),
+        Row(
+            "`AsyncGRPOConfig.max_inflight_tasks`, `AsyncGRPOConfig.queue_maxsize`",
+            "`rollout.max_inflight_groups`, `buffer.max_buffered_groups`",
+            "requests and samples there, groups here",
+        ),
+        Row("`AsyncGRPOConfig.weight_sync_steps`", "no equivalent: weights go out after every step"),
+        Row(
+            "`AsyncGRPOConfig.token_budget`",
+            "`training.max_tokens_per_microbatch`",
+            "a longer row goes alone, it is not dropped",
+        ),
+        Row("`AsyncGRPOConfig.request_timeout`", "`rollout.generation_timeout_seconds`"),
+        Row(
+            "always",
+            "`algorithm.old_policy: engine`",
+            "their asynchronous loss has the engine's log-probs in the ratio",
+        ),
+    ),
+)
+
+RECORDS = Table(
+    SYSTEM,
+    (
+        Row("`output_dir`", "`run_dir`"),
+        Row(
+            "`save_steps`, `save_total_limit`",
+            "`checkpoint.every_steps`, `checkpoint.keep_latest`",
+            "a checkpoint is a model folder for transformers",
+        ),
+        Row(
+            "`resume_from_checkpoint`",
+            "`penstock resume RUN_DIR`",
+            "prompts under way are dispatched again; none is skipped or repeated",
+        ),
+        Row(
+            "`report_to`",
+            "`observe.tensorboard: {}`, `observe.wandb: {}`, `observe.mlflow: {}`",
+            "`observe.wandb.project`, `observe.wandb.name`; offline unless `observe.wandb.mode: online`",
+        ),
+        Row("`logging_steps`", "no equivalent: every step is recorded", "in `metrics.jsonl`"),
+        Row("`log_completions`, `num_completions_to_print`", "`observe.samples_per_step`", "into `samples.jsonl`"),
+        Row(
+            "`eval_strategy`",
+            "`eval.at_start`, `eval.every_steps`, `eval.at_end`",
+            "rollouts go on meanwhile; `penstock eval` for a checkpoint",
+        ),
+        Row("`eval_steps`", "`eval.every_steps`"),
+        Row(
+            "`num_generations_eval`",
+            "`eval.samples_per_prompt`",
+            "above 1 with `eval.greedy: false`; `eval.pass_at` gives pass@k",
+        ),
+    ),
+)
+
+DEFAULTS = Defaults(
+    SYSTEM,
+    (
+        Default("`max_completion_length`", "`512`", "rollout.sampling.max_new_tokens"),
+        Default("`lr_scheduler_type`", "`linear`", "training.optimizer.schedule"),
+        Default("`num_train_epochs`", "`3.0`", "data.epochs"),
+        Default("`gradient_checkpointing`", "`true`", "training.gradient_checkpointing"),
+        Default("`vllm_importance_sampling_mode`", "`sequence_mask`", "algorithm.correction.kind"),
+        Default("`vllm_importance_sampling_clip_max`", "`3.0`"),
+        Default("`use_bias_correction_kl`", "`true`"),
+        Default(
+            "`save_steps`",
+            "`500`",
+            "checkpoint.every_steps",
+            "every 10 minutes (`checkpoint.every_minutes`) and at the end",
+        ),
+        Default("`save_total_limit`", "nothing: all", "checkpoint.keep_latest"),
+        Default("`eval_strategy`", "`no`", "eval.at_start"),
+        Default("`seed`", "`42`", "seed"),
+    ),
+)

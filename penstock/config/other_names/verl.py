@@ -1,0 +1,342 @@
+"""Names of verl; names below `actor_rollout_ref` are written without it."""
+
+from __future__ import annotations
+
+from penstock.config.other_names.rows import Default, Defaults, Row, Table
+
+SYSTEM = "verl"
+
+MODEL = Table(
+    SYSTEM,
+    (
+        Row("`model.path`, `model.trust_remote_code`", "`model.path`, `model.trust_remote_code`"),
+        Row("`actor.fsdp_config.model_dtype`, `rollout.dtype`", "`model.dtype`", "one format for trainer and engine"),
+        Row(
+            "`model.override_config.attn_implementation`",
+            "`model.attn_implementation`",
+            "`sdpa` or `eager`; no flash attention",
+        ),
+        Row("`model.enable_gradient_checkpointing`", "`training.gradient_checkpointing`"),
+        Row("`model.use_remove_padding`", "`training.batching: packed`"),
+        Row(
+            "`model.lora_rank`, `model.lora_alpha`, `model.target_modules`, `model.lora_adapter_path`",
+            "`model.lora.rank`, `model.lora.alpha`, `model.lora.target_modules`, `model.lora.path`",
+            "rank 0 there is no section `model.lora` here",
+        ),
+        Row("`data.train_batch_size`", "`training.prompt_groups_per_step`", "prompts in both"),
+        Row("`rollout.n`", "`rollout.group_size`"),
+        Row(
+            "`actor.ppo_mini_batch_size`",
+            "`training.minibatches_per_step`",
+            "theirs is a number of prompts; ours their `train_batch_size` over it",
+        ),
+        Row(
+            "`actor.ppo_micro_batch_size_per_gpu`, `actor.use_dynamic_bsz`, `actor.ppo_max_token_len_per_gpu`",
+            "`training.max_tokens_per_microbatch`",
+            "always by tokens",
+        ),
+        Row("`actor.ppo_epochs`", "no equivalent: a group is trained once"),
+        Row("`trainer.total_epochs`, `trainer.total_training_steps`", "`data.epochs`, `training.max_steps`"),
+        Row(
+            "`trainer.nnodes`, `trainer.n_gpus_per_node`, `rollout.tensor_model_parallel_size`, `actor.strategy`",
+            "no equivalent yet: one process, one device",
+            "`runtime.device`",
+        ),
+    ),
+)
+
+GENERATION = Table(
+    SYSTEM,
+    (
+        Row(
+            "`data.max_response_length`",
+            "`rollout.sampling.max_new_tokens`",
+            "of each turn, in an environment with several",
+        ),
+        Row(
+            "`data.max_prompt_length`, `rollout.max_model_len`",
+            "`rollout.engine.max_model_len`",
+            "prompt and response together",
+        ),
+        Row(
+            "`data.truncation`, `data.filter_overlong_prompts`",
+            "no equivalent: no prompt is cut",
+            "one that does not fit is dropped, within `rollout.failure.max_dropped_prompts`",
+        ),
+        Row("`rollout.temperature`, `rollout.top_p`", "`rollout.sampling.temperature`, `rollout.sampling.top_p`"),
+        Row("`rollout.top_k`", "`rollout.sampling.top_k`", "all tokens: -1 there, 0 here"),
+        Row("`rollout.name`", "`rollout.engine.kind: embedded`"),
+        Row("`rollout.max_num_seqs`", "`rollout.engine.max_num_seqs`"),
+        Row(
+            "`rollout.gpu_memory_utilization`",
+            "no equivalent",
+            "the cache has `rollout.engine.max_num_seqs` times `rollout.engine.max_model_len` tokens",
+        ),
+        Row("`rollout.calculate_log_probs`", "always on"),
+        Row(
+            "`data.train_files`, `data.val_files`, `data.prompt_key`",
+            "`data.train_path`, `data.eval_path`, `data.prompt_key`",
+            "one file each; `data.chat_template: true`",
+        ),
+        Row("`data.train_max_samples`, `data.val_max_samples`", "`data.train_size`, `data.eval_size`"),
+        Row("`data.shuffle`, `data.seed`", "`data.shuffle`, `seed`"),
+        Row(
+            "`reward.custom_reward_function.path`, `reward.custom_reward_function.name`",
+            "`rollout.environment.import_path`",
+            "`module:name`; with `rollout.environment.kind: function`",
+        ),
+        Row("`data.reward_fn_key`", "no equivalent: one reward for all data"),
+        Row("`reward.num_workers`", "`rollout.environment.workers`"),
+        Row("`reward.reward_model.enable`", "no equivalent"),
+        Row(
+            "`rollout.multi_turn.enable`, `rollout.multi_turn.tool_config_path`, `rollout.agent.default_agent_loop`",
+            "`rollout.environment.kind: custom`",
+            "or `verifiers:<environment>`, or the built-in `calculator`",
+        ),
+        Row(
+            "`rollout.multi_turn.max_assistant_turns`",
+            "`rollout.environment.args`",
+            "the environment's own; `max_turns` of `calculator`",
+        ),
+    ),
+)
+
+MATHEMATICS = Table(
+    SYSTEM,
+    (
+        Row("`actor.policy_loss.loss_mode: vanilla`", "`algorithm.loss.kind: ppo_clip`"),
+        Row("`actor.policy_loss.loss_mode: gspo`", "`algorithm.loss.kind: gspo`"),
+        Row(
+            "`actor.policy_loss.loss_mode: cispo`",
+            "`algorithm.loss.kind: cispo`",
+            "bounds 1 - low and 1 + high in both; ours has no lower one unless set",
+        ),
+        Row("`actor.policy_loss.loss_mode: gpg`", "`algorithm.loss.kind: reinforce`"),
+        Row("`actor.policy_loss.loss_mode: clip_cov`, `kl_cov`, `geo_mean`, `sapo`", "no equivalent"),
+        Row("`actor.loss_agg_mode: token-mean`", "`algorithm.loss.aggregation: token_mean`"),
+        Row("`actor.loss_agg_mode: seq-mean-token-mean`", "`algorithm.loss.aggregation: sequence_mean`"),
+        Row(
+            "`actor.loss_agg_mode: seq-mean-token-sum-norm`",
+            "`algorithm.loss.aggregation: token_sum_norm`",
+            "`algorithm.loss.constant_length` is their `loss_scale_factor`",
+        ),
+        Row(
+            "`actor.loss_agg_mode: seq-mean-token-sum`",
+            "`algorithm.loss.constant_length: 1`",
+            "with `algorithm.loss.aggregation: token_sum_norm`",
+        ),
+        Row(
+            "`actor.clip_ratio_low`, `actor.clip_ratio_high`",
+            "`algorithm.loss.clip_ratio_low`, `algorithm.loss.clip_ratio_high`",
+        ),
+        Row(
+            "`actor.clip_ratio`",
+            "`algorithm.loss.clip_ratio_low`, `algorithm.loss.clip_ratio_high`",
+            "no common setting: set both",
+        ),
+        Row("`actor.clip_ratio_c`", "`algorithm.loss.dual_clip`", "always on there"),
+        Row("`actor.entropy_coeff`", "`algorithm.entropy_coefficient`"),
+        Row(
+            "`actor.use_kl_loss`, `actor.kl_loss_coef`",
+            "`algorithm.kl.coefficient`",
+            "with `algorithm.kl.place: loss`, the default",
+        ),
+        Row(
+            "`actor.kl_loss_type: low_var_kl`, `mse`",
+            "`algorithm.kl.estimator: k3`, `algorithm.kl.estimator: k2`",
+            "theirs clamps k3 to 10",
+        ),
+        Row(
+            "`actor.kl_loss_type: kl`, `abs`, `k3+`",
+            "no equivalent",
+            "as a loss, k1 (`kl`) has a gradient of zero mean and is rejected; the gradient of `k3+` is that of k2",
+        ),
+        Row(
+            "`algorithm.use_kl_in_reward`, `algorithm.kl_ctrl.kl_coef`",
+            "`algorithm.kl.place: reward`, `algorithm.kl.coefficient`",
+            "needs `algorithm.kl.estimator: k1`; with `grpo` or `rloo` theirs goes through the group's mean and "
+            "deviation, ours is taken from each token's advantage after them",
+        ),
+        Row("`algorithm.kl_ctrl.type: adaptive`", "no equivalent"),
+        Row(
+            "`algorithm.adv_estimator: grpo`",
+            "`algorithm.advantage.kind: grpo`",
+            "`algorithm.advantage.epsilon` is 1e-6 there",
+        ),
+        Row("`algorithm.norm_adv_by_std_in_grpo`", "`algorithm.advantage.normalize_std`"),
+        Row("`algorithm.adv_estimator: rloo`", "`algorithm.advantage.kind: rloo`"),
+        Row(
+            "`algorithm.adv_estimator: reinforce_plus_plus`",
+            "`algorithm.advantage.kind: reinforce_pp`",
+            "`gamma` is 1; needs the whole batch",
+        ),
+        Row(
+            "`algorithm.adv_estimator: reinforce_plus_plus_baseline`",
+            "`algorithm.advantage.kind: reinforce_pp_baseline`",
+            "needs the whole batch",
+        ),
+        Row(
+            "`algorithm.adv_estimator: gae`, `remax`, `opo`, `grpo_passk`, `gdpo`",
+            "no equivalent",
+            "there is no critic",
+        ),
+        Row(
+            "`algorithm.filter_groups.enable`",
+            "`algorithm.dynamic_sampling.enabled`",
+            "by the reward as scaled and clipped, before any length penalty; `metric` has no equivalent",
+        ),
+        Row(
+            "`algorithm.filter_groups.max_num_gen_batches`",
+            "`algorithm.dynamic_sampling.max_filtered_per_step`",
+            "batches there, groups here; `algorithm.dynamic_sampling.on_limit: stop` ends the run as theirs does",
+        ),
+        Row("`data.gen_batch_size`", "no equivalent: groups are replaced one by one"),
+        Row(
+            "`reward.reward_manager.name: dapo`, `reward.reward_kwargs.overlong_buffer_cfg.enable`",
+            "`algorithm.reward.overlong: soft`",
+            "the limit is `rollout.sampling.max_new_tokens`",
+        ),
+        Row(
+            "`reward.reward_kwargs.overlong_buffer_cfg.len`, `reward.reward_kwargs.overlong_buffer_cfg.penalty_factor`",
+            "`algorithm.reward.overlong_buffer`, `algorithm.reward.overlong_penalty`",
+        ),
+        Row(
+            "`actor.optim.lr`, `actor.optim.weight_decay`, `actor.optim.betas`",
+            "`training.optimizer.lr`, `training.optimizer.weight_decay`, `training.optimizer.betas`",
+        ),
+        Row(
+            "`actor.optim.lr_scheduler_type`, `actor.optim.min_lr_ratio`",
+            "`training.optimizer.schedule`, `training.optimizer.final_lr_ratio`",
+        ),
+        Row("`actor.optim.lr_warmup_steps`", "`training.optimizer.warmup_steps`", "no ratio"),
+        Row("`actor.optim.clip_grad`, `actor.grad_clip`", "`training.optimizer.max_grad_norm`"),
+    ),
+)
+
+STALENESS = Table(
+    SYSTEM,
+    (
+        Row("`algorithm.rollout_correction.bypass_mode: true`", "`algorithm.old_policy: engine`"),
+        Row(
+            "`algorithm.rollout_correction.loss_type: reinforce`",
+            "`algorithm.loss.kind: reinforce`",
+            "with `algorithm.correction.kind: tis`",
+        ),
+        Row(
+            "`algorithm.rollout_correction.rollout_is: token`",
+            "`algorithm.correction.kind: tis`",
+            "`algorithm.correction.cap` is their `rollout_is_threshold`",
+        ),
+        Row(
+            "`algorithm.rollout_correction.rollout_is_threshold: 0.5_5.0`",
+            "`algorithm.correction.kind: icepop`",
+            "`algorithm.correction.low`, `algorithm.correction.high`",
+        ),
+        Row(
+            "`algorithm.rollout_correction.rollout_is: sequence`",
+            "no equivalent",
+            "`sequence_masked` leaves responses out instead of cutting their weight",
+        ),
+        Row(
+            "`algorithm.rollout_correction.rollout_rs: seq_sum_k1`, `seq_mean_k1`",
+            "`algorithm.correction.kind: sequence_masked`",
+            "`algorithm.correction.mean`: `sum` and `geometric`; ours weighs those it keeps by the same ratio",
+        ),
+        Row(
+            "other values of `algorithm.rollout_correction.rollout_rs`, "
+            "`algorithm.rollout_correction.rollout_is_batch_normalize`",
+            "no equivalent",
+        ),
+        Row("`trainer.v1.trainer_mode: sync`", "`staleness.policy: on_policy`", "ours streams inside the step"),
+        Row(
+            "`trainer.v1.trainer_mode: colocate_async`, `separate_async`",
+            "`staleness.policy: windowed`",
+            "where things run is not the policy's business",
+        ),
+        Row(
+            "`trainer.v1.sampler.max_off_policy_threshold`",
+            "`staleness.max_staleness`",
+            "versions from the start of generation to training in both; 8 there",
+        ),
+        Row(
+            "`trainer.v1.sampler.max_off_policy_strategy: drop`",
+            "always",
+            "the prompt is dispatched again, `rollout.failure.max_redispatches` times",
+        ),
+        Row(
+            "`trainer.v1.sampler.max_off_policy_strategy: wait`",
+            "`staleness.policy: weight_fifo`",
+            "closest: waits for the oldest version in the window",
+        ),
+        Row("one-step-off-policy trainer", "`staleness.policy: in_order`", "`staleness.lookahead: 1`"),
+        Row(
+            "`async_training.staleness_threshold`",
+            "`staleness.max_staleness`",
+            "a share of stale samples there, versions here: 0 is 0, 1 is about 1, fractions have no equivalent",
+        ),
+        Row(
+            "`async_training.trigger_parameter_sync_step`, `async_training.require_batches`",
+            "`training.minibatches_per_step`",
+            "their product: a step of ours is what lies between two weight updates of the engine. With more than "
+            "one update it waits for all its groups",
+        ),
+        Row(
+            "`async_training.partial_rollout`",
+            "`weight_sync.mode: in_flight`",
+            "without it: `weight_sync.mode: drain`. The cache: `weight_sync.kv_cache`",
+        ),
+    ),
+)
+
+RECORDS = Table(
+    SYSTEM,
+    (
+        Row("`trainer.default_local_dir`", "`run_dir`"),
+        Row(
+            "`trainer.save_freq`, `trainer.max_actor_ckpt_to_keep`",
+            "`checkpoint.every_steps`, `checkpoint.keep_latest`",
+            "a model folder for transformers, no merging",
+        ),
+        Row(
+            "`trainer.resume_mode`",
+            "`penstock resume RUN_DIR`",
+            "from the newest complete checkpoint, or `--checkpoint step_N`",
+        ),
+        Row(
+            "`trainer.logger`",
+            "`observe.tensorboard: {}`, `observe.wandb: {}`, `observe.mlflow: {}`",
+            "`metrics.jsonl` is always written",
+        ),
+        Row("`trainer.project_name`, `trainer.experiment_name`", "`observe.wandb.project`, `observe.wandb.name`"),
+        Row("`trainer.rollout_data_dir`", "`observe.samples_per_step`", "`samples.jsonl`"),
+        Row("`rollout.prometheus.enable`", "`observe.prometheus: {}`"),
+        Row(
+            "`trainer.val_before_train`, `trainer.test_freq`",
+            "`eval.at_start`, `eval.every_steps`",
+            "and `eval.at_end`",
+        ),
+        Row("`trainer.val_only`", "`penstock eval`"),
+        Row(
+            "`rollout.val_kwargs.do_sample`, `rollout.val_kwargs.n`",
+            "`eval.greedy`, `eval.samples_per_prompt`",
+            "sampling as in training",
+        ),
+    ),
+)
+
+DEFAULTS = Defaults(
+    SYSTEM,
+    (
+        Default("`algorithm.adv_estimator`", "`gae`", "algorithm.advantage.kind"),
+        Default("`actor.clip_ratio_c`", "`3.0`", "algorithm.loss.dual_clip", "no bound"),
+        Default("`data.train_batch_size`", "`1024`", "training.prompt_groups_per_step"),
+        Default("`actor.ppo_mini_batch_size`", "`256`: 4 updates", "training.minibatches_per_step"),
+        Default("`rollout.n`", "`1`", "rollout.group_size"),
+        Default("`data.max_response_length`", "`512`", "rollout.sampling.max_new_tokens"),
+        Default("`trainer.total_epochs`", "`30`", "data.epochs"),
+        Default("`actor.optim.weight_decay`", "`0.01`", "training.optimizer.weight_decay"),
+        Default("`model.enable_gradient_checkpointing`", "`true`", "training.gradient_checkpointing"),
+        Default("`model.use_remove_padding`", "`true`", "training.batching"),
+        Default("`model.lora_alpha`", "`16`", "model.lora.alpha"),
+    ),
+)
