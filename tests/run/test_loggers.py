@@ -60,7 +60,7 @@ def test_all_loggers_have_what_the_run_wrote_itself(
     make_config: ConfigMaker, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     reader = PageReader(tmp_path / "run" / "events.jsonl")
-    result = penstock.train(make_config(observe=ALL), [reader])
+    result = penstock.train(make_config(observe=ALL), loggers=[reader])
     wanted = [(line["step"], pytest.approx(line[KEY])) for line in steps(result.run_dir)]
     assert len(wanted) == 3
     assert capfd.readouterr() == ("", "")
