@@ -60,7 +60,7 @@ def test_all_loggers_have_what_the_run_wrote_itself(
     make_config: ConfigMaker, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     reader = PageReader(tmp_path / "run" / "events.jsonl")
-    result = penstock.train(make_config(observe=ALL), [reader])
+    result = penstock.train(make_config(observe=ALL), loggers=[reader])
     wanted = [(line["step"], pytest.approx(line[KEY])) for line in steps(result.run_dir)]
     assert len(wanted) == 3
     assert capfd.readouterr() == ("", "")
@@ -85,7 +85,7 @@ def test_all_loggers_have_what_the_run_wrote_itself(
 
 def test_a_logger_that_raises_does_not_stop_the_run(make_config: ConfigMaker) -> None:
     sound = Remembering("sound")
-    result = penstock.train(make_config(), [Remembering("broken", failing_at("log")), sound])
+    result = penstock.train(make_config(), loggers=[Remembering("broken", failing_at("log")), sound])
     assert result.stopped_by == "max_steps"
     events = lines(result.run_dir / "events.jsonl")
     (failed,) = [line for line in events if line["event"] == "logger_failed"]
@@ -101,7 +101,7 @@ def test_a_logger_that_raises_does_not_stop_the_run(make_config: ConfigMaker) ->
 def test_a_logger_that_cannot_start_ends_the_run_before_it_begins(make_config: ConfigMaker, tmp_path: Path) -> None:
     first = Remembering("first")
     with pytest.raises(SetupError, match=r"observe\.broken: could not be started: RuntimeError: the disk is full"):
-        penstock.train(make_config(), [first, Remembering("broken", failing_at("start"))])
+        penstock.train(make_config(), loggers=[first, Remembering("broken", failing_at("start"))])
     assert first.calls[1][:2] == ("summary", Outcome.FAILED)
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["steps"] == 0
     assert penstock.train(make_config()).stopped_by == "max_steps"
@@ -116,6 +116,6 @@ def test_the_logger_of_the_documentation_works(make_config: ConfigMaker) -> None
     page = (Path(__file__).parents[2] / "docs" / "loggers.md").read_text(encoding="utf-8")
     namespace: dict[str, Any] = {}
     exec(next(block.code for block in blocks(page) if block.info == "python"), namespace)
-    result = penstock.train(make_config(), [namespace["CsvLogger"]()])
+    result = penstock.train(make_config(), loggers=[namespace["CsvLogger"]()])
     rows = (result.run_dir / "reward.csv").read_text().splitlines()
     assert [row.split(",")[0] for row in rows] == ["1", "2", "3", "finished"]

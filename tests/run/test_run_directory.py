@@ -413,7 +413,7 @@ class TestWhileTheRunGoes:
                 os.chdir(tmp_path / "elsewhere")
 
         config = make_config(**QUICK, **{"run_dir": "relative", "checkpoint.every_steps": 1, "rollout.record": True})
-        result = penstock.train(config, [Remembering(before=wander)])
+        result = penstock.train(config, loggers=[Remembering(before=wander)])
         assert list((tmp_path / "elsewhere").iterdir()) == []
         assert result.run_dir == tmp_path / "relative"
         for name in ("summary.json", "report.html", "checkpoints/step_3", "rollouts/recording.json"):
