@@ -69,8 +69,7 @@ GENERATION = Table(
         Row(
             "`vllm_max_model_length`",
             "`rollout.engine.max_model_len`",
-            "prompt and response together; no prompt is cut: one that does not fit is dropped, which ends the run "
-            "unless `rollout.failure.max_dropped_prompts` allows it",
+            "prompt and response together; `data.overlong` says what happens to prompts that do not fit",
         ),
         Row(
             "`temperature`, `top_p`, `top_k`, `min_p`",
@@ -104,7 +103,7 @@ GENERATION = Table(
         Row(
             "`GRPOTrainer(reward_funcs)`, `reward_weights`",
             "`rollout.environment.rewards`",
-            "with `rollout.environment.kind: function`; each has a weight, see above; a reward model has no equivalent",
+            "with `rollout.environment.kind: function`; each has a weight; a reward model has no equivalent",
         ),
         Row(
             "`multi_objective_aggregation`",

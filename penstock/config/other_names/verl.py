@@ -60,8 +60,8 @@ GENERATION = Table(
         ),
         Row(
             "`data.truncation`, `data.filter_overlong_prompts`",
-            "no equivalent: no prompt is cut",
-            "one that does not fit is dropped, within `rollout.failure.max_dropped_prompts`",
+            "`data.overlong`",
+            "`error`, `truncate_left` for their `left`, or `drop` for their filter",
         ),
         Row("`rollout.temperature`, `rollout.top_p`", "`rollout.sampling.temperature`, `rollout.sampling.top_p`"),
         Row("`rollout.top_k`", "`rollout.sampling.top_k`", "all tokens: -1 there, 0 here"),
@@ -262,7 +262,7 @@ STALENESS = Table(
         Row(
             "`trainer.v1.sampler.max_off_policy_strategy: drop`",
             "always",
-            "the prompt is dispatched again, `rollout.failure.max_redispatches` times",
+            "the prompt is dispatched again, before any new one",
         ),
         Row(
             "`trainer.v1.sampler.max_off_policy_strategy: wait`",
