@@ -49,7 +49,7 @@ def test_rollouts_are_recorded_and_then_trained_on_with_the_same_file(config: st
 
     done = penstock("train", config, "--rollouts-from", str(recorded), f"run_dir={replay}")
     assert done.returncode == 0, done.stderr
-    assert done.stderr == "--rollouts-from: there is no engine, so evaluation is off\n"
+    assert done.stderr == "--rollouts-from: evaluation is off, because there is no engine\n"
     assert f"replaying 8 recorded groups of 1 epoch from {recorded}; there is no engine" in done.stdout
     assert json.loads((replay / "summary.json").read_text())["steps"] == 2
     written = load_config(replay / "config.yaml")
@@ -61,7 +61,7 @@ def test_rollouts_are_recorded_and_then_trained_on_with_the_same_file(config: st
 def test_the_two_flags_exclude_each_other(config: str) -> None:
     done = CliRunner().invoke(app, ["train", config, "--rollouts-only", "--rollouts-from", "runs/x"])
     assert done.exit_code == 2
-    assert "give one of the two" in done.stderr
+    assert "use only one of them" in done.stderr
 
 
 def test_an_evaluation_that_is_asked_for_by_name_is_refused_without_an_engine(config: str) -> None:

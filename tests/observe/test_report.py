@@ -273,7 +273,7 @@ class TestEvents:
         assert written.figures["failures"] == 3
         page = written.path.read_text(encoding="utf-8")
         assert "Nothing went wrong." not in page
-        assert "responses of a step are missing in samples.jsonl" in page
+        assert "responses of a step are missing from samples.jsonl" in page
 
     def test_very_many_causes_take_no_memory_and_the_newest_are_shown(self) -> None:
         tally = EventTally.of({"event": "prompt_dropped", "cause": f"cause {k}"} for k in range(10_000))

@@ -226,7 +226,7 @@ class TestHangupWithoutTerminal:
         process.send_signal(signal.SIGHUP)
         rest, _ = process.communicate(timeout=LIMIT_SECONDS)
         assert process.returncode == 130, rest
-        assert "stopping, with a checkpoint" in rest
+        assert "stopping and saving a checkpoint" in rest
         check_ended(config, "interrupted")
 
     @pytest.mark.long

@@ -120,7 +120,7 @@ print(penstock.train(penstock.load_config({str(tmp_path / "run.yaml")!r}), logge
             rest = process.communicate(timeout=20)[0]
         finally:
             process.kill()
-        assert rest.splitlines()[0] == "not waiting for loggers any longer"
+        assert rest.splitlines()[0] == "no longer waiting for loggers"
         assert rest.splitlines()[-1] == "max_steps"
         assert process.returncode == 0
         failed = check_whole(tmp_path / "run")[-1]

@@ -165,7 +165,7 @@ class TestFromScratch:
             timeout=100,
         )
         assert done.returncode == 0, done.stderr
-        assert f"the run that was in this folder is now in {run_dir}.1" in done.stdout
+        assert f"the old run was moved to {run_dir}.1" in done.stdout
 
 
 class TestCheckpointsMovedAway:

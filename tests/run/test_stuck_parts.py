@@ -237,7 +237,7 @@ class TestCtrlC:
         run.process.send_signal(signal.SIGINT)
         code, told = run.ended(40)
         assert code == 130, told
-        assert "no last checkpoint: the trainer does not answer" in told
+        assert "no last checkpoint: the trainer does not respond" in told
         assert saved_step(run.run_dir) == 2
         check_resumed(run.run_dir)
 
@@ -247,7 +247,7 @@ class TestCtrlC:
         run = Started(config(**PLAIN, **REPORTS, **patient), "finish", 3)
         run.until("trainer: in finish_train_step for")
         run.process.send_signal(signal.SIGINT)
-        run.until("once more ends at once")
+        run.until("Ctrl-C again exits at once")
         run.process.send_signal(signal.SIGINT)
         code, told = run.ended(40)
         assert code == 130, told

@@ -57,7 +57,7 @@ async def test_signals_that_do_not_insist_change_nothing() -> None:
     with pytest.raises(asyncio.CancelledError):
         await asyncio.create_task(run())
     assert stopped == ["interrupted"]
-    assert [note.partition(" ")[0] for note in notes] == ["stopping,", "SIGTERM", "SIGTERM", "ending"]
+    assert [note.partition(" ")[0] for note in notes] == ["stopping", "SIGTERM", "SIGTERM", "exiting"]
 
 
 @pytest.mark.parametrize(("second", "ends"), [(TERM, False), (INT, True)])
