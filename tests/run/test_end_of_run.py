@@ -125,7 +125,7 @@ print(penstock.train(penstock.load_config({str(tmp_path / "run.yaml")!r}), logge
         assert process.returncode == 0
         failed = check_whole(tmp_path / "run")[-1]
         assert (failed["event"], failed["logger"]) == ("logger_failed", "hanging")
-        assert failed["cause"].startswith("did not end before the run was told to end")
+        assert failed["cause"].startswith("did not close before the run was told to end")
 
 
 class TestFolderUsedAgain:
