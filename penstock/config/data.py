@@ -88,10 +88,10 @@ class DataConfig(Section):
     def _plain_variables(cls, value: dict[str, Any]) -> dict[str, Any]:
         taken = sorted(_TAKEN_VARIABLES & value.keys())
         if taken:
-            raise ValueError(f"{', '.join(taken)} cannot be set here: Penstock and the tokenizer give it themselves")
+            raise ValueError(f"{', '.join(taken)} cannot be set here: Penstock and the tokenizer set it themselves")
         for name, content in value.items():
             if not _is_json(content):
-                raise ValueError(f"{name} is not made of numbers, texts, true, false, null, lists and mappings alone")
+                raise ValueError(f"{name} may contain only numbers, strings, true, false, null, lists and mappings")
         return value
 
     def format_of(self, path: str) -> DataFormat:

@@ -51,11 +51,11 @@ class MlflowConfig(Section):
     def _has_no_secret(cls, uri: str | None) -> str | None:
         """The settings are written to files that people share. A database's user name is none, a server's may be."""
         if "\0" in (uri or ""):
-            raise ValueError("has a NUL character in it, which no address can have")
+            raise ValueError("contains a NUL character, which no address can have")
         address = urlsplit(uri or "")
         if address.password or (address.username and address.scheme in ("http", "https")):
             raise ValueError(
-                "holds a password or token, which would be written to config.yaml; leave it out and set "
+                "holds a password or token, which would be written to config.yaml; remove it and set "
                 "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, MLFLOW_TRACKING_TOKEN, or what the database's "
                 "driver reads"
             )

@@ -32,7 +32,7 @@ def _usable_stop(value: str) -> str:
     if not value:
         raise ValueError("is empty, and every response contains that")
     if "\ufffd" in value:
-        raise ValueError("has U+FFFD, which stands for bytes that are no text")
+        raise ValueError("has U+FFFD, which stands for bytes that are not text")
     return value
 
 

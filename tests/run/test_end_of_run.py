@@ -171,7 +171,7 @@ class TestFolderUsedAgain:
 
 def test_a_folder_that_no_run_can_use_is_found_without_making_it(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(SetupError, match=r"cannot be written: .* is no folder"):
+    with pytest.raises(SetupError, match=r"cannot be written: .* is not a folder"):
         check_run_dir(tmp_path / "file" / "run")
     with pytest.raises(SetupError, match="is a file"):
         check_run_dir(tmp_path / "file")
