@@ -397,7 +397,8 @@ class TestWhileTheRunGoes:
     ) -> None:
         at_step(monkeypatch, 3, lambda: replace(tmp_path / "run"))
         with pytest.raises(
-            RecordError, match=r"the run ended \(max_steps\), but the run's folder .* has another \.lock"
+            RecordError,
+            match=r"the run ended \(max_steps\), but the run's folder .* no longer has the run.s own \.lock",
         ):
             penstock.train(make_config(**QUICK, **{"checkpoint.at_end": False}))
         assert (tmp_path / "run" / "summary.json").read_text() == "another run's"
