@@ -228,7 +228,7 @@ def test_the_hub_is_left_alone_unless_asked_for(monkeypatch: pytest.MonkeyPatch,
 
     monkeypatch.setattr(hub, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
-    with pytest.raises(SetupError, match=r"no local dataset .*set data\.download=true"):
+    with pytest.raises(SetupError, match=r"not a local dataset .*set data\.download=true"):
         train("nobody/nothing")
     monkeypatch.setattr(datasets, "load_dataset", load)
     train("nobody/nothing")

@@ -130,7 +130,7 @@ def test_a_recording_goes_on_with_the_same_settings_only(tmp_path: Path) -> None
     opened(tmp_path)
     opened(tmp_path)
     other = INFO.model_copy(update={"settings": {"rollout.group_size": 3}})
-    with pytest.raises(SetupError, match=r"other settings \(rollout.group_size\)"):
+    with pytest.raises(SetupError, match=r"different settings \(rollout.group_size\)"):
         RecordingFolder(tmp_path / FOLDER, other)
     with pytest.raises(SetupError, match="the tokenizer"):
         RecordingFolder(tmp_path / FOLDER, INFO.model_copy(update={"tokenizer": "letters"}))

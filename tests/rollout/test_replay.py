@@ -208,7 +208,7 @@ class TestGroupsThatCannotBeReplayed:
         await record(tmp_path, visit(1))
         plane = new_plane()
         said = await self.failure(ReplaySource(Recording.read(tmp_path), plane), visit(1, epoch=1), plane)
-        assert said == f"prompt 1:1 of the recording in {str(tmp_path)!r} is not there"
+        assert said == f"prompt 1:1 of the recording in {str(tmp_path)!r} does not exist"
 
     async def test_damaged_rows_are_a_data_failure_that_names_the_folder(self, tmp_path: Path) -> None:
         await record(tmp_path, visit(1))

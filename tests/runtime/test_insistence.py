@@ -44,7 +44,7 @@ async def test_signals_that_do_not_insist_change_nothing() -> None:
             with signals.stopping(stopped.append):
                 signal.raise_signal(TERM)
                 await asyncio.sleep(0.01)
-            with signals.stopping(stopped.append, "once more ends at once"):
+            with signals.stopping(stopped.append, "Ctrl-C again exits at once"):
                 signal.raise_signal(TERM)
                 await asyncio.sleep(0.01)
             signal.raise_signal(TERM)
