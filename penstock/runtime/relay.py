@@ -19,6 +19,7 @@ R = TypeVar("R")
 Handler = Callable[[int], None]
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_LOOK_SECONDS = 0.25
 _UNHEARD_SECONDS = 10.0
 """How long a signal waits for somebody who listens, such as a run that is being set up."""
 
@@ -104,7 +105,7 @@ class SignalRelay:
         while True:
             try:
                 self._waited_for.set()
-                news = self._news.get(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
+                news = self._next(deadline)
             except Empty:
                 raise KeyboardInterrupt(f"nothing heard the signal for {_UNHEARD_SECONDS:g} s") from None
             except BaseException as error:  # noqa: BLE001 - of a handler that is not the relay's
@@ -120,6 +121,13 @@ class SignalRelay:
                 deadline = None
             elif not self.hand_on(news):
                 deadline = deadline or time.monotonic() + _UNHEARD_SECONDS
+
+    def _next(self, deadline: float | None) -> int | _Heard | _Over:
+        """The next news; `Empty` at the deadline. A signal just before a thread blocks does not wake it, so it looks."""
+        while deadline is None or time.monotonic() < deadline:
+            with contextlib.suppress(Empty):
+                return self._news.get(timeout=_LOOK_SECONDS)
+        raise Empty
 
     def hand_on(self, number: int) -> bool:
         """Tell whoever listens of a signal; False where it has to wait for somebody."""
