@@ -14,8 +14,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-INSTRUCTION = "Reason step by step, and put your final answer in \\boxed{}. /no_think"
-"""`/no_think` is Qwen3's own switch: without it the model thinks for longer than the recipe's `max_new_tokens`."""
+INSTRUCTION = "Reason step by step, and put your final answer in \\boxed{}."
 
 
 def converted(records: Iterable[Mapping[str, str]], split: str) -> Iterator[dict[str, str]]:
