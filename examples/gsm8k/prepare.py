@@ -1,4 +1,4 @@
-"""Writes the recipe's data: `data/train.jsonl` and `data/test.jsonl`, one prompt with its answer a line.
+"""Writes the recipe's data: `data/train.jsonl` and `data/test.jsonl`, one prompt with its answer per line.
 
     python prepare.py path/to/gsm8k      # a folder with train.jsonl and test.jsonl, as GSM8K is published
     python prepare.py --download         # openai/gsm8k from the Hugging Face hub; needs the extra `data`
