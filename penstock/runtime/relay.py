@@ -57,6 +57,7 @@ class SignalRelay:
 
     def __init__(self) -> None:
         self._news: SimpleQueue[int | _Heard | _Over] = SimpleQueue()  # may be put to from a signal handler
+        self._waited_for = threading.Event()
         self._lock = threading.Lock()
         self._listeners: list[_Listener] = []
         self._waiting: list[int] = []
@@ -102,6 +103,7 @@ class SignalRelay:
         alarm: BaseException | None = None
         while True:
             try:
+                self._waited_for.set()
                 news = self._news.get(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
             except Empty:
                 raise KeyboardInterrupt(f"nothing heard the signal for {_UNHEARD_SECONDS:g} s") from None
@@ -137,7 +139,8 @@ class SignalRelay:
             listener.loop.call_soon_threadsafe(listener.handler, number)
 
     def carry_out(self, call: Callable[[], object]) -> None:
-        """In the call's own thread: make it, and end the wait."""
+        """In the call's own thread: make it once somebody waits for it, and end the wait."""
+        self._waited_for.wait()
         self._of_threads.relay = self
         try:
             call()
@@ -170,9 +173,7 @@ def beside_running_loop(call: Callable[P, R], *args: P.args, **kwargs: P.kwargs)
     A caller in the main thread hands Ctrl-C, SIGTERM and SIGHUP on to what the call runs. One that does not hear them
     is left behind, as a daemon thread, with a `KeyboardInterrupt` here.
     """
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
+    if not _in_a_loop():
         return call(*args, **kwargs)
     relay, outcome, context = SignalRelay(), _Outcome[R](), contextvars.copy_context()
 
@@ -200,3 +201,11 @@ def _signals_go_to(relay: SignalRelay) -> Iterator[None]:
     finally:
         for number, handler in heard.items():
             signal.signal(number, handler)
+
+
+def _in_a_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
