@@ -123,7 +123,7 @@ class SignalRelay:
                 deadline = deadline or time.monotonic() + _UNHEARD_SECONDS
 
     def _next(self, deadline: float | None) -> int | _Heard | _Over:
-        """The next news; `Empty` at the deadline. A signal just before a thread blocks does not wake it, so it looks."""
+        """The next news; `Empty` at the deadline. A signal just before a thread blocks does not wake it: it looks."""
         while deadline is None or time.monotonic() < deadline:
             with contextlib.suppress(Empty):
                 return self._news.get(timeout=_LOOK_SECONDS)
