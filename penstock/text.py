@@ -50,7 +50,7 @@ def error_text(error: BaseException) -> str:
     try:
         return cut(safe(str(error)), LONGEST_ERROR)
     except Exception as problem:  # noqa: BLE001 - `__str__` is code of whoever made the error
-        return f"(its text cannot be had: {type(problem).__name__})"
+        return f"(its text is not available: {type(problem).__name__})"
 
 
 def named_error(error: BaseException) -> str:

@@ -181,8 +181,10 @@ def test_a_long_error_is_cut_and_says_how_much_is_missing() -> None:
 
 
 def test_an_error_that_cannot_speak_is_described_all_the_same() -> None:
-    assert error_text(Unspeakable()) == "(its text cannot be had: ValueError)"
-    assert describe(Unspeakable()) == named_error(Unspeakable()) == "Unspeakable: (its text cannot be had: ValueError)"
+    assert error_text(Unspeakable()) == "(its text is not available: ValueError)"
+    assert (
+        describe(Unspeakable()) == named_error(Unspeakable()) == "Unspeakable: (its text is not available: ValueError)"
+    )
 
 
 @pytest.mark.parametrize(

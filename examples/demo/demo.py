@@ -44,7 +44,7 @@ def run_demo(here: Path, make_model: Callable[[RunConfig], str]) -> int:
     result = penstock.train(config)
     if result.stopped_by == "interrupted":
         print(f"interrupted after {result.summary['steps']} steps; what there is is in {result.run_dir}")
-        print(f"Go on with: .venv/bin/{resume_command(result.run_dir)}")
+        print(f"Resume with: .venv/bin/{resume_command(result.run_dir)}")
         return 130
     picture = draw_run(result.run_dir)
     summary = result.summary

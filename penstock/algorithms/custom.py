@@ -86,11 +86,11 @@ def custom_advantages(estimator: AdvantageEstimator, scores: SampleScores, path:
     try:
         advantages_S = torch.as_tensor(given).detach().to("cpu", torch.float64)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise CustomCodeError(f"the advantage {path} gave {_shown(given)}, which is no list of numbers") from error
+        raise CustomCodeError(f"the advantage {path} gave {_shown(given)}; it must return a list of numbers") from error
     if advantages_S.shape != (count,):
         shape = "x".join(map(str, advantages_S.shape)) or "a single number"
         raise CustomCodeError(
-            f"the advantage {path} gave {shape} for {count} samples; it must give one number for each"
+            f"the advantage {path} gave {shape} for {count} samples; it must return one number for each"
         )
     if not advantages_S.isfinite().all():
         place = int((~advantages_S.isfinite()).nonzero()[0, 0])
@@ -118,11 +118,11 @@ def _check_values(values_T: object, logprobs_T: Tensor, name: str) -> None:
 
 def _check_shape(values_T: object, logprobs_T: Tensor, name: str) -> None:
     if not isinstance(values_T, Tensor):
-        raise CustomCodeError(f"{name} gave {_shown(values_T)}; it must give a tensor with a number for each token")
+        raise CustomCodeError(f"{name} gave {_shown(values_T)}; it must return a tensor with one number per token")
     if values_T.shape != logprobs_T.shape:
         raise CustomCodeError(
-            f"{name} gave a tensor of shape {tuple(values_T.shape)} for {len(logprobs_T)} tokens; it must give a "
-            "number for each, which Penstock weighs and sums as algorithm.loss.aggregation says"
+            f"{name} gave a tensor of shape {tuple(values_T.shape)} for {len(logprobs_T)} tokens; it must return one "
+            "for each, which Penstock weights and sums as algorithm.loss.aggregation says"
         )
 
 

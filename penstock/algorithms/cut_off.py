@@ -30,27 +30,27 @@ class CutOff:
 
 CUT_OFFS = (
     CutOff(
-        "of the tokens are left out by the correction",
+        "of the tokens are masked by the correction",
         "correction_masked_fraction",
         None,
-        "widen the bounds of algorithm.correction, or use tis, which leaves nothing out",
+        "widen the bounds of algorithm.correction, or use tis, which masks nothing",
     ),
     CutOff(
         "of the tokens with a negative advantage are clipped",
         "clip_low_fraction",
         "advantage_negative_fraction",
-        "raise algorithm.loss.clip_ratio_low, or let the policy move less (lr, minibatches_per_step, staleness)",
+        "raise algorithm.loss.clip_ratio_low, or make the policy move less (lr, minibatches_per_step, staleness)",
     ),
     CutOff(
         "of the tokens with a positive advantage are clipped",
         "clip_high_fraction",
         "advantage_positive_fraction",
-        "raise algorithm.loss.clip_ratio_high, or let the policy move less (lr, minibatches_per_step, staleness)",
+        "raise algorithm.loss.clip_ratio_high, or make the policy move less (lr, minibatches_per_step, staleness)",
     ),
     CutOff(
-        "of the tokens with a negative advantage are held by the dual clip",
+        "of the tokens with a negative advantage are clipped by the dual clip",
         "dual_clip_fraction",
         "advantage_negative_fraction",
-        "raise algorithm.loss.dual_clip, or let the policy move less (lr, minibatches_per_step, staleness)",
+        "raise algorithm.loss.dual_clip, or make the policy move less (lr, minibatches_per_step, staleness)",
     ),
 )

@@ -11,12 +11,12 @@ import typer
 ConfigFile = Annotated[str, typer.Argument(metavar="CONFIG", help="YAML file with the settings.")]
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(metavar="KEY=VALUE", help="Settings that replace those of the file.", show_default=False),
+    typer.Argument(metavar="KEY=VALUE", help="Settings that override the file.", show_default=False),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 FromScratch = Annotated[
     bool,
-    typer.Option("--from-scratch", help="Start over; an old run is moved to RUN_DIR.1."),
+    typer.Option("--from-scratch", help="Start over; the old run is moved to RUN_DIR.1."),
 ]
 
 

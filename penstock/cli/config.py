@@ -45,11 +45,11 @@ def show(config: ConfigFile, overrides: Overrides = None, as_json: Json = False)
 
 @config_app.command("check")
 def check(config: ConfigFile, overrides: Overrides = None, as_json: Json = False) -> None:
-    """Say whether a run could start with these settings, with everything that is wrong or worth knowing.
+    """Check whether a run can start with these settings, and report every error and warning.
 
-    Looks at names, values and contradictions, the model's files, the data, the user's code, the device, the loggers and
-    the run directory. Weights are not loaded, nothing is written, and no server is asked. `penstock train` begins with
-    the same checks. Exits with code 2 if there is an error, with 0 if there are only warnings.
+    Checks names, values and contradictions, the model's files, the data, your code, the device, the loggers and the run
+    directory. It loads no weights, writes nothing and contacts no server. `penstock train` starts with the same checks.
+    Exits with code 2 if there is an error, with 0 if there are only warnings.
 
     \b
     Example:

@@ -17,9 +17,9 @@ _STYLES = {"works": "green", "broken": "bold red", "not installed": "dim"}
 
 
 def doctor(as_json: Json = False) -> None:
-    """Say which parts work on this machine.
+    """Check which parts work on this machine.
 
-    Imports every part, and says how to install those that are missing. Exits with code 1 if a part that every run
+    Imports every part and shows how to install missing ones. Exits with code 1 if a part that every run
     needs is missing or broken.
 
     \b
@@ -54,7 +54,7 @@ def _print(findings: list[Finding]) -> None:
         print_rows(console, title, rows)
     fatal = [finding for finding in findings if finding.is_fatal]
     for finding in fatal:
-        console.print(f"{finding.part.name} has to work before a run can start.", markup=False)
+        console.print(f"{finding.part.name} must work before a run can start.", markup=False)
     if not fatal:
         console.print("Everything a run needs works on this machine.")
 

@@ -21,7 +21,10 @@ Target = Annotated[
 Checkpoint = Annotated[
     str | None,
     typer.Option(
-        "--checkpoint", metavar="NAME", help="Of a run: step_N, or best (checkpoint.best_metric).", show_default=False
+        "--checkpoint",
+        metavar="NAME",
+        help="With RUN_DIR: step_N, or best (checkpoint.best_metric).",
+        show_default=False,
     ),
 ]
 
@@ -29,7 +32,7 @@ Checkpoint = Annotated[
 def evaluate(target: Target, overrides: Overrides = None, checkpoint: Checkpoint = None, as_json: Json = False) -> None:
     """Evaluate a model on the held-out prompts.
 
-    A settings file evaluates the model it names; the folder of a run evaluates that run's newest checkpoint.
+    With a settings file, evaluates the model it names; with the folder of a run, that run's newest checkpoint.
 
     \b
     Example:
@@ -46,7 +49,7 @@ def evaluate(target: Target, overrides: Overrides = None, checkpoint: Checkpoint
         if checkpoint is not None and run_dir is None:
             raise ConfigError(["is a settings file: --checkpoint needs the folder of a run"], source=target)
         if run_dir is not None and any(each.partition("=")[0].strip() == "model.path" for each in overrides or []):
-            raise ConfigError(["model.path: the folder of a run evaluates that run's own checkpoints"], source=target)
+            raise ConfigError(["model.path: cannot be set with the folder of a run, which has its own"], source=target)
         settings = load_config(run_dir / "config.yaml" if run_dir else target, overrides or [])
         find_local_modules()
         from penstock.run.evaluate import evaluate as run_evaluation

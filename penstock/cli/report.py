@@ -13,15 +13,15 @@ from penstock.cli.output import print_figures, print_json
 RunDir = Annotated[str, typer.Argument(metavar="RUN_DIR", help="Folder of a run.")]
 Output = Annotated[
     str | None,
-    typer.Option("--output", "-o", metavar="FILE", help="Where the page goes; by default RUN_DIR/report.html."),
+    typer.Option("--output", "-o", metavar="FILE", help="File to write; by default RUN_DIR/report.html."),
 ]
 
 
 def report(run_dir: RunDir, output: Output = None, as_json: Json = False) -> None:
     """Write one HTML page about a run.
 
-    Rewards, staleness, where the time went, failures, sample responses and the settings, in a file that needs nothing
-    else and can be passed on. Also works for runs that are still going, failed or were killed.
+    Rewards, staleness, where the time went, failures, sample responses and settings, in one self-contained file that
+    you can share. Also works for runs that are still going, failed or were killed.
 
     \b
     Example:

@@ -18,9 +18,9 @@ _CUT_SHORT = ("interrupted", "max_minutes")
 
 
 def print_result(result: RunResult, *, as_json: bool, nothing_left: str | None = None) -> None:
-    """Print the summary, and how to go on; a run that was interrupted exits with its own code.
+    """Print the summary, and how to resume; a run that was interrupted exits with its own code.
 
-    `nothing_left` says why a run that was resumed had nothing to train, and how to train on.
+    `nothing_left` says why a run that was resumed had nothing to train, and how to train further.
     """
     head = {"run_dir": str(result.run_dir), "stopped_by": result.stopped_by}
     command = resume_command(result.run_dir) if result.stopped_by in _CUT_SHORT else None
@@ -30,6 +30,6 @@ def print_result(result: RunResult, *, as_json: bool, nothing_left: str | None =
     else:
         print_figures("Training ended", head | result.summary)
         if command or nothing_left:
-            typer.echo(f"Go on with: {command}" if command else nothing_left)
+            typer.echo(f"Resume with: {command}" if command else nothing_left)
     if result.stopped_by == "interrupted":
         raise typer.Exit(INTERRUPTED)

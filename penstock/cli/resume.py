@@ -20,7 +20,7 @@ Checkpoint = Annotated[
     typer.Option(
         "--checkpoint",
         metavar="NAME",
-        help="Go on from step_N, or best (checkpoint.best_metric), instead of the newest.",
+        help="Resume from step_N, or best (checkpoint.best_metric), instead of the newest.",
         show_default=False,
     ),
 ]
@@ -33,13 +33,13 @@ def resume(
     from_scratch: FromScratch = False,
     as_json: Json = False,
 ) -> None:
-    """Go on with a run from its newest complete checkpoint.
+    """Resume a run from its newest complete checkpoint.
 
     However the run ended (Ctrl-C, a crash, kill -9, a full disk), every prompt is trained exactly once or reported:
-    prompts that were under way are dispatched again, and metrics, samples and ledger are set back to the checkpoint.
-    A run that had no checkpoint yet begins anew. A damaged checkpoint is refused, with the name of one that is good;
-    when a run goes on from an older one, later ones are set aside. A resume that is refused changes nothing. To resume
-    a run that has finished is no error: it says so, and how to train on.
+    prompts in progress are dispatched again, and metrics, samples and ledger are rolled back to the checkpoint.
+    A run without a checkpoint starts over. A damaged checkpoint is refused, and a good one is named instead; if a run
+    resumes from an older checkpoint, later ones are moved aside. A refused resume changes nothing. Resuming a finished
+    run is not an error: the command says so, and how to train further.
 
     \b
     Example:

@@ -20,7 +20,7 @@ def train(
     config: ConfigFile,
     overrides: Overrides = None,
     as_json: Json = False,
-    rollouts_only: Annotated[bool, typer.Option("--rollouts-only", help="Record rollouts, train nothing.")] = False,
+    rollouts_only: Annotated[bool, typer.Option("--rollouts-only", help="Record rollouts without training.")] = False,
     rollouts_from: Annotated[
         str | None, typer.Option(metavar="RUN_DIR", help="Train on recorded rollouts, without an engine.")
     ] = None,
@@ -28,10 +28,10 @@ def train(
 ) -> None:
     """Train a model.
 
-    Everything the run writes goes to the folder `run_dir`. With --json, stdout gets one JSON object a line: each step
-    and evaluation as it ends, and the result last. Ctrl-C drops the open step (or ends it, if its optimizer has begun),
-    saves a checkpoint, ends, and prints the command to resume with; a second one ends at once. Closing the terminal
-    does not stop the run.
+    Everything the run writes goes to the folder `run_dir`. With --json, stdout gets one JSON object per line: each step
+    and evaluation as it finishes, and the result last. Ctrl-C discards the open step (or finishes it, if its optimizer
+    update has started), saves a checkpoint, exits, and prints the command to resume with; a second Ctrl-C exits at
+    once. Closing the terminal does not stop the run.
 
     \b
     Example:
@@ -45,7 +45,7 @@ def train(
         flags = _flag_settings(rollouts_only, rollouts_from)
         settings = load_config(config, [*flags, *(overrides or [])])
         if rollouts_from is not None and not as_json:
-            typer.echo("--rollouts-from: there is no engine, so evaluation is off", err=True)
+            typer.echo("--rollouts-from: evaluation is off, because there is no engine", err=True)
         find_local_modules()
         from penstock.run.train import train as run_training
 
@@ -56,7 +56,7 @@ def train(
 def _flag_settings(rollouts_only: bool, rollouts_from: str | None) -> list[str]:
     """The settings that the flags are short for; those given by name come after them and win."""
     if rollouts_only and rollouts_from is not None:
-        raise ConfigError(["--rollouts-only generates rollouts and --rollouts-from reads them; give one of the two"])
+        raise ConfigError(["--rollouts-only generates rollouts and --rollouts-from reads them; use only one of them"])
     if rollouts_from is not None:
         return [f"rollout.replay_from={rollouts_from}", "rollout.record=false", *_NO_EVALUATION]
     return list(_ROLLOUTS_ONLY) if rollouts_only else []

@@ -21,8 +21,8 @@ _STYLES = {"pass": "green", "warn": "yellow", "fail": "bold red", "skip": "dim"}
 _SHOWN_CHARACTERS, _SHOWN_IDS = 600, 16
 """Of a prompt, at its beginning and again at its end."""
 
-Groups = Annotated[int, typer.Option(min=1, help="Prompt groups to generate at most.")]
-Seconds = Annotated[float, typer.Option(min=1.0, help="Time for the checks once the model is loaded.")]
+Groups = Annotated[int, typer.Option(min=1, help="Maximum number of prompt groups to generate.")]
+Seconds = Annotated[float, typer.Option(min=1.0, help="Time limit for the checks, once the model is loaded.")]
 
 
 def verify(
@@ -84,10 +84,10 @@ def _print(report: VerifyReport) -> None:
         _print_prompt(console, report.prompt)
     failed = [row.check.title for row in report.rows if row.failed]
     warned = [row.check.title for row in report.rows if row.finding.status.value == "warn"]
-    verdict = f"Failed: {', '.join(failed)}." if failed else "Every bar is met."
+    verdict = f"Failed: {', '.join(failed)}." if failed else "All checks passed."
     if warned:
-        verdict += f" Look at: {', '.join(warned)}."
-    console.print(f"{verdict} {report.seconds:.0f} s in all.", markup=False, soft_wrap=not console.is_terminal)
+        verdict += f" Warnings: {', '.join(warned)}."
+    console.print(f"{verdict} {report.seconds:.0f} s in total.", markup=False, soft_wrap=not console.is_terminal)
 
 
 def _print_prompt(console: Console, prompt: SeenPrompt) -> None:
@@ -97,7 +97,7 @@ def _print_prompt(console: Console, prompt: SeenPrompt) -> None:
         ids = [*ids[:_SHOWN_IDS], "…", *ids[-_SHOWN_IDS:]]
     text = _without_middle(prompt.text)
     lines = ["".join(mark if mark.isprintable() else repr(mark)[1:-1] for mark in line) for line in text.split("\n")]
-    title = f"the first prompt as the model sees it, {len(prompt.token_ids):,} tokens"
+    title = f"First prompt as the model sees it ({len(prompt.token_ids):,} tokens)"
     print_rows(console, title, [((line, ""),) for line in (*lines, f"ids: {' '.join(ids)}")])
 
 

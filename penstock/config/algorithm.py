@@ -15,7 +15,7 @@ ImportPath = Annotated[str, AfterValidator(is_import_path)]
 
 
 class RewardConfig(Section):
-    """What is done to an environment's rewards before they become advantages: scaled, clipped, shaped by length."""
+    """How an environment's rewards are scaled, clipped and shaped by length before they become advantages."""
 
     scale: Annotated[float, Field(gt=0)] = 1.0
     """Rewards are multiplied by this."""
@@ -24,22 +24,24 @@ class RewardConfig(Section):
     clip_high: float | None = None
     """Scaled rewards above this are lowered to it."""
     overlong: Literal["none", "soft", "mask"] = "none"
-    """Very long responses. `soft`: a penalty that grows with the length. `mask`: truncated ones are not trained."""
+    """How to treat very long responses. `soft`: a penalty that grows with the length. `mask`: truncated responses are
+    not trained on."""
     overlong_limit: PositiveInt | None = None
-    """With `soft`: tokens of all turns at which the penalty is whole; by default `rollout.sampling.max_new_tokens`."""
+    """With `soft`: number of tokens, over all turns, at which the full penalty applies; by default
+    `rollout.sampling.max_new_tokens`."""
     overlong_buffer: PositiveInt | None = None
-    """With `soft`: how many tokens before the limit the penalty begins."""
+    """With `soft`: how many tokens before the limit the penalty starts."""
     overlong_penalty: PositiveFloat = 1.0
-    """With `soft`: the penalty of a response as long as the limit."""
+    """With `soft`: the full penalty, for a response that reaches the limit."""
 
 
 class GrpoAdvantage(Section):
-    """Reward minus the group's mean, optionally over the group's standard deviation."""
+    """Reward minus the group's mean, optionally divided by the group's standard deviation."""
 
     kind: Literal["grpo"] = "grpo"
     """Name of the estimator."""
     normalize_std: bool = True
-    """Divide by the group's standard deviation; off is the estimator of Dr. GRPO."""
+    """Divide by the group's standard deviation; false gives the Dr. GRPO estimator."""
     epsilon: PositiveFloat = 1e-4
     """Added to the standard deviation."""
 
@@ -52,7 +54,7 @@ class RlooAdvantage(Section):
 
 
 class LeaveOneOutAdvantage(Section):
-    """Reward minus the mean of the group's other samples, over their standard deviation."""
+    """Reward minus the mean of the group's other samples, divided by their standard deviation."""
 
     kind: Literal["leave_one_out"] = "leave_one_out"
     """Name of the estimator."""
@@ -61,7 +63,7 @@ class LeaveOneOutAdvantage(Section):
 
 
 class MaxNormalizedAdvantage(Section):
-    """Reward minus the group's mean, over the group's largest deviation from it: between -1 and 1."""
+    """Reward minus the group's mean, divided by the group's largest deviation from it: between -1 and 1."""
 
     kind: Literal["max_normalized"] = "max_normalized"
     """Name of the estimator."""
@@ -77,7 +79,7 @@ class RewardAdvantage(Section):
 
 
 class BatchWhitenedAdvantage(Section):
-    """Reward minus the step's mean, over the step's standard deviation; needs the whole batch at once."""
+    """Reward minus the step's mean, divided by the step's standard deviation; needs the whole batch at once."""
 
     kind: Literal["batch_whitened"] = "batch_whitened"
     """Name of the estimator."""
@@ -86,7 +88,7 @@ class BatchWhitenedAdvantage(Section):
 
 
 class ReinforcePpAdvantage(Section):
-    """REINFORCE++: rewards, less the KL to go, whitened over all tokens of the step; needs the whole batch at once."""
+    """REINFORCE++: rewards minus the KL-to-go, whitened over all tokens of the step; needs the whole batch at once."""
 
     kind: Literal["reinforce_pp"] = "reinforce_pp"
     """Name of the estimator."""
@@ -104,18 +106,18 @@ class ReinforcePpBaselineAdvantage(Section):
 
 
 class CustomAdvantage(Section):
-    """An estimator of your own: a function, or a class whose objects can be called."""
+    """An estimator of your own: a function, or a class with callable instances."""
 
     kind: Literal["custom"] = "custom"
     """Name of the estimator."""
     import_path: ImportPath
     """`module:thing`, called as `thing(scores, **args)`, or, for a class, as `thing(**args)(scores)`; `scores` has
-    `rewards_S`, `lengths_S` and `groups_S`, and what is returned is an advantage for each sample."""
+    `rewards_S`, `lengths_S` and `groups_S`, and the return value is one advantage per sample."""
     args: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments for the function or class."""
     whole_batch: bool = False
-    """Whether it compares samples of different groups: it is then called once with the whole step, which cannot be
-    streamed. Otherwise it is called with one group at a time."""
+    """True if it compares samples of different groups: it is then called once with the whole step, which cannot be
+    streamed. If false, it is called with one group at a time."""
 
 
 AdvantageConfig = Annotated[
@@ -146,11 +148,12 @@ class PpoClipLoss(Section):
     clip_ratio_high: PositiveFloat = 0.2
     """The ratio is clipped at 1 + clip_ratio_high."""
     dual_clip: Annotated[float, Field(gt=1)] | None = None
-    """For negative advantages the loss is bounded by this times the advantage; without it there is no such bound."""
+    """For negative advantages the loss is bounded by this times the advantage; by default there is no such bound."""
 
 
 class GspoLoss(Section):
-    """GSPO: the ratio of whole sequences, a geometric mean over their tokens, is clipped; sequences weigh alike."""
+    """GSPO: clips the ratio of whole sequences, a geometric mean over their tokens; every sequence has the same
+    weight."""
 
     kind: Literal["gspo"] = "gspo"
     """Name of the loss."""
@@ -161,7 +164,7 @@ class GspoLoss(Section):
 
 
 class CispoLoss(Section):
-    """CISPO: the clipped ratio is a constant weight of each token's log-prob, so no token's gradient is cut off."""
+    """CISPO: the clipped ratio is a constant weight on each token's log-prob, so every token keeps its gradient."""
 
     kind: Literal["cispo"] = "cispo"
     """Name of the loss."""
@@ -170,7 +173,7 @@ class CispoLoss(Section):
     constant_length: PositiveInt | None = None
     """With `token_sum_norm`: token sums are divided by this times the number of responses; usually the longest one."""
     clip_ratio_low: ClipRatioLow | None = None
-    """The weight is at least 1 - clip_ratio_low; without it there is no lower bound."""
+    """The weight is at least 1 - clip_ratio_low; by default there is no lower bound."""
     clip_ratio_high: PositiveFloat = 5.0
     """The weight is at most 1 + clip_ratio_high."""
 
@@ -187,13 +190,13 @@ class ReinforceLoss(Section):
 
 
 class CustomLoss(Section):
-    """A policy loss of your own: a function, or a class whose objects can be called."""
+    """A policy loss of your own: a function, or a class with callable instances."""
 
     kind: Literal["custom"] = "custom"
     """Name of the loss."""
     import_path: ImportPath
     """`module:thing`, called as `thing(tokens, **args)`, or, for a class, as `thing(**args)(tokens)`; `tokens` has
-    `logprobs_T`, `old_logprobs_T`, `advantages_T` and more, and what is returned is the loss of each token."""
+    `logprobs_T`, `old_logprobs_T`, `advantages_T` and more, and the return value is the loss of each token."""
     args: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments for the function or class."""
     aggregation: Aggregation = "token_mean"
@@ -206,14 +209,15 @@ LossConfig = Annotated[PpoClipLoss | GspoLoss | CispoLoss | ReinforceLoss | Cust
 
 
 class KlConfig(Section):
-    """A penalty for leaving the reference policy: the model the run began with; with LoRA, the base model."""
+    """A penalty for moving away from the reference policy: the initial model or, with LoRA, the base model."""
 
     coefficient: NonNegativeFloat = 0.0
-    """Weight of the penalty; 0 means none, and no reference policy is kept."""
+    """Weight of the penalty; 0 turns it off, and no reference policy is kept."""
     estimator: Literal["k1", "k2", "k3"] = "k3"
     """Schulman's estimators of the KL divergence from sampled tokens."""
     place: Literal["loss", "reward"] = "loss"
-    """`loss`: a term of the loss. `reward`: taken from each token's advantage, summed over the tokens that follow."""
+    """`loss`: a term of the loss. `reward`: subtracted from each token's advantage, summed over the tokens that
+    follow."""
 
 
 class NoCorrection(Section):
@@ -229,29 +233,29 @@ class TruncatedImportanceSampling(Section):
     kind: Literal["tis"] = "tis"
     """Name of the correction."""
     cap: PositiveFloat = 2.0
-    """The largest weight."""
+    """Maximum weight."""
 
 
 class IcePop(Section):
-    """Each token's loss is weighted by p_trainer / p_engine; tokens outside the bounds are left out."""
+    """Each token's loss is weighted by p_trainer / p_engine; tokens outside the bounds are masked."""
 
     kind: Literal["icepop"] = "icepop"
     """Name of the correction."""
     low: Annotated[float, Field(gt=0, le=1)] = 0.5
-    """Tokens whose ratio is below this are left out."""
+    """Tokens whose ratio is below this are masked."""
     high: Annotated[float, Field(ge=1)] = 5.0
-    """Tokens whose ratio is above this are left out."""
+    """Tokens whose ratio is above this are masked."""
 
 
 class SequenceMasked(Section):
-    """Each response is weighted by its sequence's p_trainer / p_engine; those outside the bounds are left out."""
+    """Each response is weighted by its sequence's p_trainer / p_engine; responses outside the bounds are masked."""
 
     kind: Literal["sequence_masked"] = "sequence_masked"
     """Name of the correction."""
     low: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Responses whose ratio is below this are left out; without it there is no lower bound."""
+    """Responses whose ratio is below this are masked; by default there is no lower bound."""
     high: Annotated[float, Field(ge=1)] = 2.0
-    """Responses whose ratio is above this are left out."""
+    """Responses whose ratio is above this are masked."""
     mean: Literal["sum", "geometric"] = "sum"
     """`sum`: the product of the tokens' ratios, exact. `geometric`: their geometric mean, milder for long responses."""
 
@@ -262,7 +266,7 @@ class Decoupled(Section):
     kind: Literal["decoupled"] = "decoupled"
     """Name of the correction."""
     cap: PositiveFloat | None = None
-    """Tokens whose weight is above this are left out; without it none is."""
+    """Tokens whose weight is above this are masked; by default none are."""
 
 
 CorrectionConfig = Annotated[
@@ -271,21 +275,22 @@ CorrectionConfig = Annotated[
 
 
 class DynamicSamplingConfig(Section):
-    """Groups whose samples all have the same reward teach nothing: they are replaced by other prompts' groups."""
+    """Groups whose samples all have the same reward give no learning signal: replace them with groups of other
+    prompts."""
 
     enabled: bool = False
-    """Replace such groups instead of training them."""
+    """Replace such groups instead of training on them."""
     max_filtered_per_step: PositiveInt = 64
-    """How many groups a step may replace."""
+    """Maximum number of groups replaced per step."""
     on_limit: Literal["train", "stop"] = "train"
-    """Once that many were replaced: `train` what comes as it is, or `stop` the run."""
+    """When that limit is reached: `train` on such groups after all, or `stop` the run."""
 
 
 _DEFAULTS = {"advantage": "grpo", "loss": "ppo_clip"}
 
 
 class AlgorithmConfig(Section):
-    """The mathematics of a step."""
+    """Rewards, advantages, loss and corrections."""
 
     reward: RewardConfig = RewardConfig()
     """What is done to an environment's rewards before they become advantages."""
@@ -296,11 +301,12 @@ class AlgorithmConfig(Section):
     kl: KlConfig = KlConfig()
     """A penalty for leaving the reference policy."""
     entropy_coefficient: NonNegativeFloat = 0.0
-    """Weight of a bonus for the entropy of the policy; 0 means none."""
+    """Weight of the entropy bonus; 0 turns it off."""
     correction: CorrectionConfig = Field(default_factory=NoCorrection)
     """What makes up for the difference between the engine's and the trainer's log-probs."""
     old_policy: Literal["trainer", "engine"] = "trainer"
-    """Whose log-probs are the denominator of the ratio. `trainer`: the weights at the start of the step."""
+    """Whose log-probs are the denominator of the ratio. `trainer`: the trainer's, with the weights at the start of the
+    step. `engine`: those the engine sampled with."""
     dynamic_sampling: DynamicSamplingConfig = DynamicSamplingConfig()
     """What happens to groups without spread in their rewards."""
 

@@ -64,8 +64,8 @@ def _advantage_rules(config: RunConfig) -> Iterator[str]:
         )
     if parts > 1 and chunk < n:
         yield (
-            "training.minibatches_per_step: more than one update a step needs the old policy's log-probs of the whole "
-            f"step first, so the step cannot be trained group by group; set training.min_groups_per_chunk to {n}"
+            "training.minibatches_per_step: more than one update per step needs the old policy's log-probs of the "
+            f"whole step first, so the step cannot be trained group by group; set training.min_groups_per_chunk to {n}"
         )
     if needs_whole_batch(config.algorithm.advantage) and chunk < n:
         yield (
@@ -90,13 +90,13 @@ def _reward_rules(config: RunConfig) -> Iterator[str]:
         )
     if reward.clip_low is not None and reward.clip_high is not None and reward.clip_low >= reward.clip_high:
         yield (
-            f"algorithm.reward.clip_low: {reward.clip_low} is not below clip_high = {reward.clip_high}, so that all "
-            "rewards would be the same"
+            f"algorithm.reward.clip_low: {reward.clip_low} is not below clip_high = {reward.clip_high}, so all rewards "
+            "would be the same"
         )
     if reward.overlong == "soft" and reward.overlong_buffer is None:
         yield (
-            "algorithm.reward.overlong_buffer: is needed with overlong = soft, to know where the penalty begins; a "
-            f"fifth of the longest response is usual, here {max(1, longest // 5)}"
+            "algorithm.reward.overlong_buffer: is needed with overlong = soft, to know where the penalty starts; a "
+            f"fifth of the maximum response length is usual, here {max(1, longest // 5)}"
         )
     if reward.overlong == "soft" and (reward.overlong_buffer or 0) > longest:
         yield (
@@ -115,8 +115,8 @@ def _loss_rules(config: RunConfig) -> Iterator[str]:
         )
     if kl.coefficient > 0 and kl.place == "loss" and kl.estimator == "k1":
         yield (
-            "algorithm.kl.estimator: k1 as a term of the loss has a gradient that is zero on average, so it would "
-            "hold nothing back; use k3 or k2, or set place to reward"
+            "algorithm.kl.estimator: k1 as a term of the loss has a gradient that is zero on average, so it would not "
+            "constrain the policy; use k3 or k2, or set place to reward"
         )
     if kl.coefficient > 0 and kl.place == "reward" and kl.estimator != "k1":
         yield (
@@ -135,13 +135,13 @@ def _loss_rules(config: RunConfig) -> Iterator[str]:
         )
     if loss.kind == "reinforce" and config.training.minibatches_per_step > 1:
         yield (
-            "training.minibatches_per_step: reinforce has no ratio, so nothing would make up for how far the policy "
+            "training.minibatches_per_step: reinforce has no ratio, so nothing would correct for how far the policy "
             "moves between the updates of a step; use ppo_clip or cispo, or one update"
         )
     if loss.kind == "reinforce" and algorithm.old_policy == "engine":
         yield (
-            "algorithm.old_policy: reinforce has no ratio, so no old policy; remove it, and set "
-            "algorithm.correction.kind to tis where engine and trainer differ"
+            "algorithm.old_policy: reinforce has no ratio, and so no old policy; remove it, and set "
+            "algorithm.correction.kind to tis if engine and trainer differ"
         )
 
 
@@ -150,12 +150,12 @@ def _correction_rules(config: RunConfig) -> Iterator[str]:
     kind = algorithm.correction.kind
     if algorithm.old_policy == "engine" and kind != "none":
         yield (
-            "algorithm.correction.kind: with old_policy = engine the ratio already holds the difference between engine "
-            "and trainer, so a correction would count it twice; set it to none, or old_policy to trainer"
+            "algorithm.correction.kind: with old_policy = engine the ratio already includes the difference between "
+            "engine and trainer, so a correction would count it twice; set it to none, or old_policy to trainer"
         )
     if algorithm.loss.kind == "gspo" and kind in _PER_TOKEN_CORRECTIONS:
         yield (
-            f"algorithm.correction.kind: {kind} weighs each token by itself, and gspo has one ratio for a whole "
+            f"algorithm.correction.kind: {kind} weights each token by itself, and gspo has one ratio for a whole "
             "response; use sequence_masked, or none with old_policy = engine"
         )
 
@@ -165,13 +165,13 @@ def _dynamic_sampling_rules(config: RunConfig) -> Iterator[str]:
     if config.algorithm.dynamic_sampling.enabled and kl.coefficient > 0 and kl.place == "reward":
         yield (
             "algorithm.dynamic_sampling.enabled: with the KL penalty in the reward a group whose samples have the same "
-            "reward still teaches, so leaving it out would bias the step; set algorithm.kl.place to loss, or switch "
-            "it off"
+            "reward still gives a gradient, so filtering it would bias the step; set algorithm.kl.place to loss, or "
+            "switch it off"
         )
     kind = config.algorithm.advantage.kind
     whole_batch = needs_whole_batch(config.algorithm.advantage)
     if config.algorithm.dynamic_sampling.enabled and (whole_batch or kind == "reward"):
         yield (
             f"algorithm.dynamic_sampling.enabled: with {kind} a group whose samples have the same reward still "
-            "teaches, so leaving it out would bias the step; use grpo or rloo, or switch it off"
+            "gives a gradient, so filtering it would bias the step; use grpo or rloo, or turn it off"
         )

@@ -41,45 +41,45 @@ class DataConfig(Section):
     """The prompts."""
 
     train_path: str | None = None
-    """Training prompts: a `.jsonl` or `.parquet` file, a folder written by `datasets.save_to_disk`, or what
-    `datasets.load_dataset` takes. Environments that make their own prompts need none."""
+    """Training prompts: a `.jsonl` or `.parquet` file, a folder written by `datasets.save_to_disk`, or anything that
+    `datasets.load_dataset` accepts. Not needed for environments that generate their own prompts."""
     eval_path: str | None = None
-    """Held-out prompts, in the same forms. Environments that make their own prompts need none."""
+    """Held-out prompts, in the same formats. Not needed for environments that generate their own prompts."""
     format: Literal["auto", "jsonl", "parquet", "datasets"] = "auto"
-    """How the paths are read; `auto` goes by their endings: `.jsonl`, `.parquet`, else `datasets`."""
+    """Format of the data; `auto` decides by extension: `.jsonl`, `.parquet`, otherwise `datasets`."""
     train_split: str | None = None
-    """Split of a `datasets` dataset for training; by default `train`."""
+    """Split of a `datasets` dataset to train on; `train` by default."""
     eval_split: str | None = None
-    """Split of a `datasets` dataset for evaluation; by default `test`."""
+    """Split of a `datasets` dataset to evaluate on; `test` by default."""
     subset: str | None = None
-    """Which configuration of a `datasets` dataset that has several."""
+    """Name of the configuration to use if a `datasets` dataset has several."""
     download: bool = False
-    """Fetch a `datasets` name from the network; off, only files and what is already in the local cache are used."""
+    """Download a `datasets` dataset if needed; if false, only files and the local cache are used."""
     prompt_key: str = "prompt"
-    """Which column holds the prompt: text, or a list of chat messages (needs `chat_template`)."""
+    """Column with the prompt: text, or a list of chat messages (needs `chat_template`)."""
     answer_key: str = "answer"
-    """Which column holds the reference answer; `math` needs it. Other environments accept records without it; if you
-    name a key of your own, at least one record must have it."""
+    """Column with the reference answer; required by `math`. Other environments accept records without it, but if you
+    set this key, at least one record must have it."""
     train_size: PositiveInt | None = None
-    """How many training prompts: at most this many from the start of the data, or this many made. By default all of
-    the data, or 1024 made."""
+    """Number of training prompts: at most this many from the start of the data, or this many generated. By default all
+    of the data, or 1024 generated."""
     eval_size: PositiveInt = 64
-    """How many held-out prompts: at most this many from the start of the data, or this many made."""
+    """Number of held-out prompts: at most this many from the start of the data, or this many generated."""
     epochs: PositiveInt = 1
     """Number of passes over the training prompts."""
     shuffle: bool = True
-    """Shuffle the prompts again in each epoch, with the run's seed."""
+    """Reshuffle the prompts every epoch, with the run's seed."""
     chat_template: bool = False
-    """Render prompts, and later turns of a conversation, with the tokenizer's chat template; a text prompt is a user
-    message then."""
+    """Render prompts, and later turns of a conversation, with the tokenizer's chat template; a plain text prompt
+    becomes a user message."""
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
-    """Variables for the chat template, such as `enable_thinking: false`; each must be one that the template reads."""
+    """Variables for the chat template, such as `enable_thinking: false`; the template must read each of them."""
     overlong: Literal["error", "drop", "truncate_left"] = "error"
-    """What happens to a prompt that leaves no room for a single new token in `rollout.engine.max_model_len`. `error`:
-    the run stops, before its first step where that can be told. `drop`: the prompt is skipped and counted.
-    `truncate_left`: only its last tokens are kept, so that `max_new_tokens` fit. Holds for held-out prompts too."""
+    """What to do with a prompt that leaves no room for a single new token in `rollout.engine.max_model_len`. `error`:
+    stop the run, before its first step if possible. `drop`: skip the prompt and count it. `truncate_left`: keep only
+    its last tokens, to make room for `max_new_tokens`. Applies to held-out prompts too."""
     partial_step: Literal["train", "drop"] = "train"
-    """What happens to a step that is not full when the data ends."""
+    """What to do with an incomplete step when the data ends."""
 
     _usable_paths = field_validator("train_path", "eval_path")(usable_path)
 
@@ -88,10 +88,10 @@ class DataConfig(Section):
     def _plain_variables(cls, value: dict[str, Any]) -> dict[str, Any]:
         taken = sorted(_TAKEN_VARIABLES & value.keys())
         if taken:
-            raise ValueError(f"{', '.join(taken)} cannot be set here: Penstock and the tokenizer give it themselves")
+            raise ValueError(f"{', '.join(taken)} cannot be set here: Penstock and the tokenizer set it themselves")
         for name, content in value.items():
             if not _is_json(content):
-                raise ValueError(f"{name} is not made of numbers, texts, true, false, null, lists and mappings alone")
+                raise ValueError(f"{name} may contain only numbers, strings, true, false, null, lists and mappings")
         return value
 
     def format_of(self, path: str) -> DataFormat:

@@ -43,17 +43,20 @@ def environment_rules(config: RunConfig) -> Iterator[str]:
 def _rewards(environment: EnvironmentConfig, rewards: Sequence[RewardFunctionConfig]) -> Iterator[str]:
     """Rules of several functions: each is named as code is, and has a name of its own."""
     if environment.args:
-        yield "rollout.environment.args: has no effect beside rollout.environment.rewards, which have args of their own"
+        yield (
+            "rollout.environment.args: has no effect together with rollout.environment.rewards, which have their own "
+            "args"
+        )
     where: dict[str, int] = {}
     for place, reward in enumerate(rewards):
         key, name = f"rollout.environment.rewards[{place}]", component_name(reward.name, reward.import_path)
         if not _is_import_path(reward.import_path):
             yield f"{key}.import_path: {reward.import_path!r} is not module:callable"
         elif not _COMPONENT.fullmatch(name):
-            yield f"{key}.name: {name!r} is no name for a metric; use letters, digits, _, - and ."
+            yield f"{key}.name: {name!r} cannot be part of a metric's name; use letters, digits, _, - and ."
         elif name in where:
             other = f"rollout.environment.rewards[{where[name]}]"
-            yield f"{key}.name: {name!r} is the name of {other} too; give one of them another"
+            yield f"{key}.name: {name!r} is also the name of {other}; rename one of them"
         where.setdefault(name, place)
 
 
@@ -79,14 +82,16 @@ def idle_environment_settings(config: RunConfig) -> dict[str, str]:
     if kind != "function":
         idle["rollout.environment.rewards"] = f"has no effect with kind = {kind}; it belongs to kind = function"
     elif config.rollout.environment.rewards is not None:
-        reason = "has no effect beside rollout.environment.rewards; make it one of them"
+        reason = "has no effect together with rollout.environment.rewards; make it one of them"
         idle["rollout.environment.import_path"] = reason
     if not config.data.chat_template:
         idle["data.chat_template_kwargs"] = "has no effect without data.chat_template = true; set that, or remove this"
     if kind.partition(":")[0] in _NO_POOL:
-        idle["rollout.environment.in_process"] = f"has no effect with {kind}, which is always in the run's process"
+        idle["rollout.environment.in_process"] = (
+            f"has no effect with {kind}, which always runs in the run's own process"
+        )
     if kind.partition(":")[0] not in _TAKES_DATA:
-        reason = f"has no effect with {kind}, which makes its own prompts; remove it"
+        reason = f"has no effect with {kind}, which generates its own prompts; remove it"
         return idle | {f"data.{name}": reason for name in (*_OF_FILES, *_OF_DATASETS, "train_split", "eval_split")}
     return idle | _idle_data_settings(config)
 

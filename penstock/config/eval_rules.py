@@ -61,11 +61,11 @@ def _sampling_rules(config: RunConfig) -> Iterator[str]:
     too_many = [k for k in pass_at if k > samples]
     if too_many:
         yield (
-            f"eval.pass_at: {too_many} cannot be told from eval.samples_per_prompt = {samples} responses a prompt; "
-            f"use at most {samples}, or set samples_per_prompt to {max(too_many)}"
+            f"eval.pass_at: {too_many} cannot be estimated from eval.samples_per_prompt = {samples} responses per "
+            f"prompt; use at most {samples}, or set samples_per_prompt to {max(too_many)}"
         )
     if len(set(pass_at)) < len(pass_at):
-        yield f"eval.pass_at: {pass_at} has a k twice; give each once"
+        yield f"eval.pass_at: {pass_at} has a k twice; list each once"
 
 
 def _schedule_rules(config: RunConfig) -> Iterator[str]:
@@ -74,7 +74,7 @@ def _schedule_rules(config: RunConfig) -> Iterator[str]:
         return
     if steps is not None and every > steps:
         yield (
-            f"eval.every_steps: {every} is more than training.max_steps = {steps}, so it never comes; use at most "
+            f"eval.every_steps: {every} is more than training.max_steps = {steps}, so it never happens; use at most "
             f"{steps}"
         )
     if config.rollout.environment.kind in ("function", "math") and config.data.eval_path is None:
@@ -90,9 +90,9 @@ def _early_stop_rules(config: RunConfig, stop: EarlyStopConfig) -> Iterator[str]
         yield f"{key}.metric: {wrong}"
         return
     if config.deterministic and stop.metric.startswith(_BY_THE_CLOCK):
-        yield f"deterministic: {key}.metric = {stop.metric} would end the run by the clock; use another metric"
+        yield f"deterministic: {key}.metric = {stop.metric} would make the run end by the clock; use another metric"
     if _is_of_evals(stop.metric) and config.eval.every_steps is None:
-        yield f"{key}.metric: {stop.metric} has no value while the run goes on; set eval.every_steps"
+        yield f"{key}.metric: {stop.metric} has no value during the run; set eval.every_steps"
         return
     yield from _too_late(config, stop)
 
@@ -114,7 +114,7 @@ def _too_late(config: RunConfig, stop: EarlyStopConfig) -> Iterator[str]:
     elif stop.patience is not None and stop.patience >= values:
         way_out = f"use at most {values - 1}" if values > 1 else "remove it"
         yield (
-            f"training.early_stop.patience: {stop.patience} values no better than one before cannot come, as "
+            f"training.early_stop.patience: {stop.patience} values without improvement cannot occur, because "
             f"{stop.metric} has only {values} before the end at training.max_steps = {steps}; {way_out}, or raise "
             "max_steps"
         )
@@ -124,15 +124,15 @@ def _best_rules(config: RunConfig) -> Iterator[str]:
     metric = config.checkpoint.best_metric
     if config.checkpoint.every_steps is None:
         yield (
-            "checkpoint.keep_best: needs checkpoints of steps that are known before; set checkpoint.every_steps (those "
-            "of every_minutes come after any step)"
+            "checkpoint.keep_best: needs checkpoints at steps that are known in advance; set checkpoint.every_steps "
+            "(every_minutes can save after any step)"
         )
     wrong = _wrong_metric(config, metric)
     if wrong:
         yield f"checkpoint.best_metric: {wrong}"
     elif _is_of_evals(metric) and config.eval.every_steps is None:
         yield (
-            f"checkpoint.best_metric: {metric} tells no checkpoint from another without evaluations between them; set "
+            f"checkpoint.best_metric: {metric} cannot rank checkpoints without evaluations between them; set "
             "eval.every_steps"
         )
     elif _is_of_evals(metric) and config.checkpoint.every_steps is not None and config.eval.every_steps is not None:
@@ -160,7 +160,7 @@ def _environment_name(config: RunConfig) -> str | None:
 def _wrong_metric(config: RunConfig, metric: str) -> str | None:
     """Why no line of `metrics.jsonl` will ever have this metric; None where one may."""
     if not metric.startswith(_FAMILIES):
-        return f"{metric!r} is no metric: they begin with {', '.join(_FAMILIES)} (see docs/metrics.md)"
+        return f"{metric!r} is not a metric: names start with {', '.join(_FAMILIES)} (see docs/metrics.md)"
     if not metric.startswith("eval/"):
         return None
     pass_at = config.eval.pass_at
@@ -175,4 +175,4 @@ def _wrong_metric(config: RunConfig, metric: str) -> str | None:
         return None
     near = difflib.get_close_matches(metric, known, n=1)
     hint = f"did you mean {near[0]}?" if near else f"it is one of {', '.join(known)}"
-    return f"{metric!r} is no figure of an evaluation; {hint}"
+    return f"{metric!r} is not an evaluation metric; {hint}"

@@ -11,16 +11,16 @@ from penstock.config.values import usable_path
 
 
 class LoraConfig(Section):
-    """Low-rank adapters: the model's own weights stay as they are, and only the adapters are trained."""
+    """Low-rank adapters: the base weights are frozen, and only the adapters are trained."""
 
     rank: PositiveInt = 16
-    """Rank of the update of a matrix."""
+    """Rank of each adapter."""
     alpha: PositiveFloat = 32.0
     """The update is scaled by `alpha / rank`."""
     target_modules: Literal["all-linear"] | list[str] = "all-linear"
-    """Names (or ends of names) of the layers that get an adapter; `all-linear`: every linear layer but the head."""
+    """Names (or ends of names) of the layers that get an adapter; `all-linear`: every linear layer except the head."""
     path: str | None = None
-    """Folder of an adapter to start from, as peft saves them; it brings its own rank, alpha and layers."""
+    """Folder of a saved peft adapter to start from; its own rank, alpha and layers are used."""
 
     _usable_path = field_validator("path")(usable_path)
 
@@ -34,18 +34,18 @@ class LoraConfig(Section):
 
 
 class ModelConfig(Section):
-    """The language model that is trained."""
+    """The language model to train."""
 
     path: str
     """Folder with a Hugging Face causal language model and its tokenizer, or a hub id (see `download`)."""
     dtype: Literal["float32", "float64", "bfloat16"] = "float32"
-    """The dtype of the trainer's and the engine's weights."""
+    """Dtype of the weights, in trainer and engine."""
     attn_implementation: Literal["sdpa", "eager"] = "sdpa"
     """Attention implementation of transformers."""
     download: bool = False
-    """Fetch a hub id from the network; off, only folders and what is already in the local cache are used."""
+    """Download a hub id if needed; if false, only folders and the local cache are used."""
     trust_remote_code: bool = False
-    """Run Python code that comes with the model. Off unless you trust its author."""
+    """Run Python code that ships with the model. Enable it only if you trust the author."""
     lora: LoraConfig | None = None
     """Train low-rank adapters instead of all weights; needs `pip install 'peft>=0.21'`."""
 

@@ -34,15 +34,15 @@ class BufferConfig(Section):
     """The replay buffer."""
 
     max_buffered_groups: PositiveInt = 32
-    """Slots: groups dispatched or ready and not yet handed to the trainer."""
+    """Capacity: groups that are dispatched or ready and not yet handed to the trainer."""
 
 
 class WeightSyncConfig(Section):
     """How new weights reach the engine."""
 
     mode: Literal["in_flight", "drain", "abort_stale"] = "in_flight"
-    """`in_flight`: swap between two tokens. `drain`: let running groups end first. `abort_stale`: abort groups that are
-    too old."""
+    """`in_flight`: swap between two tokens. `drain`: let running groups finish first. `abort_stale`: abort groups that
+    are too old."""
     kv_cache: Literal["keep", "recompute"] = "keep"
     """What running requests do with the KV cache they computed under the old weights."""
 
@@ -62,37 +62,38 @@ class RuntimeConfig(Section):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto`: the GPU if there is one."""
     engine_process: bool = False
-    """Run the engine in a separate process while training: faster if Python makes engine and trainer wait for each
-    other (small models, the CPU), at the price of a slower start and of weights that pass through shared memory."""
+    """Run the engine in a separate process during training: faster if engine and trainer compete for Python's
+    interpreter lock (small models, CPU), at the cost of a slower start and of copying weights through shared memory."""
     engine_threads: Annotated[int, Field(ge=0, le=1024)] = 0
-    """CPU threads the engine computes with; 0 means half of the cores."""
+    """CPU threads for the engine; 0 means half of the cores."""
     trainer_threads: Annotated[int, Field(ge=0, le=1024)] = 0
-    """CPU threads the trainer computes with; 0 means half of the cores."""
+    """CPU threads for the trainer; 0 means half of the cores."""
     trainer_lanes: Annotated[int, Field(ge=0, le=64)] = 0
-    """Microbatches that a trainer on the CPU computes in parallel, each with `trainer_threads`; 0 fills the cores."""
+    """Microbatches that a trainer on the CPU processes in parallel, each with `trainer_threads`; 0 uses all cores."""
     timeouts: TimeoutsConfig = TimeoutsConfig()
-    """How long the run waits for its parts to answer before it counts them as stuck."""
+    """How long the run waits for its parts to respond before it treats them as stuck."""
 
 
 class CheckpointConfig(Section):
     """Saved weights and optimizer state."""
 
     every_steps: PositiveInt | None = None
-    """Save after every so many steps."""
+    """Save after every this many steps."""
     every_minutes: PositiveFloat | None = 10.0
-    """Save after the first step that ends so many minutes after the last save, as well as `every_steps`: what a killed
-    run can lose. With neither, a run that is killed begins anew."""
+    """Save after the first step that ends this many minutes after the last save, in addition to `every_steps`: it
+    limits what a killed run can lose. With neither, a killed run starts over."""
     at_end: bool = True
-    """Save when the run ends by itself, is interrupted, has dropped or filtered too many prompts, stands still
-    (`on_stall: stop`) or has lost its engine."""
+    """Save when the run ends by itself, is interrupted, has dropped or filtered too many prompts, stalls (`on_stall:
+    stop`) or has lost its engine."""
     keep_latest: PositiveInt = 2
-    """How many of the latest checkpoints are kept, for whichever reason they were saved."""
+    """Number of latest checkpoints to keep, regardless of why they were saved."""
     keep_best: NonNegativeInt = 0
-    """How many checkpoints with the best `best_metric` are kept in addition to the latest."""
+    """Number of checkpoints with the best `best_metric` to keep in addition to the latest."""
     best_metric: str = "eval/reward_mean"
-    """With `keep_best`: the metric, as in `metrics.jsonl`; only checkpoints of steps that have a value can be best."""
+    """With `keep_best`: name of a metric in `metrics.jsonl`; only checkpoints of steps that have a value can be
+    best."""
     best_mode: Literal["max", "min"] = "max"
-    """With `keep_best`: whether the largest or the smallest `best_metric` is best."""
+    """With `keep_best`: `max` if larger values are better, `min` if smaller values are better."""
 
 
 class EvalConfig(Section):
@@ -103,30 +104,32 @@ class EvalConfig(Section):
     at_end: bool = True
     """Evaluate the final weights."""
     every_steps: PositiveInt | None = None
-    """Also evaluate after every this many steps; rollouts continue meanwhile, the trainer waits."""
+    """Also evaluate after every this many steps; rollouts continue in the meantime, the trainer waits."""
     greedy: bool = True
-    """Take the likeliest token instead of sampling."""
+    """Take the most likely token instead of sampling."""
     samples_per_prompt: PositiveInt = 1
-    """Responses per held-out prompt; more than one needs `greedy: false`."""
+    """Number of responses per held-out prompt; more than one needs `greedy: false`."""
     pass_at: list[PositiveInt] = Field(default_factory=list)
-    """For each k here `eval/pass@k`: the chance that one of k responses passes, estimated without bias."""
+    """For each k in this list, report `eval/pass@k`: the probability that at least one of k responses passes, estimated
+    without bias."""
     pass_reward: float = 1.0
     """A response with at least this reward passes."""
     max_new_tokens: PositiveInt | None = None
-    """Longest response; by default that of training."""
+    """Maximum number of tokens in a response; by default as in training."""
 
 
 class RunConfig(Section):
-    """A run."""
+    """The whole run."""
 
     run_dir: str = "runs/default"
-    """Folder that receives everything the run writes."""
+    """Folder for everything the run writes."""
     seed: NonNegativeInt = 0
-    """Seed of data order and sampling."""
+    """Seed for data order and sampling."""
     deterministic: bool = False
-    """Bit-equal losses for equal seeds on the CPU; needs `in_order` staleness with lookahead 0, and `drain`."""
+    """Bitwise identical losses for the same seed on the CPU; needs `in_order` staleness with lookahead 0, and
+    `drain`."""
     model: ModelConfig
-    """The language model that is trained."""
+    """The language model to train."""
     data: DataConfig = DataConfig()
     """The prompts."""
     rollout: RolloutConfig
@@ -136,7 +139,7 @@ class RunConfig(Section):
     staleness: StalenessConfig = Field(default_factory=OnPolicyStaleness)
     """Which groups may be dispatched, and which trained: the staleness policy."""
     algorithm: AlgorithmConfig = AlgorithmConfig()
-    """The mathematics of a step."""
+    """Rewards, advantages, loss and corrections."""
     training: TrainingConfig = TrainingConfig()
     """The trainer."""
     weight_sync: WeightSyncConfig = WeightSyncConfig()
@@ -150,7 +153,7 @@ class RunConfig(Section):
     eval: EvalConfig = EvalConfig()
     """Evaluation on the held-out prompts."""
     observe: ObserveConfig = ObserveConfig()
-    """What a person sees."""
+    """Console, trace, samples and loggers."""
 
     _usable_path = field_validator("run_dir")(usable_path)
 

@@ -17,31 +17,32 @@ class TensorboardConfig(Section):
     """Event files for TensorBoard."""
 
     folder: Name | None = None
-    """Where the event files go; by default `tensorboard/` in the run directory. Give each run a folder of its own."""
+    """Folder for the event files; by default `tensorboard/` in the run directory. Use a separate folder for each
+    run."""
 
     _usable_path = field_validator("folder")(usable_path)
 
 
 class WandbConfig(Section):
-    """A run of Weights & Biases."""
+    """Logging to Weights & Biases."""
 
     project: Name = "penstock"
-    """The project the run belongs to."""
+    """Project of the run."""
     entity: Name | None = None
-    """The user or team whose project it is; by default yours."""
+    """User or team that owns the project; by default yours."""
     name: Name | None = None
     """Name of the run; by default that of the run directory."""
     mode: Literal["offline", "online"] = "offline"
-    """`offline`: files in the run directory, to be sent with `wandb sync` later. `online`: sent while it runs."""
+    """`offline`: files in the run directory, to upload later with `wandb sync`. `online`: upload during the run."""
 
 
 class MlflowConfig(Section):
-    """A run of MLflow."""
+    """Logging to MLflow."""
 
     tracking_uri: Name | None = None
-    """Where runs are kept; by default files under `mlflow/` in the run directory. A server's address sends to it."""
+    """Where to log: a folder, a server or a database; by default files under `mlflow/` in the run directory."""
     experiment: Name = "penstock"
-    """The experiment the run belongs to."""
+    """Experiment of the run."""
     name: Name | None = None
     """Name of the run; by default that of the run directory."""
 
@@ -50,11 +51,11 @@ class MlflowConfig(Section):
     def _has_no_secret(cls, uri: str | None) -> str | None:
         """The settings are written to files that people share. A database's user name is none, a server's may be."""
         if "\0" in (uri or ""):
-            raise ValueError("has a NUL character in it, which no address can have")
+            raise ValueError("contains a NUL character, which no address can have")
         address = urlsplit(uri or "")
         if address.password or (address.username and address.scheme in ("http", "https")):
             raise ValueError(
-                "holds a password or token, which would be written to config.yaml; leave it out and set "
+                "holds a password or token, which would be written to config.yaml; remove it and set "
                 "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, MLFLOW_TRACKING_TOKEN, or what the database's "
                 "driver reads"
             )
@@ -62,23 +63,23 @@ class MlflowConfig(Section):
 
 
 class PrometheusConfig(Section):
-    """A page with the newest metrics, for a Prometheus server to read."""
+    """An HTTP page with the latest metrics, for a Prometheus server to scrape."""
 
     port: Annotated[int, Field(ge=0, le=65535)] = 9464
-    """Port of the page; 0 takes a free one and says which."""
+    """Port of the page; 0 picks a free one and announces it."""
     host: Name = "127.0.0.1"
-    """Address the page listens on; other machines can read it only if you open it to them."""
+    """Address that the page listens on; by default only this machine can read it."""
 
 
 class ObserveConfig(Section):
-    """What a person sees."""
+    """Console, trace, samples and loggers."""
 
     console: Literal["auto", "table", "plain", "off"] = "auto"
     """`auto`: a live table on a terminal, plain lines elsewhere."""
     trace: bool = True
     """Write `trace.json`, the timeline of every group, pump, engine and trainer, for Perfetto and the report."""
     samples_per_step: NonNegativeInt = 2
-    """How many responses of each step are kept, with their rewards, in `samples.jsonl`."""
+    """Number of responses per step to keep, with their rewards, in `samples.jsonl`."""
     tensorboard: TensorboardConfig | None = None
     """Event files for TensorBoard; absent, there are none."""
     wandb: WandbConfig | None = None

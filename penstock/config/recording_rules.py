@@ -14,7 +14,7 @@ def recording_rules(config: RunConfig) -> Iterator[str]:
     """A run needs a trainer or a recording to write, and an engine for whatever is generated."""
     if config.training.backend == "none" and not config.rollout.record:
         yield (
-            "training.backend: none trains nothing, and without rollout.record nothing would be left of the run; set "
+            "training.backend: none trains nothing, and without rollout.record the run would leave no result; set "
             "rollout.record to true, or backend to local"
         )
     if config.rollout.replay_from is not None:
@@ -25,9 +25,9 @@ def _replay_rules(config: RunConfig, replay_from: str) -> Iterator[str]:
     if Path(replay_from).absolute() == Path(config.run_dir).absolute():
         yield f"rollout.replay_from: {replay_from!r} is run_dir itself; give the replay a run_dir of its own"
     if config.rollout.record:
-        yield "rollout.record: what rollout.replay_from gives is recorded already; remove one of the two"
+        yield "rollout.record: the rollouts of rollout.replay_from are recorded already; remove one of the two"
     evaluation = config.eval
     wanted = {"at_start": evaluation.at_start, "at_end": evaluation.at_end, "every_steps": evaluation.every_steps}
     off = {"at_start": "set it to false", "at_end": "set it to false", "every_steps": "remove it"}
     for name in (name for name, value in wanted.items() if value):
-        yield f"eval.{name}: rollout.replay_from leaves the run without an engine to evaluate with; {off[name]}"
+        yield f"eval.{name}: rollout.replay_from runs without an engine, so nothing can be evaluated; {off[name]}"

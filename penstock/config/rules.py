@@ -93,7 +93,7 @@ def _staleness_rules(config: RunConfig) -> Iterator[str]:
     if config.weight_sync.mode == "abort_stale" and policy in _NEVER_ABORTS:
         yield (
             f"weight_sync.mode: abort_stale has nothing to abort with staleness.policy = {policy}, which lets running "
-            "groups end; use in_flight or drain, or the windowed policy"
+            "groups finish; use in_flight or drain, or the windowed policy"
         )
     failure = config.rollout.failure
     if failure.on_drop == "shrink" and failure.min_groups_per_step > n:
@@ -119,7 +119,7 @@ def _deterministic_rules(config: RunConfig) -> Iterator[str]:
     if config.weight_sync.mode != "drain":
         yield "deterministic: needs weight_sync.mode = drain, so that no group sees two weight versions"
     if config.training.max_minutes is not None:
-        yield "deterministic: training.max_minutes would end the run by the clock; use training.max_steps"
+        yield "deterministic: training.max_minutes would make the run end by the clock; use training.max_steps"
 
 
 def _section_rules(config: RunConfig) -> Iterator[str]:
@@ -131,8 +131,11 @@ def _section_rules(config: RunConfig) -> Iterator[str]:
     optimizer = config.training.optimizer
     if config.training.max_steps is not None and optimizer.warmup_steps >= config.training.max_steps:
         yield (
-            f"training.optimizer.warmup_steps: {optimizer.warmup_steps} steps of warm-up do not end before "
+            f"training.optimizer.warmup_steps: {optimizer.warmup_steps} warm-up steps do not end before "
             f"training.max_steps = {config.training.max_steps}; use fewer"
         )
     if optimizer.schedule in _FALLING and config.training.max_steps is None:
-        yield f"training.max_steps: is needed with training.optimizer.schedule = {optimizer.schedule}, to know its end"
+        yield (
+            f"training.max_steps: is needed with training.optimizer.schedule = {optimizer.schedule}, to know when it "
+            "ends"
+        )

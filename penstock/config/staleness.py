@@ -10,7 +10,7 @@ from penstock.config.base import Section
 
 
 class OnPolicyStaleness(Section):
-    """Strict: a step trains only groups that were generated with the very weights it updates."""
+    """Strict: a step trains only on groups that were generated with exactly the weights it updates."""
 
     policy: Literal["on_policy"] = "on_policy"
     """Name of the policy."""
@@ -22,9 +22,9 @@ class WindowedStaleness(Section):
     policy: Literal["windowed"] = "windowed"
     """Name of the policy."""
     max_staleness: NonNegativeInt = 1
-    """W: the largest lag a trained group may have."""
+    """W: maximum lag of a trained group, in weight versions."""
     over_sampling: bool = False
-    """True: dispatch until the buffer is full. False: only what can still be trained in time, step by step."""
+    """True: dispatch until the buffer is full. False: dispatch only what can still be trained in time, step by step."""
     order: Literal["oldest", "freshest"] = "oldest"
     """Which selectable groups are trained first."""
 
@@ -35,27 +35,27 @@ class InOrderStaleness(Section):
     policy: Literal["in_order"] = "in_order"
     """Name of the policy."""
     lookahead: NonNegativeInt = 1
-    """How many steps ahead of the current one groups may be dispatched for; also the largest lag of a trained group."""
+    """How many steps ahead of the current one groups may be dispatched; also the maximum lag of a trained group."""
 
 
 class WeightFifoStaleness(Section):
-    """The oldest weight version inside the window first, waiting for its groups to end."""
+    """Trains the oldest weight version in the window first, and waits for its groups to finish."""
 
     policy: Literal["weight_fifo"] = "weight_fifo"
     """Name of the policy."""
     max_staleness: NonNegativeInt = 1
-    """W: the largest lag a trained group may have."""
+    """W: maximum lag of a trained group, in weight versions."""
     lookahead: NonNegativeInt = 1
-    """How many steps ahead of the current one groups may be dispatched for."""
+    """How many steps ahead of the current one groups may be dispatched."""
 
 
 class ReadyFirstStaleness(Section):
-    """First ready, first trained; no bound on the lag, hence an off-policy correction is required."""
+    """First ready, first trained; the lag has no bound, so an off-policy correction is required."""
 
     policy: Literal["ready_first"] = "ready_first"
     """Name of the policy."""
     lookahead: NonNegativeInt = 1
-    """How many steps ahead of the current one groups may be dispatched for."""
+    """How many steps ahead of the current one groups may be dispatched."""
 
 
 class CustomStaleness(Section):
@@ -64,7 +64,7 @@ class CustomStaleness(Section):
     policy: Literal["custom"] = "custom"
     """Name of the policy."""
     import_path: str
-    """`module:Class`; called with `prompt_groups_per_step` and the keywords of `args`."""
+    """`module:Class`; called with `prompt_groups_per_step` and with `args` as keyword arguments."""
     args: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments for the class."""
 

@@ -8,18 +8,19 @@ from penstock.config.base import Section
 
 
 class TimeoutsConfig(Section):
-    """How long the run waits for its parts to answer before it counts them as stuck."""
+    """How long the run waits for its parts to respond before it treats them as stuck."""
 
     start_seconds: PositiveFloat = 1800.0
-    """If the model, or the engine's process, is not ready by then, the run does not start."""
+    """If the model or the engine's process is not ready after this long, the run does not start."""
     silence_seconds: PositiveFloat = 60.0
-    """An engine's process without a heartbeat for this long, such as a stopped one, is killed and counts as dead."""
+    """An engine process that sends no heartbeat for this long, for example because it is stopped, is killed and counts
+    as dead."""
     weights_seconds: PositiveFloat = 300.0
-    """An engine has this long to pause for new weights, as long to take them, and as long to resume; else it has
-    failed, and is not used until it has taken a later version."""
+    """Time limit for an engine to pause for new weights, then to load them, then to resume. An engine that exceeds it
+    has failed and is not used until it has loaded a later version."""
     trainer_seconds: PositiveFloat = 3600.0
-    """A call of the trainer that takes longer ends the run: its thread cannot be ended, so nothing is repeated."""
+    """A trainer call that takes longer ends the run: its thread cannot be killed, so nothing is retried."""
     checkpoint_seconds: PositiveFloat = 3600.0
-    """A checkpoint has this long to be copied, and as long again to be written."""
+    """Time limit for copying a checkpoint, and again for writing it."""
     stop_seconds: PositiveFloat = 60.0
-    """A run that was told to end, or has failed, waits this long for work in progress, and then abandons it."""
+    """How long a run that is stopping or has failed waits for work in progress before it abandons it."""

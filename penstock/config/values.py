@@ -60,7 +60,7 @@ def usable_path(value: str | None) -> str | None:
     if not value.strip():
         raise ValueError("is empty; give a path")
     if "\0" in value:
-        raise ValueError("has a NUL character in it, which no path can have")
+        raise ValueError("contains a NUL character, which no path can have")
     path = os.fsencode(value)
     longest = max(len(name) for name in path.split(os.fsencode(os.sep)))
     if longest > _LONGEST_NAME:

@@ -57,7 +57,7 @@ class _Loader(yaml.SafeLoader):
             if key in seen:
                 first = seen[key].line + 1
                 raise DialectError(
-                    problem=f"the key {key!r} is here a second time; the first is in line {first}",
+                    problem=f"duplicate key {key!r}; the first is in line {first}",
                     problem_mark=key_node.start_mark,
                 )
             seen[key] = key_node.start_mark

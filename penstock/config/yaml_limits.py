@@ -82,7 +82,7 @@ def _check_tag(node: yaml.Node) -> None:
         tag = node.tag.replace(_CORE, "!!")
         tag = tag if len(tag) <= 60 else f"{tag[:57]}..."
         raise DialectError(
-            problem=f"the tag {tag} cannot stand here; write the value without it", problem_mark=_at(node)
+            problem=f"the tag {tag} is not allowed here; write the value without it", problem_mark=_at(node)
         )
 
 

@@ -215,7 +215,7 @@ class SingleController:
         names = ", ".join(pumps.left_behind)
         seconds = self._ending.limit_seconds
         self._parts.events.emit("left_behind", seconds=seconds, parts=names, **self.diagnosis())
-        text = f"{names} did not come to an end within {seconds:g} s (runtime.timeouts.stop_seconds)"
+        text = f"{names} did not stop within {seconds:g} s (runtime.timeouts.stop_seconds)"
         if pumps.first_error is not None:
             pumps.first_error.add_note(f"When the run ended because of it, {text}.")
         elif not self.training.between_steps and reason != "interrupted":
@@ -282,8 +282,8 @@ class SingleController:
         state, parts = snapshot.state, self._parts
         if state.stream != parts.stream.digest:
             raise SetupError(
-                "data: the prompts, or their order, are not those of the run that is resumed: its prompts could be "
-                "trained twice, or never. Use the same data and seed, or start a new run"
+                "data: the prompts, or their order, are not those of the run that is resumed: some prompts could be "
+                "trained twice or never. Use the same data and seed, or start a new run"
             )
         parts.buffer.load_state_dict(state.buffer)
         self.ledger.restore(snapshot.ends, state.redispatches)

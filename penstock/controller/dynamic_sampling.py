@@ -25,9 +25,9 @@ class DynamicSampling:
         room = self._config.max_filtered_per_step - filtered
         if len(flat) > room and self._config.on_limit == "stop":
             raise TooManyFiltered(
-                f"step {step} would replace {filtered + len(flat)} groups without spread in their rewards, more than "
+                f"step {step} would replace {filtered + len(flat)} groups without reward spread, more than "
                 f"algorithm.dynamic_sampling.max_filtered_per_step = {self._config.max_filtered_per_step}: the prompts "
-                "are too easy or too hard for the model as it is. Raise the bound, set on_limit to train, or use "
-                "other prompts"
+                "are too easy or too hard for the current model. Raise the limit, set on_limit to train, or use other "
+                "prompts"
             )
         return frozenset(flat[:room])

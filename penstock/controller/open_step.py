@@ -146,8 +146,9 @@ class OpenStep:
                 if not results or isinstance(error, NonFiniteError | OptimizerStepError | TrainerStuck):
                     raise
                 raise OptimizerStepError(
-                    f"update {place + 1} of the {len(parts)} of a step failed ({describe(error)}) when those before it "
-                    "had changed the weights, which are between two versions now: go on from the last checkpoint"
+                    f"update {place + 1} of the {len(parts)} of a step failed ({describe(error)}) after earlier "
+                    "updates had changed the weights, which are now between two versions: resume from the last "
+                    "checkpoint"
                 ) from error
         return merge_results(results, self._minibatches.by_sequences)
 

@@ -24,7 +24,7 @@ from penstock.rollout.prompts import PromptVisit
 
 _NOT_SKIPPED = {
     "error": "stops the run",
-    "truncate_left": "could not cut it, as its environment encodes it by itself",
+    "truncate_left": "cannot truncate it, because its environment encodes it itself",
 }
 """Why a prompt that is too long ends the run."""
 
@@ -185,7 +185,7 @@ class RolloutPump:
             self.redispatch(visit, slot, "aborted")
             return None
         if task.cancelled():
-            return RuntimeError("the rollout was cancelled from the inside, by its environment or engine")
+            return RuntimeError("the rollout was cancelled by its own environment or engine")
         error = task.exception()
         # What the run itself cannot write is no failure of a prompt: the next one could not be written either.
         if error is None or (isinstance(error, Exception) and not isinstance(error, RecordError)):
@@ -249,7 +249,7 @@ class RolloutPump:
 
     def _drop(self, visit: PromptVisit, slot: Slot, kind: FailureKind, failure: Exception) -> None:
         replaced, reason = self._drops.returns_quota, describe(failure)
-        place = "the next prompt takes its place" if replaced else "a step has one group less"
+        place = "the next prompt takes its place" if replaced else "a step has one group fewer"
         facts = self._causes.facts(failure, group_id=slot.group_id, prompt=visit.prompt)
         self._give_up(visit, reason, kind=kind.value, error=type(failure).__name__, place=place, **facts)
         self._end(slot.group_id, GroupEnd.DROPPED, return_quota=replaced, cause=reason)
@@ -295,7 +295,7 @@ class RolloutPump:
             self._give_up(
                 visit,
                 f"{why} {self._in_vain[visit.position]} times with the weights that its group was dispatched with "
-                "(rollout.failure.max_redispatches): the staleness policy does not train what it asks for",
+                "(rollout.failure.max_redispatches): the staleness policy does not train the groups it asks for",
             )
         else:
             self._ledger.dispatched_again(again)

@@ -66,7 +66,7 @@ class Watchdog:
         self._events.emit(
             "stalled",
             seconds=max(self._stall_seconds, _LEAST_BLOCKED_SECONDS),
-            event_loop=f"blocked, so that no pump runs, in {place}; move the blocking call to a thread",
+            event_loop=f"blocked, so no pump runs, in {place}; move the blocking call to a thread",
         )
 
     def _report(self) -> None:

@@ -102,7 +102,7 @@ class Display:
             self._lose(_HUNG_UP)
         elif not self._is_hung_up and not self._is_lost:
             self._tell(_HUNG_UP)
-            self.note(f"{_HUNG_UP}; the run goes on")
+            self.note(f"{_HUNG_UP}; the run continues")
         self._is_hung_up = True
         if self._writer is not None and self._writer.is_terminal:
             self._writer.lose(_HUNG_UP)

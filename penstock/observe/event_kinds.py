@@ -12,7 +12,7 @@ class Severity(Enum):
     FAILURE = "failure"
     """Something went wrong, or something that should have been written is missing."""
     NOTABLE = "notable"
-    """Nothing is wrong, but a person wants to know; also what this version does not know."""
+    """Nothing is wrong, but worth knowing; also events that this version does not know."""
     WASTE = "waste"
     """No failure, but a group was generated for nothing."""
     CHOSEN = "chosen"
@@ -32,27 +32,31 @@ class EventKind:
 EVENT_KINDS: dict[str, EventKind] = {
     "run_failed": EventKind(Severity.FAILURE, "the run ended with an error"),
     "stalled": EventKind(Severity.FAILURE, "nothing was committed or trained for a long time"),
-    "rollout_retried": EventKind(Severity.FAILURE, "a group failed and was tried again"),
-    "prompt_dropped": EventKind(Severity.FAILURE, "a prompt was given up"),
-    "step_replayed": EventKind(Severity.FAILURE, "a pass of the trainer failed and the step was done again"),
+    "rollout_retried": EventKind(Severity.FAILURE, "a group failed and was retried"),
+    "prompt_dropped": EventKind(Severity.FAILURE, "a prompt was dropped after its last attempt"),
+    "step_replayed": EventKind(Severity.FAILURE, "a trainer pass failed and the step was repeated"),
     "train_microbatch_failed": EventKind(Severity.FAILURE, "a chunk could not be trained"),
-    "step_not_dropped": EventKind(Severity.FAILURE, "after an error, the trainer could not drop its open step either"),
-    "nonfinite_step_skipped": EventKind(Severity.FAILURE, "loss or gradient was not finite; the step changed nothing"),
+    "step_not_dropped": EventKind(Severity.FAILURE, "the trainer could not discard its open step after an error"),
+    "nonfinite_step_skipped": EventKind(Severity.FAILURE, "loss or gradient was not finite; the update was skipped"),
     "step_skipped": EventKind(Severity.FAILURE, "a step had no groups"),
-    "engine_out_of_service": EventKind(Severity.FAILURE, "an engine did not take new weights"),
-    "weights_not_published": EventKind(Severity.FAILURE, "no engine took new weights before the run ended"),
-    "left_behind": EventKind(Severity.FAILURE, "parts that did not come to an end when the run did"),
+    "engine_out_of_service": EventKind(Severity.FAILURE, "an engine did not load new weights"),
+    "weights_not_published": EventKind(Severity.FAILURE, "no engine loaded the last weights before the run ended"),
+    "left_behind": EventKind(Severity.FAILURE, "parts of the run did not stop when it ended"),
     "eval_failed": EventKind(Severity.FAILURE, "a response to a held-out prompt could not be scored"),
-    "samples_not_kept": EventKind(Severity.FAILURE, "responses of a step are missing in samples.jsonl"),
-    "reward_log_failed": EventKind(Severity.FAILURE, "what rewards print cannot be kept in rewards.log"),
+    "samples_not_kept": EventKind(Severity.FAILURE, "responses of a step are missing from samples.jsonl"),
+    "reward_log_failed": EventKind(
+        Severity.FAILURE, "the output of reward functions could not be written to rewards.log"
+    ),
     "report_failed": EventKind(Severity.FAILURE, "report.html could not be written"),
-    "logger_failed": EventKind(Severity.FAILURE, "a logger raised, or did not end in time; it has no more records"),
-    "logger_behind": EventKind(Severity.FAILURE, "a logger did not keep up and began to lose records"),
-    "logger_gaps": EventKind(Severity.FAILURE, "records that a logger lost; metrics.jsonl has them"),
+    "logger_failed": EventKind(
+        Severity.FAILURE, "a logger raised or did not close in time; it gets no further records"
+    ),
+    "logger_behind": EventKind(Severity.FAILURE, "a logger could not keep up and started to lose records"),
+    "logger_gaps": EventKind(Severity.FAILURE, "a logger lost records; metrics.jsonl has them"),
     # Not a failure more: attempts, prompts and responses that failed by the cause are counted as what they are.
     "environment_failed": EventKind(
         Severity.NOTABLE,
-        "a reward or environment failed by a new cause; with traceback, prompt and response",
+        "a reward or environment failed for a new reason; with traceback, prompt and response",
     ),
     "prompt_overlong": EventKind(
         Severity.NOTABLE, "a prompt left no room for a response and was skipped (data.overlong: drop)"
@@ -60,31 +64,34 @@ EVENT_KINDS: dict[str, EventKind] = {
     "prompt_truncated": EventKind(
         Severity.NOTABLE, "a prompt was too long; only its last tokens were kept (data.overlong: truncate_left)"
     ),
-    "warning": EventKind(Severity.NOTABLE, "a setting does something that a person should know of"),
-    "display_lost": EventKind(Severity.NOTABLE, "progress could not be shown any more; the run went on without"),
+    "warning": EventKind(Severity.NOTABLE, "a setting has an effect you may not expect"),
+    "display_lost": EventKind(Severity.NOTABLE, "progress could no longer be shown; the run continued without it"),
     "reward_in_process": EventKind(
         Severity.NOTABLE, "a reward function runs in the run's own process, where nothing can stop it"
     ),
     "gradients_cut": EventKind(
-        Severity.NOTABLE, "for several steps, a clip or a correction left almost nothing of a kind of token to train"
+        Severity.NOTABLE,
+        "for several steps, clipping or the correction removed the gradient of almost all tokens of a kind",
     ),
     "partial_step_dropped": EventKind(Severity.NOTABLE, "the data ended in the middle of a step (data.partial_step)"),
-    "settings_changed": EventKind(Severity.NOTABLE, "the run went on with other settings than its checkpoint's"),
+    "settings_changed": EventKind(Severity.NOTABLE, "the run resumed with settings that differ from its checkpoint's"),
     "checkpoints_set_aside": EventKind(
-        Severity.NOTABLE, "folders of later steps, or half-deleted ones, were renamed when the run went on"
+        Severity.NOTABLE, "checkpoints of later steps, or half-deleted ones, were renamed when the run resumed"
     ),
     "old_run_moved": EventKind(Severity.NOTABLE, "an older run in the folder was moved aside (--from-scratch)"),
-    "early_stop": EventKind(Severity.NOTABLE, "the run ended by a metric (training.early_stop)"),
-    "group_evicted": EventKind(Severity.WASTE, "a group became too stale in the buffer; its prompt went round again"),
-    "group_aborted": EventKind(
-        Severity.WASTE, "a group became too stale while it was generated; its prompt went round again"
+    "early_stop": EventKind(Severity.NOTABLE, "a metric ended the run (training.early_stop)"),
+    "group_evicted": EventKind(
+        Severity.WASTE, "a group became too stale in the buffer; its prompt was dispatched again"
     ),
-    "group_filtered": EventKind(Severity.CHOSEN, "a group's rewards had no spread; another prompt took its place"),
-    "run_started": EventKind(Severity.ROUTINE, "the run began"),
-    "run_resumed": EventKind(Severity.ROUTINE, "the run went on from a checkpoint"),
+    "group_aborted": EventKind(
+        Severity.WASTE, "a group became too stale during generation; its prompt was dispatched again"
+    ),
+    "group_filtered": EventKind(Severity.CHOSEN, "all rewards of a group were the same; another prompt took its place"),
+    "run_started": EventKind(Severity.ROUTINE, "the run started"),
+    "run_resumed": EventKind(Severity.ROUTINE, "the run resumed from a checkpoint"),
     "logger_started": EventKind(Severity.ROUTINE, "a logger is ready"),
     "weights_published": EventKind(Severity.ROUTINE, "the engines serve new weights"),
-    "checkpoint_proved": EventKind(Severity.ROUTINE, "a checkpoint was written, read back and removed, for trial"),
+    "checkpoint_proved": EventKind(Severity.ROUTINE, "a test checkpoint was written, read back and removed"),
     "checkpoint_saved": EventKind(Severity.ROUTINE, "a checkpoint is complete"),
     "run_ended": EventKind(Severity.ROUTINE, "the run ended"),
 }

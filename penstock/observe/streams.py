@@ -220,7 +220,7 @@ class QueuedWriter(io.RawIOBase):
             return content
 
     def _shown_left_out(self, count: int) -> str:
-        return f"[{count} bytes are not shown: {self._label} did not keep up]\n"
+        return f"[{count} bytes are not shown: {self._label} could not keep up]\n"
 
     def _write_directly(self, piece: bytes) -> None:
         if self._sink is not None and self.cause is None:

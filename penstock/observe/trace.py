@@ -86,7 +86,7 @@ class TraceFile:
         if self._inbox.qsize() >= MOST_WAITING:
             self._closed.set()
             self._inbox.put(None)
-            _log.warning("%s: the disk does not keep up, the trace ends here", self.path)
+            _log.warning("%s: the disk cannot keep up, the trace ends here", self.path)
             return
         self._inbox.put((ph, name, ts, pid, tid, args, extra))
 
@@ -103,7 +103,7 @@ class TraceFile:
             with file:
                 self._stream(file)
         except Exception as error:  # noqa: BLE001 - whatever it is, the run goes on without a trace
-            _log.warning("%s cannot be written any more, the trace ends here: %s", self.path, error)
+            _log.warning("%s can no longer be written, the trace ends here: %s", self.path, error)
         finally:
             self._closed.set()
 

@@ -53,7 +53,7 @@ def read_prompts(data: DataConfig, part: Literal["train", "eval"]) -> list[Promp
             used = list(itertools.islice(records, limit))
             prompts = [_prompt(record, data) for record in used]
             if not prompts:
-                raise SetupError(f"{path!r} is empty: there is no prompt in it")
+                raise SetupError(f"{path!r} is empty: it has no prompts")
             _check_ids(used, prompts)
             _check_answers(used, records, data)
     except SetupError as error:
@@ -188,7 +188,7 @@ def _load_named(datasets: Any, data: DataConfig, path: str, split: str, part: st
         elif data.download:
             hint = reason
         else:
-            hint = f"it is no local dataset ({reason}); set data.download=true to look for it on the hub"
+            hint = f"it is not a local dataset ({reason}); set data.download=true to look for it on the hub"
         if "split" in reason.lower():
             hint += f" (data.{part}_split is {split!r})"
         raise SetupError(f"{path!r} cannot be loaded: {hint}") from error
@@ -276,7 +276,7 @@ def _check_ids(records: list[Record], prompts: list[Prompt]) -> None:
         if prompt.prompt_id in seen:
             raise SetupError(
                 f"{seen[prompt.prompt_id]} and {record.where} have the same id {prompt.prompt_id!r}; a record without "
-                "an id has its number for one: give an id to all records or to none"
+                "an id uses its row number: give an id to all records or to none"
             )
         seen[prompt.prompt_id] = record.where
 

@@ -90,7 +90,7 @@ class HFTokenizer:
             messages = [{"role": "user", "content": content}] if isinstance(content, str) else content
             return self.encode(self.render_chat(messages))
         if not isinstance(content, str):
-            raise ConfigError(["data.chat_template: must be true, as a prompt is a chat and not text"])
+            raise ConfigError(["data.chat_template: must be true, because a prompt is a chat and not text"])
         return self._opening(content) + self.encode(content)
 
     def _opening(self, text: str) -> tuple[int, ...]:
@@ -117,7 +117,7 @@ class HFTokenizer:
 
     def render_chat(self, messages: Sequence[Message], tools: Sequence[Message] = ()) -> str:
         if not self._chat_template:
-            raise ConfigError(["data.chat_template: must be true for an environment that speaks in chat messages"])
+            raise ConfigError(["data.chat_template: must be true for an environment that uses chat messages"])
         try:
             return str(
                 self._tokenizer.apply_chat_template(

@@ -114,7 +114,7 @@ class RecordingFolder:
         with self._opening, writing(self._folder):
             path, known = (self._folder, self._place) if self._place else (self._folder.parent, self._run_dir)
             if known is not None and not os.path.samestat(path.stat(), known):
-                raise RecordError(f"{str(path)!r} was replaced while the run went: nothing is written to it")
+                raise RecordError(f"{str(path)!r} was replaced during the run: nothing is written to it")
             if self._place is None:
                 self._make()
                 self._place = self._folder.stat()
@@ -211,7 +211,7 @@ def _read_group(folder: Path) -> RecordedGroup:
     except (OSError, ValueError) as error:
         raise SetupError(
             f"rollout.replay_from: the recorded group in {str(folder)!r} cannot be read: {_reason(error)}. Remove the "
-            "folder to go on without it"
+            "folder to continue without it"
         ) from error
 
 
@@ -219,7 +219,7 @@ def _refuse_other_settings(before: RecordingInfo, info: RecordingInfo, folder: P
     if before != info:
         other = [key for key, value in info.settings.items() if before.settings.get(key) != value] or ["the tokenizer"]
         raise SetupError(
-            f"rollout.record: {str(folder)!r} has rollouts that were recorded with other settings "
+            f"rollout.record: {str(folder)!r} has rollouts that were recorded with different settings "
             f"({', '.join(other)}); use the same, or another run_dir"
         )
 

@@ -64,7 +64,7 @@ class ReplaySource(GroupSource):
         where = f"prompt {visit.key} of the recording in {str(self._recording.run_dir)!r}"
         found = self._recording.find(visit.epoch, visit.prompt.prompt_id)
         if found is None:
-            raise ReplayFailure(f"{where} is not there")
+            raise ReplayFailure(f"{where} does not exist")
         group, folder = found
         try:
             columns = dict(load_rows(folder).columns)
@@ -81,8 +81,8 @@ class ReplaySource(GroupSource):
         settings, ids = self._recording.info.settings, columns.get(fields.INPUT_IDS)
         if _truncates(settings):
             raise ReplayFailure(
-                f"{where}: its rows do not say which tokens truncated sampling had left, without which their log-probs "
-                "cannot be computed; record them again with this version"
+                f"{where}: its rows do not record which tokens truncated sampling kept, and log-probs cannot be "
+                "computed without them; record them again with this version"
             )
         if isinstance(ids, JaggedColumn):
             columns[fields.KEPT_COUNTS] = JaggedColumn(torch.zeros_like(ids.values, dtype=torch.int32), ids.offsets_R1)
@@ -114,7 +114,7 @@ class RecordedEnvironment(Environment):
         return self._prompts if split is Split.TRAIN else []
 
     async def run(self, prompt: Prompt, handle: GenerationHandle) -> Trajectory:
-        raise ReplayFailure(f"prompt {prompt.prompt_id} cannot be played: rollouts come from rollout.replay_from")
+        raise ReplayFailure(f"prompt {prompt.prompt_id} cannot be generated: rollouts come from rollout.replay_from")
 
     async def close(self) -> None:
         """There is nothing to end."""
@@ -151,19 +151,19 @@ def check_model(recording: Recording, tokenizer: str, vocabulary: int, group_siz
     if torn:
         raise SetupError(
             f"rollout.replay_from: prompt {torn[0].prompt_id} of epoch {torn[0].epoch} in {where!r} has "
-            f"{len(torn[0].sequence_lengths)} samples where rollout.group_size is {group_size}"
+            f"{len(torn[0].sequence_lengths)} samples, but rollout.group_size is {group_size}"
         )
 
 
 def _check_columns(where: str, group: RecordedGroup, columns: Mapping[str, Column]) -> None:
     wrong = set(fields.ROLLOUT_FIELDS) ^ columns.keys()
     if wrong:
-        raise ReplayFailure(f"{where}: its rows have not the right columns: {', '.join(sorted(wrong))}")
+        raise ReplayFailure(f"{where}: its rows have the wrong columns: {', '.join(sorted(wrong))}")
     ids = columns[fields.INPUT_IDS]
     if not isinstance(ids, JaggedColumn) or ids.lengths_R.tolist() != group.sequence_lengths:
-        raise ReplayFailure(f"{where}: its rows are not of the lengths that were recorded")
+        raise ReplayFailure(f"{where}: its rows do not have the recorded lengths")
     if int(ids.values.max()) != group.largest_token or int(ids.values.min()) < 0:
-        raise ReplayFailure(f"{where}: its token ids are not those that were recorded")
+        raise ReplayFailure(f"{where}: its token ids differ from the recorded ones")
 
 
 def _truncates(settings: Mapping[str, Any]) -> bool:

@@ -18,9 +18,9 @@ def tell_resume(records: RunRecords, point: ResumePoint, run_id: str) -> None:
     """Where the run is about to go on, and with which settings."""
     records.events.emit("run_resumed", step=point.step, ended_prompts=point.ended_prompts, run_id=run_id)
     records.view.note(
-        "no checkpoint was complete: the run begins anew"
+        "no checkpoint was complete: starting from scratch"
         if point.checkpoint is None
-        else f"going on after step {point.step}, from {point.checkpoint}"
+        else f"resuming after step {point.step}, from {point.checkpoint}"
     )
     if point.changes:
         changed = [str(change) for change in point.changes]
@@ -32,7 +32,7 @@ def tell_set_aside(records: RunRecords, point: ResumePoint) -> None:
     """Which checkpoints the run has set aside, as it does not go on from them."""
     if point.superseded:
         records.events.emit("checkpoints_set_aside", step=point.step, folders=list(point.superseded))
-        records.view.note(f"set aside, as aside_step_N: {', '.join(point.superseded)}")
+        records.view.note(f"moved aside, to aside_step_N: {', '.join(point.superseded)}")
 
 
 def tell_warnings(records: RunRecords, warnings: Sequence[Problem]) -> None:
@@ -45,22 +45,22 @@ def tell_warnings(records: RunRecords, warnings: Sequence[Problem]) -> None:
 def tell_saved(records: RunRecords, step: int, path: Path, seconds: float) -> None:
     """A checkpoint is complete."""
     records.events.emit("checkpoint_saved", step=step, path=str(path), seconds=round(seconds, 3))
-    records.view.note(f"checkpoint of step {step} saved: {path}")
+    records.view.note(f"checkpoint saved after step {step}: {path}")
 
 
 def tell_nothing_left(records: RunRecords, config: RunConfig, steps: int) -> str:
     """A run that was resumed has no step to go; returns why, with the command that trains on."""
     early = records.metrics.early_stop.get("early_stop_reason")
     if early is not None:
-        why, more = f"it was stopped early, as {early}", "training.early_stop=null"
+        why, more = f"it stopped early because {early}", "training.early_stop=null"
     elif config.training.max_steps is not None and config.training.max_steps <= steps:
         why = f"it reached training.max_steps = {config.training.max_steps}"
         more = f"training.max_steps={2 * steps}"
     else:
-        why, more = "its data ended", f"data.epochs={config.data.epochs + 1}"
-    records.view.note(f"nothing is left to train: this run had finished with step {steps}")
+        why, more = "it reached the end of its data", f"data.epochs={config.data.epochs + 1}"
+    records.view.note(f"nothing left to train: this run already finished at step {steps}")
     return (
-        f"This run had finished with step {steps}: {why}. Nothing was trained. To train on: "
+        f"This run already finished at step {steps}: {why}. Nothing was trained. To train further: "
         f"{resume_command(config.run_dir, more)}"
     )
 

@@ -41,7 +41,7 @@ def refuse_settings_inside(folder: Path, settings: Mapping[str, object]) -> None
     `settings` are flat: by their dotted keys.
     """
     inside = [
-        f"{key}: {value!r} lies in the run that --from-scratch moves aside; copy it, or choose another run_dir"
+        f"{key}: {value!r} is inside the run that --from-scratch moves aside; copy it, or choose another run_dir"
         for key, value in settings.items()
         if key != "run_dir" and isinstance(value, str) and _lies_in(value, folder)
     ]

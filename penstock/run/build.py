@@ -135,8 +135,8 @@ def _tokenizer(config: RunConfig, hf_tokenizer: Any) -> HFTokenizer:
     if unread:
         raise ConfigError(
             [
-                f"data.chat_template_kwargs.{name}: the chat template of {config.model.path!r} reads no variable of "
-                "that name; remove it, or spell it as the template does"
+                f"data.chat_template_kwargs.{name}: the chat template of {config.model.path!r} does not read a "
+                "variable of that name; remove it, or spell it as the template does"
                 for name in unread
             ]
         )
@@ -163,7 +163,7 @@ async def serving_off_the_loop(config: RunConfig, *, trains_too: bool) -> Servin
     if not building.done():
         unwanted.set()
         raise SetupError(
-            f"model {config.model.path!r} was not there after {timeouts.start_seconds:g} s; if it takes longer to "
+            f"model {config.model.path!r} was not loaded after {timeouts.start_seconds:g} s; if it takes longer to "
             "load, raise runtime.timeouts.start_seconds"
         )
     return building.result()
@@ -176,7 +176,7 @@ async def training_off_the_loop(config: RunConfig, serving: Serving) -> Training
     await wait_awake({building}, limit)
     if not building.done():
         raise SetupError(
-            f"the trainer was not there after {limit:g} s; if it takes longer to set up, raise "
+            f"the trainer was not ready after {limit:g} s; if it takes longer to set up, raise "
             "runtime.timeouts.start_seconds"
         )
     return building.result()

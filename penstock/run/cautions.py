@@ -26,8 +26,8 @@ def uncorrected_staleness(config: RunConfig) -> Iterator[str]:
         effect = f"the {algorithm.loss.kind} loss trains them as if the current weights had produced them"
     elif config.training.minibatches_per_step > 1:
         effect = (
-            "the old policy is the trainer's own at the start of the step, so the ratio knows of the step's own "
-            "updates only, not of the lag"
+            "the old policy is the trainer's own at the start of the step, so the ratio reflects only the step's own "
+            "updates, not the lag"
         )
     else:
         effect = (
@@ -44,8 +44,8 @@ def beginnings_cut(config: RunConfig) -> Iterator[str]:
     """A cut prompt loses what a chat template puts first."""
     if config.data.overlong == "truncate_left" and config.data.chat_template and config.rollout.replay_from is None:
         yield (
-            "data.overlong: truncate_left cuts the beginning of a prompt that is too long, and with data.chat_template "
-            "that is the template's own head and the system message; drop keeps prompts whole"
+            "data.overlong: truncate_left cuts the beginning of a prompt that is too long, which with "
+            "data.chat_template holds the template's header and the system message; drop keeps prompts whole"
         )
 
 
@@ -60,14 +60,14 @@ def unreachable_window(config: RunConfig, data_steps: int | None) -> Iterator[st
     policy = config.staleness
     if isinstance(policy, WeightFifoStaleness) and policy.lookahead < window:
         yield (
-            f"{key}: a window of {window} is never reached, as nothing is dispatched more than staleness.lookahead = "
-            f"{policy.lookahead} steps ahead; raise it to {window}, or lower the window"
+            f"{key}: a window of {window} is never reached, because nothing is dispatched more than "
+            f"staleness.lookahead = {policy.lookahead} steps ahead; raise it to {window}, or lower the window"
         )
         return
     if data_steps is not None and data_steps - 1 < window:
         yield (
-            f"{key}: a window of {window} is never reached, as the data lasts for {_plural(data_steps, 'step')}; raise "
-            "data.epochs, or lower the window"
+            f"{key}: a window of {window} is never reached, because the data lasts for {_plural(data_steps, 'step')}; "
+            "raise data.epochs, or lower the window"
         )
         return
     if isinstance(policy, WindowedStaleness) and policy.order == "freshest":

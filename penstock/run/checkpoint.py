@@ -210,7 +210,7 @@ class CheckpointStore:
             self._give_up(draft, final)
             raise CheckpointError(
                 f"step {snapshot.step} could not be saved to {str(self._folder)!r}: {error}. The checkpoints before it "
-                f"are untouched; when there is room, go on with: penstock resume {self._folder.parent}"
+                f"are untouched; when there is room, resume with: penstock resume {self._folder.parent}"
             ) from error
         except BaseException:
             self._give_up(draft, final)

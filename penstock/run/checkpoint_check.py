@@ -50,7 +50,7 @@ def damage(folder: Path, run_id: str, step: int) -> list[str]:
 def _of_another(seal: Seal, run_id: str, step: int) -> list[str]:
     found = []
     if seal.run_id != run_id:
-        found.append(f"{SEAL}: is of another run ({seal.run_id}; this one is {run_id})")
+        found.append(f"{SEAL}: belongs to another run ({seal.run_id}; this one is {run_id})")
     if seal.step != step:
         found.append(f"{SEAL}: is of step {seal.step}, not {step}: the folder was copied or renamed")
     return found
@@ -71,15 +71,15 @@ def _wrong_files(folder: Path, seal: Seal) -> list[str]:
 def _stranger(name: str) -> str:
     if is_pickle(name):
         return "is a pickle, which can run any code when it is opened; no checkpoint has one"
-    return "is not a file of this checkpoint; take it away"
+    return "is not a file of this checkpoint; remove it"
 
 
 def _odd(path: Path, sealed: SealedFile) -> str | None:
     facts = os.lstat(path)
     if not stat.S_ISREG(facts.st_mode):
-        return "is not a plain file any more"
+        return "is no longer a regular file"
     if facts.st_size != sealed.size:
-        return f"has {facts.st_size} bytes, and {sealed.size} were written"
+        return f"has {facts.st_size} bytes, but {sealed.size} were written"
     return None
 
 

@@ -38,7 +38,7 @@ async def prove_checkpoint(
     if config.every_steps is None and config.every_minutes is None and not config.at_end:
         return
     started = time.monotonic()
-    with records.lane.span("proving that a checkpoint can be written", step=step):
+    with records.lane.span("testing that a checkpoint can be written", step=step):
         snapshot = Snapshot(step, await trainer.snapshot(), await controller.snapshot(), None)
         size = await write_and_read_off_the_loop(store, snapshot)
     records.events.emit("checkpoint_proved", step=step, bytes=size, seconds=round(time.monotonic() - started, 3))
@@ -58,7 +58,7 @@ async def write_and_read_off_the_loop(store: CheckpointStore, snapshot: Snapshot
     where it was only waited for because of a Ctrl-C.
     """
     writing = in_daemon_thread("penstock-proof", _write_and_read, store, snapshot)
-    waiting = asyncio.ensure_future(store.within_limit(writing, "no checkpoint was written on trial"))
+    waiting = asyncio.ensure_future(store.within_limit(writing, "no test checkpoint was written"))
     try:
         return await asyncio.shield(waiting)
     except asyncio.CancelledError:
@@ -74,8 +74,8 @@ def _write_and_read(store: CheckpointStore, snapshot: Snapshot) -> int:
     except Exception as error:  # whatever it is, it would come again after the first step
         cause = " ".join((str(error) or type(error).__name__).split()).rstrip(".")
         raise CheckpointError(
-            f"no checkpoint could be written to {str(store.folder)!r}: {cause}. It was tried before the first step, so "
-            "nothing is lost; fix this, or train without checkpoints (checkpoint.at_end=false "
+            f"no checkpoint could be written to {str(store.folder)!r}: {cause}. This was tested before the first step, "
+            "so nothing is lost; fix this, or train without checkpoints (checkpoint.at_end=false "
             "checkpoint.every_minutes=null, no checkpoint.every_steps)"
         ) from error
 

@@ -133,9 +133,11 @@ def _check_device(config: RunConfig, found: Problems) -> None:
     if runtime.trainer_lanes > 1:
         found.error([lanes_on_gpu(runtime.trainer_lanes, str(device))])
     if dtype == "float64":
-        found.warn([f"model.dtype: float64 is many times slower than float32 on {device}; it is meant for verifying"])
+        found.warn(
+            [f"model.dtype: float64 is many times slower than float32 on {device}; it is meant for verification"]
+        )
     if dtype == "bfloat16" and not torch.cuda.is_bf16_supported(including_emulation=False):
-        found.warn([f"model.dtype: {device} has no bfloat16 of its own and emulates it slowly; use float32"])
+        found.warn([f"model.dtype: {device} has no native bfloat16 and emulates it slowly; use float32"])
 
 
 def _check_prompts(config: RunConfig, found: Problems) -> int | None:

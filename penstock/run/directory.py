@@ -73,11 +73,11 @@ class RunDirectory:
     def require(self) -> None:
         """Raise `RunDirectoryLost` where the folder is gone, was moved, or is another run's by now."""
         if self._lock is None or not is_same_file(self.path / LOCK, self._lock.fileno()):
-            what = f"has another {LOCK} by now, or none" if self.path.exists() else "is gone"
+            what = f"no longer has the run's own {LOCK}" if self.path.exists() else "is gone"
             raise RunDirectoryLost(
-                f"the run's folder {str(self.path)!r} {what}: it was deleted, moved or replaced while the run went. "
-                "Nothing more is written there. Where it was moved, go on from its last checkpoint with: penstock "
-                "resume NEW_PLACE"
+                f"the run's folder {str(self.path)!r} {what}: it was deleted, moved or replaced during the run. "
+                "Nothing more is written there. If it was moved, resume from its last checkpoint with: penstock resume "
+                "NEW_PLACE"
             )
 
     def checkpoint_appears(self, name: str) -> None:
@@ -112,8 +112,8 @@ class RunDirectory:
         except OSError as error:
             self.close()
             raise SetupError(
-                f"run_dir: {str(self.path)!r} cannot be locked: {error.strerror or error}; choose a folder on a disk "
-                "that has locks"
+                f"run_dir: {str(self.path)!r} cannot be locked: {error.strerror or error}; choose a folder on a file "
+                "system with locks"
             ) from error
         self.close()
         what = ": the run is still going" if reopen else " by another run; choose another folder"
@@ -209,7 +209,7 @@ def check_run_dir(path: str | Path, *, from_scratch: bool = False) -> None:
     nearest = next(place for place in (folder, *folder.absolute().parents) if place.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
         raise SetupError(
-            f"run_dir: {str(path)!r} cannot be written: {str(nearest)!r} is no folder this user may write to"
+            f"run_dir: {str(path)!r} cannot be written: {str(nearest)!r} is not a folder that you can write to"
         )
 
 

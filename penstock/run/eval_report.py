@@ -85,8 +85,8 @@ class EvalReport:
     def in_words(self) -> str:
         """`eval reward 0.412, pass@4 0.730 on 64 held-out prompts`, with what failed."""
         passes = "".join(f", pass@{found.k} {found.value:.3f}" for found in self.pass_at if found.value is not None)
-        failed = f"; {len(self.failures)} responses failed and are left out" if self.failures else ""
-        long = f"; {self.overlong} prompts are too long and left out" if self.overlong else ""
+        failed = f"; {len(self.failures)} responses failed and are not counted" if self.failures else ""
+        long = f"; {self.overlong} prompts are too long and not counted" if self.overlong else ""
         return f"eval reward {self.reward_mean:.3f}{passes} on {self.prompts} held-out prompts{failed}{long}"
 
 

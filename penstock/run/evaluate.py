@@ -91,7 +91,7 @@ async def evaluate_prompts(
     for name in overlong:
         del outcomes[name]
     if not outcomes:
-        raise EvaluationError(f"all {len(overlong)} held-out prompts are too long and left out (data.overlong: drop)")
+        raise EvaluationError(f"all {len(overlong)} held-out prompts are too long and skipped (data.overlong: drop)")
     report = _report(outcomes, config.eval, parts.environment.name, time.monotonic() - started)
     return replace(report, overlong=len(overlong))
 

@@ -50,7 +50,7 @@ class ForcedEnd:
                 await asyncio.wait({task}, timeout=_CLOSING_SECONDS if at_once() else self._stop_seconds)
             finally:
                 if not task.done():
-                    self._records.view.note("not everything could be closed in time; it is left behind")
+                    self._records.view.note("not everything could be closed in time; the rest is abandoned")
                     leave_behind(task)
             if task.done() and not task.cancelled() and (error := task.exception()) is not None:
                 raise error from None
@@ -75,9 +75,7 @@ class ForcedEnd:
 
     def blocked(self, place: str) -> None:
         """From a thread: the event loop stays blocked after a stall that is to stop the run."""
-        why = (
-            f"RunStalled: the event loop is blocked, so that no pump runs, in {place} (rollout.failure.on_stall: stop)"
-        )
+        why = f"RunStalled: the event loop is blocked, so no pump runs, in {place} (rollout.failure.on_stall: stop)"
         self._last_resort.end(why, _FAILED, lambda why: self._records.last_words("error", why))
 
     def unheard(self, place: str) -> None:

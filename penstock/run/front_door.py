@@ -119,7 +119,7 @@ def evaluate(
     if checkpoint is not None and run_dir is None:
         raise ConfigError(["checkpoint: needs the folder of a run, not a configuration"])
     if run_dir is not None and any(each.partition("=")[0].strip() == "model.path" for each in overrides):
-        raise ConfigError(["model.path: the folder of a run evaluates that run's own checkpoints"], str(run_dir))
+        raise ConfigError(["model.path: cannot be set with the folder of a run, which has its own"], str(run_dir))
     with given.available(objects.by_path):
         settings = _config(target if run_dir is None else run_dir / "config.yaml", overrides, objects)
         require_given(settings, ("reward", "environment"))

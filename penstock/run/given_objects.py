@@ -58,7 +58,7 @@ class GivenObjects:
 
     def __post_init__(self) -> None:
         if self.reward is not None and self.environment is not None:
-            raise ConfigError(["reward and environment both say where rewards come from; give one of the two"])
+            raise ConfigError(["reward and environment both define where rewards come from; use only one of them"])
         wrong = [
             f"{name}: give {_WANTED[name]}, not {thing!r}" for name, thing in self._objects() if not callable(thing)
         ]

@@ -11,7 +11,7 @@ from penstock.errors import SetupError
 
 FILE_NAME = "run.json"
 _PUT_BACK = "Put the run's own file back"
-_WAY_OUT = f"{_PUT_BACK}, or start over, with what is left moved aside: --from-scratch"
+_WAY_OUT = f"{_PUT_BACK}, or start over, with the rest moved aside: --from-scratch"
 
 
 @dataclass(frozen=True)

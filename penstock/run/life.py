@@ -53,7 +53,7 @@ from penstock.training.guarded import GuardedTrainer
 
 _SAVED_AFTER = (TooManyDrops, TooManyFiltered, OverlongData, RunStalled, WeightSyncError, EngineError)
 """Errors that leave trainer and controller sound: the run has lost its data, its engine or its progress."""
-_UNSOUND = "the trainer does not answer, or was in the middle of a step that it could not drop"
+_UNSOUND = "the trainer does not respond, or was in the middle of a step that it could not discard"
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class RunLife:
             guard=self._forced.guard,
         )
         self._nothing_left: str | None = None
-        self._trainer_activity: Callable[[], str] = lambda: "is not there yet"
+        self._trainer_activity: Callable[[], str] = lambda: "has not started yet"
 
     async def execute(self) -> RunResult:
         stopped_by = "error"
@@ -112,7 +112,7 @@ class RunLife:
                 self._records.failed(error)
                 raise
             finally:
-                with self._signals.stopping(lambda reason: self._records.hurry(), "not waiting for loggers any longer"):
+                with self._signals.stopping(lambda reason: self._records.hurry(), "no longer waiting for loggers"):
                     try:
                         summary = await self._records.close(stopped_by)
                     finally:
@@ -125,7 +125,7 @@ class RunLife:
         await self._records.start()
         if self._aside is not None:
             self._records.events.emit("old_run_moved", place=str(self._aside))
-            self._records.view.note(f"the run that was in this folder is now in {self._aside}")
+            self._records.view.note(f"the old run was moved to {self._aside}")
         if self._point is not None:
             tell_resume(self._records, self._point, self._directory.run_id)
         tell_warnings(self._records, self._warnings)
@@ -182,7 +182,7 @@ class RunLife:
             try:
                 await self._save_at_end(training.buffer.clock.step, store, between, controller)
             except Exception as failed:
-                records.view.note(f"the last checkpoint was not written: {failed}")
+                records.view.note(f"the last checkpoint could not be written: {failed}")
                 raise error from failed  # the run ends with what it gave up for
             raise
         else:
@@ -192,7 +192,7 @@ class RunLife:
             await store.close()
         wanted = config.eval.at_end and stopped_by != "interrupted" and not records.metrics.evaluated(step)
         if wanted and not controller.engines_are_current:
-            records.events.emit("eval_failed", when="at the end", cause="the engines do not have the last weights")
+            records.events.emit("eval_failed", when="at the end", cause="the engines have not loaded the last weights")
         elif wanted:
             report = await evaluations.at_end()
             if report is not None:
@@ -278,14 +278,14 @@ class RunLife:
         stopped_by: str = "error",
     ) -> None:
         """The last checkpoint; a signal does not come between."""
-        with self._signals.stopping(lambda reason: None, "writing the last checkpoint; once more ends at once"):
+        with self._signals.stopping(lambda reason: None, "writing the last checkpoint; Ctrl-C again exits at once"):
             if self._config.checkpoint.at_end and step and not store.has(step):
                 if await controller.can_be_saved():
                     await store.begin(await between.last_snapshot(step))
                 elif stopped_by == "interrupted":
                     self._records.view.note(f"no last checkpoint: {_UNSOUND}")
                 else:
-                    raise RunStuck(f"the run has ended without its last checkpoint: {_UNSOUND}")
+                    raise RunStuck(f"the run ended without a last checkpoint: {_UNSOUND}")
             await store.finish()
 
     def _saved(self, step: int, path: Path, seconds: float) -> None:

@@ -14,7 +14,7 @@ def planned_steps(config: RunConfig, visits: int) -> int:
     if steps == 0:
         raise ConfigError(
             [
-                f"data.partial_step: drop leaves nothing to train, as the data has {visits} prompts in all and a step "
+                f"data.partial_step: drop leaves nothing to train: the data has {visits} prompts in total, and a step "
                 f"needs training.prompt_groups_per_step = {n}; use train, or smaller steps"
             ]
         )
@@ -23,7 +23,7 @@ def planned_steps(config: RunConfig, visits: int) -> int:
 
 def lanes_on_gpu(lanes: int, device: str) -> str:
     """Why a GPU's trainer has one lane."""
-    return f"runtime.trainer_lanes: {lanes} lanes are for trainers on the CPU; leave it at 0 on {device}"
+    return f"runtime.trainer_lanes: {lanes} lanes are only for trainers on the CPU; leave it at 0 on {device}"
 
 
 def prompt_room(config: RunConfig) -> PromptRoom:

@@ -59,14 +59,14 @@ def refuse_other_records(directory: RunDirectory, checkpoint: Path) -> None:
     content = _read(checkpoint)
     if content.run_id != directory.run_id:
         raise SetupError(
-            f"checkpoint {str(checkpoint)!r} is of another run ({content.run_id}) than the folder it lies in "
+            f"checkpoint {str(checkpoint)!r} belongs to another run ({content.run_id}) than the folder it is in "
             f"({directory.run_id}). Move it back to its own run, and {_WAY_OUT.format(directory.path)}"
         )
     problem = next(_problems(directory, content), None)
     if problem is not None:
         older = way_on(checkpoint, directory.run_id, "resume", lambda path: records_fit(directory, path))
         raise SetupError(
-            f"{problem}, so it is not the file that checkpoint {checkpoint.name} goes with. {older} You can also "
+            f"{problem}, so it does not belong to checkpoint {checkpoint.name}. {older} You can also "
             f"put the run's own file back, and {_WAY_OUT.format(directory.path)}"
         )
 
@@ -112,7 +112,7 @@ def _problem(path: Path, mark: _Mark) -> str | None:
         return f"is gone; it had {mark.size:,} bytes"
     if found.size < mark.size:
         return f"is shorter than it was: {found.size:,} bytes instead of {mark.size:,}"
-    return None if found.digest == mark.digest else f"has other lines in its first {mark.size:,} bytes than it had"
+    return None if found.digest == mark.digest else f"has different content in its first {mark.size:,} bytes"
 
 
 def _read(checkpoint: Path) -> _Content:

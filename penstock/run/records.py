@@ -79,7 +79,7 @@ class RunRecords:
         path, run_id = self._directory.path, self._directory.run_id
         self.events.emit("run_started", run_dir=str(path), run_id=run_id, **self._origin)
         self.view.open()
-        self.view.note(f"setting up; files go to {path}")
+        self.view.note(f"setting up; writing to {path}")
         if self._opened:
             await self.start_loggers()
 
@@ -100,9 +100,9 @@ class RunRecords:
         for file in (self.metrics.file, self.ledger):
             if not file.is_in_place():
                 raise RecordError(
-                    f"{str(file.path)!r} was deleted, replaced or changed while the run went, so what the run records "
-                    "would be lost. Put the file back, and go on from the last checkpoint with: penstock resume "
-                    f"{self._directory.path}; or begin anew, with --from-scratch"
+                    f"{str(file.path)!r} was deleted, replaced or changed during the run, so the run's records "
+                    "would be lost. Put the file back and resume from the last checkpoint: penstock resume "
+                    f"{self._directory.path}; or start over with --from-scratch"
                 )
 
     def snapshot(self, begun: RecordsSnapshot | None = None) -> RecordsSnapshot:
@@ -140,7 +140,7 @@ class RunRecords:
             self._attempt(lambda: self.events.emit("run_failed", cause=why))
             self._attempt(lambda: self.events.emit("run_ended", stopped_by=stopped_by, steps=self.metrics.steps))
             self._attempt(self.events.close)
-        way_on = "" if self._lost else f"go on with: {resume_command(self._directory.path)}\n"
+        way_on = "" if self._lost else f"resume with: {resume_command(self._directory.path)}\n"
         self._attempt(lambda: say_last(f"penstock: {why}\n{way_on}"))
 
     def hurry(self) -> None:

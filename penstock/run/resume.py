@@ -67,8 +67,8 @@ def _allowed_changes(before: RunConfig, now: RunConfig, checkpoint: str, directo
     """What differs; `ConfigError` names everything that must not."""
     found = changes(before, now)
     refused = [
-        f"{change.key}: is {shown(change.now)} now, and {shown(change.before)} in checkpoint {checkpoint}, which "
-        "depends on it; set it back (or begin a new run)"
+        f"{change.key}: is now {shown(change.now)}, but {shown(change.before)} in checkpoint {checkpoint}, which "
+        "depends on it; set it back, or start a new run"
         for change in found
         if change.is_fixed
     ]
@@ -83,5 +83,5 @@ def own_config(run_dir: Path, overrides: Sequence[str]) -> RunConfig:
     if not os.path.isfile(source):  # which, unlike pathlib, takes any text
         raise SetupError(f"{str(run_dir)!r} holds no run: there is no config.yaml in it")
     if any(override.partition("=")[0].strip() == "run_dir" for override in overrides):
-        raise ConfigError(["run_dir: a run goes on in its own folder; copy the folder to go on elsewhere"])
+        raise ConfigError(["run_dir: a run resumes in its own folder; to resume elsewhere, copy the folder"])
     return load_config(source, [*overrides, f"run_dir={json.dumps(str(run_dir))}"])

@@ -28,7 +28,7 @@ def refuse_lost_checkpoints(directory: RunDirectory) -> None:
     if had or any(line.get("event") == "checkpoint_saved" for line in Lines(directory.events)):
         raise SetupError(
             f"{str(directory.checkpoints)!r} has no complete checkpoint, but this run has saved some: they were moved "
-            "or deleted. Put them back and resume again; or start over, with what is left of this run moved aside: "
+            "or deleted. Put them back and resume again; or start over, with the rest of this run moved aside: "
             f"penstock resume {directory.path} --from-scratch"
         )
 

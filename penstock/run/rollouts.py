@@ -67,6 +67,6 @@ def rollout_notes(config: RunConfig, recording: Recording | None) -> tuple[str, 
             f"{recording.run_dir}; there is no engine",
         )
     if config.rollout.record:
-        trained = "nothing is trained; " if config.training.backend == "none" else ""
+        trained = "no training; " if config.training.backend == "none" else ""
         return (f"{trained}rollouts are recorded in {Path(config.run_dir) / FOLDER}",)
     return ()

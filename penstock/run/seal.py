@@ -100,9 +100,9 @@ class Seal:
 
 def _parse(content: Any) -> Seal:
     if "files" not in content:
-        raise BrokenSeal("has no digests of the checkpoint's files, so nothing proves them; it cannot be used")
+        raise BrokenSeal("has no digests of the checkpoint's files, so they cannot be verified; it cannot be used")
     if content["format"] != _FORMAT:
-        raise BrokenSeal(f"has format {content['format']}, and this version of Penstock knows {_FORMAT}")
+        raise BrokenSeal(f"has format {content['format']}, but this version of Penstock reads {_FORMAT}")
     files = {name: SealedFile(**facts) for name, facts in content["files"].items()}
     return Seal(content["run_id"], content["step"], files, content["metric"], content["value"])
 

@@ -113,7 +113,7 @@ class StopSignals:
 
     @contextmanager
     def stopping(
-        self, stop: Callable[[str], None], note: str = "stopping, with a checkpoint; once more ends at once"
+        self, stop: Callable[[str], None], note: str = "stopping and saving a checkpoint; Ctrl-C again exits at once"
     ) -> Iterator[None]:
         """While inside, the first signal calls `stop("interrupted")` and says `note`."""
         self._stop, self._stop_note = stop, note
@@ -135,7 +135,7 @@ class StopSignals:
         if self._unheard is not None:
             self._unheard.heard()
         if not self._insistence.counts(number, time.monotonic()):
-            self._note(f"{number.name} changes nothing: the run is ending already; Ctrl-C ends it at once")
+            self._note(f"{number.name} has no effect: the run is already stopping; Ctrl-C exits at once")
             return
         self.received += 1
         stop, self._stop = self._stop, None
@@ -143,5 +143,5 @@ class StopSignals:
             self._note(self._stop_note)
             stop("interrupted")
         elif self._task is not None:
-            self._note("ending at once")
+            self._note("exiting at once")
             self._task.cancel()

@@ -81,7 +81,7 @@ def resume(
     from_scratch: bool = False,
     json_to: TextIO | None = None,
 ) -> RunResult:
-    """Go on with a run from its newest complete checkpoint, or the one named, however its last process ended.
+    """Resume a run from its newest complete checkpoint, or the one named, however its last process ended.
 
     Metrics, samples and ledger are set back to the checkpoint, once everything was found to go with it: a resume that
     is refused changes nothing. A run that never had a checkpoint begins anew. `overrides` may change settings that the
@@ -94,7 +94,7 @@ def resume(
     require_given(config)
     if from_scratch:
         if checkpoint is not None:
-            raise ConfigError(["--from-scratch begins anew and --checkpoint goes on; give one of the two"])
+            raise ConfigError(["--from-scratch starts over and --checkpoint resumes; use only one of them"])
         return train(config, loggers, from_scratch=True, json_to=json_to)
     directory = RunDirectory(folder, reopen=True)
     try:

@@ -25,7 +25,7 @@ _HEADER = """\
 The run was told to end by a signal, but nothing in its process could run for {seconds:.0f} s, so it was killed.
 The stacks of its threads follow, the innermost call first; look for code that holds the interpreter lock, such as a
 regular expression. A reward in a process of its own (rollout.environment.in_process: false) cannot do this.
-Go on with: penstock resume {folder}
+Resume with: penstock resume {folder}
 
 """
 
@@ -96,7 +96,7 @@ class Watched:
             self.file.write_bytes(said.encode() + os.pread(self.stacks, size, 0))
         os.set_blocking(2, False)
         with contextlib.suppress(OSError):
-            os.write(2, f"\nthe interpreter stood still, so the run was killed; {self.file} says where\n".encode())
+            os.write(2, f"\nthe interpreter was blocked, so the run was killed; {self.file} says where\n".encode())
 
 
 def watch(pending: socket.socket, watched: Watched, unread: Unread, sleep: Callable[[float], None]) -> None:

@@ -19,9 +19,9 @@ _WORDS_SECONDS = 5.0
 _BEATS = 4
 """How often in its time the loop winds up the clock."""
 _HEADER = """\
-If the stacks of threads follow, then the interpreter stood still for more than {seconds:g} s, so that nothing in it
+If the stacks of threads follow, then the interpreter was blocked for more than {seconds:g} s, so that nothing in it
 could run, and the process ended itself (rollout.failure.on_stall: stop). The innermost call of a stack stands first;
-look for code that holds the interpreter's lock, such as a regular expression. Go on with: penstock resume {folder}
+look for code that holds the interpreter's lock, such as a regular expression. Resume with: penstock resume {folder}
 """
 
 

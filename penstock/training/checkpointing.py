@@ -108,7 +108,7 @@ def load_trainer(folder: Path, model: Any, optimizer: PolicyOptimizer) -> Traine
     loaded, found = _read_weights(folder, model)
     problems = sorted(found) + sorted(optimizer.problems(tensors, state.step_counts))
     if problems:
-        raise SetupError(f"checkpoint {folder} is not of this model: " + "; ".join(problems[:5]))
+        raise SetupError(f"checkpoint {folder} does not belong to this model: " + "; ".join(problems[:5]))
     if (adapter := LoraAdapter.of(model)) is not None:
         adapter.load(loaded)
     else:
@@ -132,7 +132,7 @@ def _read_weights(folder: Path, model: Any) -> tuple[dict[str, Tensor], list[str
         raise SetupError(f"checkpoint {folder}: the weights cannot be read ({error})") from error
     loaded: dict[str, Tensor] = saved.state_dict()
     own = model.state_dict()
-    missing = [f"weight {name} is missing in the file" for name in info["missing_keys"]]
+    missing = [f"weight {name} is missing from the file" for name in info["missing_keys"]]
     return loaded, missing + [
         f"weight {name} differs in name or shape"
         for name in own.keys() | loaded.keys()

@@ -154,7 +154,7 @@ class GuardedTrainer(Trainer):
 def _why(name: str, limit: float, *, checkpoint: bool) -> str:
     setting = "checkpoint_seconds" if checkpoint else "trainer_seconds"
     return (
-        f"the trainer's call {name} did not come back within {limit:g} s (runtime.timeouts.{setting}); its thread is "
-        "still in it, so the run goes on from the last checkpoint: penstock resume. Where a call may take so long, "
-        f"raise runtime.timeouts.{setting}"
+        f"the trainer's call {name} did not return within {limit:g} s (runtime.timeouts.{setting}); its thread is "
+        "still running, so resume from the last checkpoint: penstock resume. If calls can take this long, raise "
+        f"runtime.timeouts.{setting}"
     )

@@ -85,7 +85,7 @@ class Policy:
     def reference_logprobs(self, microbatch: Microbatch) -> tuple[Tensor, Tensor]:
         """The same under the weights that the model had when the policy was made; with LoRA, under the base model's."""
         if self._reference_lm is None:
-            raise SetupError("there is no reference policy: it is kept only where algorithm.kl.coefficient is above 0")
+            raise SetupError("there is no reference policy: it is kept only if algorithm.kl.coefficient is above 0")
         with torch.no_grad(), self._without_adapter():
             return self._logprobs(self._reference_lm, self._reference_lean, microbatch)
 

@@ -79,7 +79,7 @@ class CausalLM:
         gap = float((found_1TV - expected_1TV).abs().max() / expected_1TV.abs().max())
         if not gap <= _PROBE_LIMITS.get(self.head_weight_VH.dtype, _COARSE_LIMIT):
             raise SetupError(
-                f"{type(self.model).__name__} changes logits after its head in a way that is not known here (relative "
+                f"{type(self.model).__name__} changes logits after its head in an unknown way (relative "
                 f"difference {gap:.2g}); it cannot be trained or served"
             )
 
@@ -114,7 +114,7 @@ def load_model(config: ModelConfig, device: torch.device | str = "cpu") -> Any:
     if missing:
         raise SetupError(
             f"model.path: {config.path!r} lacks {len(missing)} weights of {type(model).__name__}, among them "
-            f"{', '.join(missing[:3])}; they would be random numbers"
+            f"{', '.join(missing[:3])}; they would be random"
         )
     _check_loaded(model, config)
     return model.to(device).eval()
@@ -133,7 +133,7 @@ def load_tokenizer(config: ModelConfig) -> Any:
         raise SetupError(_not_loadable(config, "a tokenizer", error)) from error
     if len(tokenizer) <= len(tokenizer.all_special_tokens):
         # What transformers makes of a folder without any tokenizer file.
-        raise SetupError(f"model.path: {config.path!r} holds no tokenizer; save it beside the model (tokenizer.json)")
+        raise SetupError(f"model.path: {config.path!r} holds no tokenizer; save it next to the model (tokenizer.json)")
     return tokenizer
 
 
@@ -152,7 +152,9 @@ def local_folder(config: ModelConfig) -> str:
     try:
         folder = snapshot_download(config.path, allow_patterns=HUB_FILES, ignore_patterns=HUB_COPIES)
     except (OSError, ValueError) as error:
-        raise SetupError(f"model.path: {config.path!r} could not be fetched from the hub: {_short(error)}") from error
+        raise SetupError(
+            f"model.path: {config.path!r} could not be downloaded from the hub: {_short(error)}"
+        ) from error
     check_model_folder(folder)
     return str(folder)
 

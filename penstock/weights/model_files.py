@@ -50,7 +50,7 @@ def cached_folder(config: ModelConfig) -> Path | None:
             return None
         raise SetupError(
             f"model.path: {config.path!r} is neither a folder nor a model in the local cache; give a folder, or set "
-            "model.download=true to fetch it from the hub"
+            "model.download=true to download it from the hub"
         ) from None
     check_model_folder(folder)
     return Path(folder)
@@ -73,7 +73,7 @@ def check_files(folder: Path, path: str) -> None:
     if not any(folder.glob("*.safetensors")):
         raise SetupError(f"model.path: {path!r} holds no weights: there is no .safetensors file in it")
     if not any((folder / name).is_file() for name in _TOKENIZERS) and not any(folder.glob("*.tiktoken")):
-        raise SetupError(f"model.path: {path!r} holds no tokenizer; save it beside the model (tokenizer.json)")
+        raise SetupError(f"model.path: {path!r} holds no tokenizer; save it next to the model (tokenizer.json)")
 
 
 def has_chat_template(folder: Path) -> bool:

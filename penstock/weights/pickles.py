@@ -34,7 +34,7 @@ def refuse_pickled_weights(folder: Path, key: str) -> None:
         more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
         raise SetupError(
             f"{key}: the weights in {str(folder)!r} are pickled ({', '.join(found[:_SHOWN])}{more}), and opening a "
-            "pickle can run any code; convert them to safetensors where you trust them (save_pretrained does)"
+            "pickle can run arbitrary code; if you trust them, convert them to safetensors (save_pretrained does)"
         )
 
 

@@ -46,7 +46,7 @@ class WeightSynchronizer:
     def __init__(self, receivers: Sequence[WeightReceiver], limit_seconds: float = 300.0) -> None:
         names = [receiver.name for receiver in receivers]
         if len(set(names)) != len(names):
-            raise SetupError(f"engines need names of their own, but these are {names}")
+            raise SetupError(f"engine names must be unique, but these are {names}")
         self._receivers = tuple(receivers)
         self._limit = limit_seconds
         self._late: dict[str, asyncio.Task[None]] = {}
@@ -73,7 +73,7 @@ class WeightSynchronizer:
         await self._all("resume", errors, lambda receiver: receiver.resume())
         if errors and len(errors) == len(self._receivers):
             name, cause = next(iter(errors.items()))
-            raise WeightSyncError(f"no engine could take weight version {source.version}; {name}: {cause}") from cause
+            raise WeightSyncError(f"no engine could load weight version {source.version}; {name}: {cause}") from cause
         causes = {name: f"{type(error).__name__}: {error}" for name, error in errors.items()}
         return SyncReport(source.version, time.monotonic() - started, causes)
 
@@ -93,7 +93,7 @@ class WeightSynchronizer:
                 self._late[receiver.name] = asyncio.create_task(_keep_out(receiver, task))
                 errors[receiver.name] = WeightSyncError(self._why_late(name))
             elif task.cancelled():
-                errors[receiver.name] = WeightSyncError(f"{name} was cancelled from the inside")
+                errors[receiver.name] = WeightSyncError(f"{name} was cancelled by the engine itself")
             elif (error := task.exception()) is not None:
                 errors[receiver.name] = error
 

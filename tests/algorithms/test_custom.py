@@ -72,7 +72,7 @@ def test_a_class_is_made_once_with_its_args() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("summed", r"summed gave a tensor of shape \(\) for 8 tokens; it must give a number for each"),
+        ("summed", r"summed gave a tensor of shape \(\) for 8 tokens; it must return one for each"),
         ("without_gradient", "without_gradient gave values without a gradient"),
         ("raising", "raising raised ZeroDivisionError: no luck"),
     ],
@@ -115,9 +115,9 @@ def test_it_sees_one_group_at_a_time_unless_it_says_that_it_needs_all() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("too_few", "too_few gave 2 for 3 samples; it must give one number for each"),
+        ("too_few", "too_few gave 2 for 3 samples; it must return one number for each"),
         ("not_finite", "not_finite gave nan for a sample with the reward 0; advantages must be finite"),
-        ("not_numbers", "not_numbers gave a list, which is no list of numbers"),
+        ("not_numbers", "not_numbers gave a list; it must return a list of numbers"),
     ],
 )
 def test_an_advantage_that_gives_something_else_is_told_so(name: str, message: str) -> None:

@@ -125,7 +125,7 @@ class TestCommand:
         torch = Finding(replace(_STDLIB, name="torch", core=True), Status.MISSING)
         code, text = self.shown(monkeypatch, torch)
         assert code == 1
-        assert "torch has to work before a run can start." in text
+        assert "torch must work before a run can start." in text
         code, text = self.shown(monkeypatch, torch, as_json=True)
         assert (code, json.loads(text)["ok"]) == (1, False)
 

@@ -102,13 +102,13 @@ return SimpleNamespace(summary={}, run_dir=Path("runs/x"), stopped_by="interrupt
 """
     done = run_with_train(body, "train", config)
     assert done.returncode == 130
-    assert done.stdout.splitlines()[-1] == "Go on with: penstock resume runs/x"
+    assert done.stdout.splitlines()[-1] == "Resume with: penstock resume runs/x"
 
 
 @pytest.mark.parametrize(
     ("stopped_by", "folder", "last"),
     [
-        ("max_minutes", "a run's", "Go on with: penstock resume 'a run'\"'\"'s'"),
+        ("max_minutes", "a run's", "Resume with: penstock resume 'a run'\"'\"'s'"),
         ("max_steps", "runs/x", "  stopped_by  max_steps"),
     ],
 )

@@ -43,13 +43,13 @@ def test_rollouts_are_recorded_and_then_trained_on_with_the_same_file(config: st
     recorded, replay = tmp_path / "recorded", tmp_path / "replay"
     done = penstock("train", config, "--rollouts-only", f"run_dir={recorded}", "eval={at_start: false, at_end: false}")
     assert done.returncode == 0, done.stderr
-    assert f"nothing is trained; rollouts are recorded in {recorded}/rollouts" in done.stdout
+    assert f"no training; rollouts are recorded in {recorded}/rollouts" in done.stdout
     written = load_config(recorded / "config.yaml")
     assert (written.training.backend, written.rollout.record) == ("none", True)
 
     done = penstock("train", config, "--rollouts-from", str(recorded), f"run_dir={replay}")
     assert done.returncode == 0, done.stderr
-    assert done.stderr == "--rollouts-from: there is no engine, so evaluation is off\n"
+    assert done.stderr == "--rollouts-from: evaluation is off, because there is no engine\n"
     assert f"replaying 8 recorded groups of 1 epoch from {recorded}; there is no engine" in done.stdout
     assert json.loads((replay / "summary.json").read_text())["steps"] == 2
     written = load_config(replay / "config.yaml")
@@ -61,10 +61,10 @@ def test_rollouts_are_recorded_and_then_trained_on_with_the_same_file(config: st
 def test_the_two_flags_exclude_each_other(config: str) -> None:
     done = CliRunner().invoke(app, ["train", config, "--rollouts-only", "--rollouts-from", "runs/x"])
     assert done.exit_code == 2
-    assert "give one of the two" in done.stderr
+    assert "use only one of them" in done.stderr
 
 
 def test_an_evaluation_that_is_asked_for_by_name_is_refused_without_an_engine(config: str) -> None:
     done = CliRunner().invoke(app, ["train", config, "--rollouts-from", "runs/x", "eval.at_end=true"])
     assert done.exit_code == 2
-    assert "eval.at_end: rollout.replay_from leaves the run without an engine to evaluate with" in done.stderr
+    assert "eval.at_end: rollout.replay_from runs without an engine, so nothing can be evaluated" in done.stderr

@@ -73,7 +73,7 @@ def test_a_table_with_figures_bars_and_seconds(config: str, stand_in: Any) -> No
     assert shown.stdout == (
         "some/model, float32, cpu\n"
         "  pass  gradient parity  1.2 s  1e-07 streamed; bar: at most 1e-5\n"
-        "Every bar is met. 3 s in all.\n"
+        "All checks passed. 3 s in total.\n"
     )
 
 
@@ -81,7 +81,7 @@ def test_the_first_prompt_is_shown_with_its_ids(config: str, stand_in: Any) -> N
     checks = stand_in(SOUND)
     checks.prompt = SeenPrompt("<|user|>2+2?\n<|assistant|>\x1b[2J", (7, 1, 8))
     assert invoke(config).stdout.splitlines()[2:-1] == [
-        "the first prompt as the model sees it, 3 tokens",
+        "First prompt as the model sees it (3 tokens)",
         "  <|user|>2+2?",
         "  <|assistant|>\\x1b[2J",
         "  ids: 7 1 8",
@@ -109,7 +109,7 @@ def test_a_failed_bar_says_what_it_means_and_what_to_do(config: str, stand_in: A
     assert shown.exit_code == 1
     assert "  fail  gradient parity  0.5 s  0.3 streamed\n" in shown.stdout
     assert "gradient parity\n  Too much. It means this. Do that.\n" in shown.stdout
-    assert shown.stdout.endswith("Failed: gradient parity. 3 s in all.\n")
+    assert shown.stdout.endswith("Failed: gradient parity. 3 s in total.\n")
 
 
 def test_a_warning_is_explained_and_does_not_fail(config: str, stand_in: Any) -> None:
@@ -117,7 +117,7 @@ def test_a_warning_is_explained_and_does_not_fail(config: str, stand_in: Any) ->
     shown = invoke(config)
     assert shown.exit_code == 0
     assert "  Nothing to learn. It means this. Do that.\n  on 2 groups\n" in shown.stdout
-    assert shown.stdout.endswith("Every bar is met. Look at: gradient parity. 3 s in all.\n")
+    assert shown.stdout.endswith("All checks passed. Warnings: gradient parity. 3 s in total.\n")
 
 
 def test_a_check_that_raised_does_not_claim_to_know_what_that_means(config: str, stand_in: Any) -> None:

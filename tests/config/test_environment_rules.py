@@ -34,15 +34,18 @@ HUB = {"train_path": "gsm8k", "eval_path": "gsm8k"}
         (several({"import_path": "m"}), ["rollout.environment.rewards[0].import_path: 'm' is not module:callable"]),
         (
             several({"import_path": "m:f"}, {"import_path": "n:f"}),
-            ["rollout.environment.rewards[1].name: 'f' is the name of rollout.environment.rewards[0] too; give one of"],
+            ["rollout.environment.rewards[1].name: 'f' is also the name of rollout.environment.rewards[0]; rename"],
         ),
         (
             several({"import_path": "m:f", "name": "a/b"}),
-            ["rollout.environment.rewards[0].name: 'a/b' is no name for a metric; use letters, digits, _, - and ."],
+            [
+                "rollout.environment.rewards[0].name: 'a/b' cannot be part of a metric's name; use "
+                "letters, digits, _, - and ."
+            ],
         ),
         (
             several({"import_path": "m:f"}, args={"a": 1}),
-            ["rollout.environment.args: has no effect beside "],
+            ["rollout.environment.args: has no effect together with "],
         ),
         (
             several({"import_path": "m:f", "wieght": 1}),

@@ -60,11 +60,11 @@ def test_byte_order_mark_is_fine(path: Path) -> None:
         ),
         (
             "seed: 1\nmodel: {}\nseed: 2",
-            "line 3, column 1: the key 'seed' is here a second time; the first is in line 1",
+            "line 3, column 1: duplicate key 'seed'; the first is in line 1",
         ),
         (
             "model: {path: a, path: b}",
-            "line 1, column 18: the key 'path' is here a second time; the first is in line 1",
+            "line 1, column 18: duplicate key 'path'; the first is in line 1",
         ),
         (b"a: 1\nb: \xff\n", "is not UTF-8 text: byte 0xff in line 2; save it as UTF-8"),
         (b"a: \x00", "line 1: not valid YAML: unacceptable character #x0000: special characters are not allowed"),
@@ -78,7 +78,7 @@ def test_file_that_is_no_configuration(path: Path, content: str | bytes, problem
 def test_python_objects_in_yaml_are_refused(path: Path) -> None:
     (line,) = file_problems(path, "a: !!python/object/apply:os.getcwd []")
     assert line == (
-        "line 1, column 4: the tag !!python/object/apply:os.getcwd cannot stand here; write the value without it"
+        "line 1, column 4: the tag !!python/object/apply:os.getcwd is not allowed here; write the value without it"
     )
 
 

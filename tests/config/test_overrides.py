@@ -87,8 +87,7 @@ def test_keys_the_models_do_not_know_are_left_for_them_to_reject() -> None:
         ("training.max_steps={", "training.max_steps: the value '{' is not valid YAML"),
         (
             "training.max_steps={a: 1, a: 2}",
-            "training.max_steps: the value '{a: 1, a: 2}' is not valid YAML: the key 'a' is here a second time; the "
-            "first is in line 1",
+            "training.max_steps: the value '{a: 1, a: 2}' is not valid YAML: duplicate key 'a'; the first is in line 1",
         ),
         ("model.path=x", "model.path: model is 'tiny' in the file, not a section"),
     ],

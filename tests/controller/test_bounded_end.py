@@ -137,7 +137,7 @@ async def test_a_trainer_that_is_stuck_in_a_step_is_left_behind_and_not_saved(ca
     trainer = Stuck(call)
     timeouts = {"timeouts": {"stop_seconds": 0.3, "trainer_seconds": 0.1}}
     run = ScriptedRun(scripted_config(runtime=timeouts), trainer=trainer, prompts=8)
-    with pytest.raises(RunStuck, match=r"the run ended \(max_minutes\), but train pump did not come to an end within"):
+    with pytest.raises(RunStuck, match=r"the run ended \(max_minutes\), but train pump did not stop within"):
         await stopped(run, trainer.inside, "max_minutes")
     assert not run.controller.training.between_steps
     assert not await run.controller.can_be_saved()

@@ -29,7 +29,7 @@ def masked(*shares: float) -> list[dict[str, float]]:
 def test_the_worked_example() -> None:
     (event,) = told(masked(0.95, 0.97, 0.2, 0.96, 0.96, 0.96, 0.96))
     assert (event["name"], event["step"]) == ("gradients_cut", 6)
-    assert event["what"] == "96% of the tokens are left out by the correction, 3 steps in a row"
+    assert event["what"] == "96% of the tokens are masked by the correction, 3 steps in a row"
     assert "algorithm.correction" in event["advice"]
 
 

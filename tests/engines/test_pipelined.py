@@ -183,7 +183,7 @@ def test_logits_that_are_not_finite_are_an_error() -> None:
     scheduler, device = make(1)
     device.poison = True
     scheduler.waiting.append(ticket(0))
-    with pytest.raises(EngineError, match="not finite, under weight version 0"):
+    with pytest.raises(EngineError, match="non-finite logits with weight version 0"):
         finish(scheduler)
 
 

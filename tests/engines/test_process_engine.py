@@ -258,7 +258,7 @@ async def test_a_stopped_process_is_closed_at_once(folder: Path) -> None:
 def test_a_process_that_does_not_come_up_is_an_error_of_the_setup_and_killed(folder: Path) -> None:
     process = EngineProcess(ModelConfig(path=str(folder)), "cpu", **OPTIONS)
     os.kill(process.pid, signal.SIGSTOP)
-    with pytest.raises(SetupError, match=r"does not serve after 1 s.*runtime\.timeouts\.start_seconds"):
+    with pytest.raises(SetupError, match=r"is not ready after 1 s.*runtime\.timeouts\.start_seconds"):
         ProcessEngine(process, WeightSource(0, lambda: iter(())), TimeoutsConfig(start_seconds=1.0))
     assert not alive(process.pid)
 

@@ -257,7 +257,7 @@ async def test_weights_that_are_not_finite_fail_the_engine() -> None:
     async with kernel_engine(model) as engine:
         with torch.no_grad():
             model.get_input_embeddings().weight.fill_(float("nan"))
-        with pytest.raises(EngineError, match="not finite, under weight version 0"):
+        with pytest.raises(EngineError, match="non-finite logits with weight version 0"):
             await engine.generate(request())
         assert engine.health() is EngineHealth.FAILED
 

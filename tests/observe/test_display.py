@@ -114,7 +114,7 @@ def test_what_is_no_terminal_is_written_on(monkeypatch: pytest.MonkeyPatch) -> N
     display.note("step 2")
     display.close()
     assert told.causes == [HUNG_UP]
-    assert stdout.getvalue().splitlines() == [f"{HUNG_UP}; the run goes on", "step 2"]
+    assert stdout.getvalue().splitlines() == [f"{HUNG_UP}; the run continues", "step 2"]
 
 
 def test_without_a_display_a_closed_terminal_is_told_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,7 +98,7 @@ async def test_a_logger_that_hangs_stalls_nobody_and_close_returns_within_its_li
     assert 0.2 <= time.monotonic() - started < 5.0
     (failed,) = events.of("logger_failed")
     assert failed["logger"] == "hanging"
-    assert failed["cause"].startswith("did not end within 0.2 s")
+    assert failed["cause"].startswith("did not close within 0.2 s")
     assert sound.calls[-1] == ("close",)
     never.set()
 

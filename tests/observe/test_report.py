@@ -127,7 +127,7 @@ class TestThePage:
 
     def test_the_line_of_overlap_lies_under_that_of_the_busier_side(self, tmp_path: Path) -> None:
         page = page_of(write_run(tmp_path / "run"))
-        chart = page[page.index("Share of time at work") :]
+        chart = page[page.index("Busy time") :]
         wide, *strong = re.findall(r'class="line (\w+) (c\d)"', chart)[:3]
         assert (wide, strong) == (("wide", "c3"), [("strong", "c1"), ("strong", "c2")])
 
@@ -181,7 +181,7 @@ class TestFilesAsTheyAre:
         assert written.figures["status"] == "cut off"
         assert len(written.notes) == 4
         page = written.path.read_text(encoding="utf-8")
-        assert "cut off before its end" in page
+        assert "ended unexpectedly" in page
         assert "metrics.jsonl: the last line is cut off and left out" in page
         assert tuple(sections(page)) == SECTIONS
 
@@ -273,7 +273,7 @@ class TestEvents:
         assert written.figures["failures"] == 3
         page = written.path.read_text(encoding="utf-8")
         assert "Nothing went wrong." not in page
-        assert "responses of a step are missing in samples.jsonl" in page
+        assert "responses of a step are missing from samples.jsonl" in page
 
     def test_very_many_causes_take_no_memory_and_the_newest_are_shown(self) -> None:
         tally = EventTally.of({"event": "prompt_dropped", "cause": f"cause {k}"} for k in range(10_000))
@@ -327,7 +327,7 @@ class TestDamagedFiles:
         (folder / "summary.json").write_text('{"stopped_by": "max_st')
         written = write_report(folder)
         assert (written.figures["status"], written.figures["stopped_by"]) == ("ended", "max_steps")
-        assert written.notes == ("summary.json cannot be read; how the run ended is told by its events",)
+        assert written.notes == ("summary.json cannot be read; how the run ended is taken from its events",)
 
     def test_a_config_that_cannot_be_read_is_told(self, tmp_path: Path) -> None:
         folder = write_run(tmp_path / "run")

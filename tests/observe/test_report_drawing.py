@@ -173,7 +173,7 @@ class TestCharts:
 
     def test_a_chart_of_nothing_but_zeros_is_a_line_of_text(self) -> None:
         zeros = Line("a", thinned([(1, 0.0), (2, 0.0), (3, 0.0)]))
-        assert line_chart("Lag <1>", [zeros]) == '<p class="zero"><strong>Lag &lt;1&gt;</strong>: 0 in all steps.</p>'
+        assert line_chart("Lag <1>", [zeros]) == '<p class="zero"><strong>Lag &lt;1&gt;</strong>: 0 in every step.</p>'
         assert "<svg" in line_chart("Lag", [zeros, Line("b", thinned([(2, 0.1)]))])
 
     def test_charts_of_one_quantity_have_one_scale(self) -> None:

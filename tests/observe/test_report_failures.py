@@ -30,7 +30,7 @@ def test_retries_are_told_apart_by_whose_fault_they_were(tmp_path: Path) -> None
     write_lines(
         folder / "events.jsonl", [at(0, "run_started"), retried(1, "infra"), retried(2, "infra"), retried(3, "data")]
     )
-    assert "rollout_retried a group failed and was tried again 3 2 infra, 1 data +1 s +3 s" in plain(
+    assert "rollout_retried a group failed and was retried 3 2 infra, 1 data +1 s +3 s" in plain(
         events_section(load_run(folder))
     )
 

@@ -84,10 +84,10 @@ def test_filtered_groups_are_neither_failures_nor_waste(tmp_path: Path) -> None:
     assert written.figures["failures"] == 0
     assert "0 prompts dropped, 0 groups wasted" in page
     assert "Nothing went wrong." in page
-    after = text_of(page[page.index("Left out by dynamic sampling") :])
+    after = text_of(page[page.index("Filtered by dynamic sampling") :])
     assert "group_filtered" in after
     assert after.index(" 40 ") < after.index("Routine events")
-    assert "Generated for nothing" not in page
+    assert "Wasted groups" not in page
 
 
 def test_rewards_of_samples_and_of_held_out_prompts_have_one_scale(tmp_path: Path) -> None:
@@ -141,15 +141,15 @@ def test_what_was_zero_throughout_is_said_and_not_drawn(tmp_path: Path) -> None:
     ]
     write_lines(folder / "metrics.jsonl", kept)
     page = page_of(folder)
-    assert '<p class="zero"><strong>Truncated responses</strong>: 0 in all steps.</p>' in page
-    assert "The lag of all groups was 0 in all steps." in page
+    assert '<p class="zero"><strong>Truncated responses</strong>: 0 in every step.</p>' in page
+    assert "All groups had lag 0 in every step." in page
     assert "Groups by lag" not in page
 
 
 def test_a_run_of_one_step_with_only_constants_still_names_them(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", steps=2)
     write_lines(folder / "metrics.jsonl", [{"step": step, "train/loss": 0.5} for step in (1, 2)])
-    assert "The same in all steps: Loss: 0.5." in page_of(folder)
+    assert "Constant over all steps: Loss: 0.5." in page_of(folder)
 
 
 def test_where_each_process_came_from_is_shown_the_newest_first(tmp_path: Path) -> None:
@@ -157,10 +157,10 @@ def test_where_each_process_came_from_is_shown_the_newest_first(tmp_path: Path) 
     again = START | {"command": ["penstock", "resume", "run"], "host": "node-4", "git": None}
     write_lines(folder / "events.jsonl", [START, again])
     page = text_of(page_of(folder))
-    assert page.index("penstock resume run") < page.index("The process before it, from 2026-01-02 03:04:05 UTC")
+    assert page.index("penstock resume run") < page.index("The previous process, started 2026-01-02 03:04:05 UTC")
     for fact in ("'my run.yaml'", "node-3", "python 3.11.2, torch 2.13.0", "/home/me/work", "seed 7"):
         assert fact in page
-    assert page.count("0123456789ab, with changes that are not committed") == 1
+    assert page.count("0123456789ab, with uncommitted changes") == 1
 
 
 def test_damaged_or_hostile_origins_do_no_harm(tmp_path: Path) -> None:

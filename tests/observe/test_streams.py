@@ -105,7 +105,7 @@ class TestAReaderThatStops:
         writer.write(b"step 3\n")
         sink.gate.set()
         writer.drain(30)
-        assert sink.content == b"step 1\nstep 2\n[7 bytes are not shown: stdout did not keep up]\n"
+        assert sink.content == b"step 1\nstep 2\n[7 bytes are not shown: stdout could not keep up]\n"
         assert writer.cause is None
 
     def test_it_is_given_up_when_nothing_was_taken_for_long(self, sink: FakeSink) -> None:
@@ -145,7 +145,7 @@ class TestAReaderThatStops:
             assert writer._changed.wait_for(lambda: writer.cause is None and not writer._writing, 30)
         writer.write(b"step 5\n")
         assert writer.drain(30)
-        assert sink.content == b"step 1\nstep 5\n[21 bytes are not shown: stdout did not keep up]\n"
+        assert sink.content == b"step 1\nstep 5\n[21 bytes are not shown: stdout could not keep up]\n"
         assert (sink.taken_back, len(causes)) == (1, 1)
 
     def test_the_end_does_not_wait_for_it(self, sink: FakeSink) -> None:

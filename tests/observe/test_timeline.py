@@ -247,7 +247,7 @@ class TestFile:
         for _ in range(1_000):
             sink.write("i", "tick", 0.0, 1, 1, {})
         assert sink._inbox.qsize() <= 101
-        assert "the disk does not keep up" in caplog.text
+        assert "the disk cannot keep up" in caplog.text
         go_on.set()
         sink.close()
         assert json.loads((tmp_path / "trace.json").read_text())

@@ -172,7 +172,7 @@ def test_a_chat_is_kept_as_messages(tmp_path: Path, form: Any) -> None:
         ('{"prompt": []}', r"'prompt' is a list"),
         ('{"prompt": [{"role": "user"}]}', r"no text under role and content"),
         ('{"prompt": "a", "id": 1}\n{"prompt": "b", "id": 1}', r"d\.jsonl:1 and .*d\.jsonl:2 have the same id '1'"),
-        ('{"prompt": "a", "id": 2}\n{"prompt": "b"}', "same id '2'; a record without an id has its number for one"),
+        ('{"prompt": "a", "id": 2}\n{"prompt": "b"}', "same id '2'; a record without an id uses its row number"),
         ('{"prompt": "a", "n": ' + "9" * 5000 + "}", r"d\.jsonl:1: not JSON: .*4300 digits"),
         ('{"prompt": ""}', r"d\.jsonl:1: 'prompt' is empty"),
         ("\n", r"d\.jsonl' is empty"),
@@ -228,7 +228,7 @@ def test_the_hub_is_left_alone_unless_asked_for(monkeypatch: pytest.MonkeyPatch,
 
     monkeypatch.setattr(hub, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
-    with pytest.raises(SetupError, match=r"no local dataset .*set data\.download=true"):
+    with pytest.raises(SetupError, match=r"not a local dataset .*set data\.download=true"):
         train("nobody/nothing")
     monkeypatch.setattr(datasets, "load_dataset", load)
     train("nobody/nothing")
@@ -258,7 +258,7 @@ def test_a_missing_package_is_named_with_the_command(monkeypatch: pytest.MonkeyP
             r"d\.jsonl:2: is nested more",
         ),
         (b"\n" + b"[" * 100_000, r"d\.jsonl:2: not JSON"),
-        (b"\xef\xbb\xbf", "is empty: there is no prompt in it"),
+        (b"\xef\xbb\xbf", "is empty: it has no prompts"),
     ],
     ids=["invalid", "utf-16", "digits", "nested", "too deep", "only a mark"],
 )

@@ -151,7 +151,7 @@ async def test_a_process_that_does_not_get_warm_is_no_timeout_of_a_reward(monkey
 
 
 async def test_a_result_that_is_not_plain_data_is_a_failure(pool: RewardPool) -> None:
-    with pytest.raises(EnvironmentFailure, match="returned a object that cannot leave its process"):
+    with pytest.raises(EnvironmentFailure, match="returned a object that cannot be sent to the run's process"):
         await pool.score(rewards.gives_an_object)
     assert await pool.score(rewards.gives_a_fraction) == 0.25
 

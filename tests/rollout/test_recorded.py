@@ -130,7 +130,7 @@ def test_a_recording_goes_on_with_the_same_settings_only(tmp_path: Path) -> None
     opened(tmp_path)
     opened(tmp_path)
     other = INFO.model_copy(update={"settings": {"rollout.group_size": 3}})
-    with pytest.raises(SetupError, match=r"other settings \(rollout.group_size\)"):
+    with pytest.raises(SetupError, match=r"different settings \(rollout.group_size\)"):
         RecordingFolder(tmp_path / FOLDER, other)
     with pytest.raises(SetupError, match="the tokenizer"):
         RecordingFolder(tmp_path / FOLDER, INFO.model_copy(update={"tokenizer": "letters"}))
@@ -162,7 +162,7 @@ class TestFoldersThatAreNoRecording:
         opened(tmp_path).write(group(), rows())
         place = tmp_path / FOLDER / group().folder_name
         (place / "group.json").write_text(content)
-        with pytest.raises(SetupError, match="Remove the folder to go on without it") as caught:
+        with pytest.raises(SetupError, match="Remove the folder to continue without it") as caught:
             Recording.read(tmp_path)
         assert str(place) in str(caught.value)
         shutil.rmtree(place)
@@ -182,7 +182,7 @@ def test_nothing_is_written_to_a_folder_that_another_run_took_the_place_of(
         folder.write(group(), rows())
     run_dir.rename(tmp_path / "moved")
     (run_dir / FOLDER).mkdir(parents=True)
-    with pytest.raises(RecordError, match="was replaced while the run went"):
+    with pytest.raises(RecordError, match="was replaced during the run"):
         folder.write(group("other"), rows())
     assert list((run_dir / FOLDER).iterdir()) == []
 
@@ -190,6 +190,6 @@ def test_nothing_is_written_to_a_folder_that_another_run_took_the_place_of(
 def test_other_settings_are_refused_before_anything_is_written(tmp_path: Path) -> None:
     opened(tmp_path)
     (tmp_path / FOLDER / ".draft-0-other").mkdir()
-    with pytest.raises(SetupError, match="recorded with other settings"):
+    with pytest.raises(SetupError, match="recorded with different settings"):
         RecordingFolder(tmp_path / FOLDER, INFO.model_copy(update={"tokenizer": "words"}), opened=False)
     assert (tmp_path / FOLDER / ".draft-0-other").exists()

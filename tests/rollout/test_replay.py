@@ -138,7 +138,7 @@ async def test_an_older_recording_of_truncated_sampling_is_refused(tmp_path: Pat
     path = tmp_path / FOLDER / "recording.json"
     info = RecordingInfo.model_validate_json(path.read_bytes())
     path.write_text(info.model_copy(update={"settings": {"rollout.sampling.top_p": 0.9}}).model_dump_json())
-    with pytest.raises(ReplayFailure, match="do not say which tokens truncated sampling had left"):
+    with pytest.raises(ReplayFailure, match="do not record which tokens truncated sampling kept"):
         await ReplaySource(Recording.read(tmp_path), new_plane()).generate_and_push(visit(3), "again", 0)
 
 
@@ -208,7 +208,7 @@ class TestGroupsThatCannotBeReplayed:
         await record(tmp_path, visit(1))
         plane = new_plane()
         said = await self.failure(ReplaySource(Recording.read(tmp_path), plane), visit(1, epoch=1), plane)
-        assert said == f"prompt 1:1 of the recording in {str(tmp_path)!r} is not there"
+        assert said == f"prompt 1:1 of the recording in {str(tmp_path)!r} does not exist"
 
     async def test_damaged_rows_are_a_data_failure_that_names_the_folder(self, tmp_path: Path) -> None:
         await record(tmp_path, visit(1))
@@ -221,8 +221,8 @@ class TestGroupsThatCannotBeReplayed:
     @pytest.mark.parametrize(
         ("change", "message"),
         [
-            ({"sequence_lengths": [9, 9, 9]}, "not of the lengths"),
-            ({"largest_token": 500}, "token ids are not those"),
+            ({"sequence_lengths": [9, 9, 9]}, "do not have the recorded lengths"),
+            ({"largest_token": 500}, "token ids differ from the recorded ones"),
         ],
     )
     async def test_rows_of_another_group_are_noticed(
@@ -298,5 +298,5 @@ class TestModelsThatDoNotFit:
         whole = recording.groups[0]
         torn = RecordedGroup(**whole.model_dump() | {"sequence_lengths": [3, 3]})
         broken = Recording(recording.run_dir, recording.info, (torn,), {})
-        with pytest.raises(SetupError, match=r"prompt 1 of epoch 0 .* has 2 samples where rollout.group_size is 3"):
+        with pytest.raises(SetupError, match=r"prompt 1 of epoch 0 .* has 2 samples, but rollout.group_size is 3"):
             check_model(broken, "digits", vocabulary=17, group_size=3)

@@ -80,7 +80,7 @@ async def test_code_that_never_returns_does_not_stop_the_event_loop(pool: Reward
         ("exits_politely", "raised SystemExit: 4"),
         ("interrupts", "raised KeyboardInterrupt"),
         ("wrong_cancel", "raised CancelledError"),
-        ("unspeakable", r"raised Unspeakable: \(its text cannot be had: RuntimeError\)"),
+        ("unspeakable", r"raised Unspeakable: \(its text is not available: RuntimeError\)"),
         ("closes_all", "ended with code 1 in the middle of a call; it printed 'the reward has closed the connection"),
         ("closes_all_and_hangs", "closed its connection in the middle of a call"),
     ],

@@ -126,7 +126,7 @@ def test_a_folder_that_holds_another_run_is_told_beside_the_rest(make_config: Co
 
 def test_a_context_beyond_the_models_positions(make_config: ConfigMaker, model_folder: Path, tmp_path: Path) -> None:
     reason = errors(make_config(**{"rollout.engine.max_model_len": 513}))["rollout.engine.max_model_len"]
-    assert reason == "513 is more than the 512 positions that qwen3 was made for; use at most 512"
+    assert reason == "513 is more than the 512 positions that qwen3 supports; use at most 512"
     assert errors(make_config(**{"rollout.engine.max_model_len": 512})) == {}
     folder = changed_model(model_folder, tmp_path, rope_parameters={"rope_type": "yarn", "factor": 2.0})
     scaled = {"model.path": str(folder)}

@@ -169,7 +169,7 @@ class TestTerminal:
         assert terminal.process.wait(LIMIT_SECONDS) == 0
         check_ended(config)
         assert "step 20/20" in rest
-        assert "the terminal was closed (SIGHUP); the run goes on" in rest
+        assert "the terminal was closed (SIGHUP); the run continues" in rest
         assert causes(config) == ["the terminal was closed (SIGHUP)"]
 
     @pytest.mark.long
@@ -226,7 +226,7 @@ class TestHangupWithoutTerminal:
         process.send_signal(signal.SIGHUP)
         rest, _ = process.communicate(timeout=LIMIT_SECONDS)
         assert process.returncode == 130, rest
-        assert "stopping, with a checkpoint" in rest
+        assert "stopping and saving a checkpoint" in rest
         check_ended(config, "interrupted")
 
     @pytest.mark.long

@@ -120,12 +120,12 @@ print(penstock.train(penstock.load_config({str(tmp_path / "run.yaml")!r}), logge
             rest = process.communicate(timeout=20)[0]
         finally:
             process.kill()
-        assert rest.splitlines()[0] == "not waiting for loggers any longer"
+        assert rest.splitlines()[0] == "no longer waiting for loggers"
         assert rest.splitlines()[-1] == "max_steps"
         assert process.returncode == 0
         failed = check_whole(tmp_path / "run")[-1]
         assert (failed["event"], failed["logger"]) == ("logger_failed", "hanging")
-        assert failed["cause"].startswith("did not end before the run was told to end")
+        assert failed["cause"].startswith("did not close before the run was told to end")
 
 
 class TestFolderUsedAgain:
@@ -171,7 +171,7 @@ class TestFolderUsedAgain:
 
 def test_a_folder_that_no_run_can_use_is_found_without_making_it(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(SetupError, match=r"cannot be written: .* is no folder"):
+    with pytest.raises(SetupError, match=r"cannot be written: .* is not a folder"):
         check_run_dir(tmp_path / "file" / "run")
     with pytest.raises(SetupError, match="is a file"):
         check_run_dir(tmp_path / "file")

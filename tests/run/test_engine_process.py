@@ -111,7 +111,7 @@ async def test_a_model_that_never_loads_holds_up_neither_the_start_nor_an_interr
     monkeypatch.setattr(build, "build_serving", stuck)
     config = make_config(**{"runtime.timeouts": {"start_seconds": 0.2, "stop_seconds": 0.2}})
     async with asyncio.timeout(10):
-        with pytest.raises(SetupError, match=r"was not there after 0\.2 s.*runtime\.timeouts\.start_seconds"):
+        with pytest.raises(SetupError, match=r"was not loaded after 0\.2 s.*runtime\.timeouts\.start_seconds"):
             await build.serving_off_the_loop(config, trains_too=True)
         patient = make_config(**{"runtime.timeouts": {"stop_seconds": 0.2}})
         building = asyncio.ensure_future(build.serving_off_the_loop(patient, trains_too=True))
@@ -132,7 +132,7 @@ async def test_a_trainer_that_never_is_set_up_is_not_waited_for(
     config = make_config(**{"runtime.timeouts": {"start_seconds": 0.2}})
     async with asyncio.timeout(10):
         with pytest.raises(
-            SetupError, match=r"the trainer was not there after 0\.2 s.*runtime\.timeouts\.start_seconds"
+            SetupError, match=r"the trainer was not ready after 0\.2 s.*runtime\.timeouts\.start_seconds"
         ):
             await build.training_off_the_loop(config, None)  # type: ignore[arg-type]
     over.set()

@@ -246,7 +246,7 @@ def test_verify_checks_a_run_with_the_function_it_was_given(data_config: penstoc
         ({"reward": 3}, "reward: give a function, or a list of functions .*, not 3"),
         ({"staleness": "windowed"}, "staleness: give a function or a class, not 'windowed'"),
         ({"reward": [letters, (letters, 0.5)]}, "letters: two objects have this name"),
-        ({"reward": letters, "environment": Digits}, "give one of the two"),
+        ({"reward": letters, "environment": Digits}, "use only one of them"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(

@@ -16,5 +16,5 @@ def test_a_run_that_masks_everything_says_so_once(make_config: ConfigMaker) -> N
     lines = (Path(config.run_dir) / "events.jsonl").read_text().splitlines()
     (event,) = [event for event in map(json.loads, lines) if event["event"] == "gradients_cut"]
     assert event["step"] == 3
-    assert "of the tokens are left out by the correction" in event["what"]
+    assert "of the tokens are masked by the correction" in event["what"]
     assert "algorithm.correction" in event["advice"]

@@ -33,7 +33,7 @@ def test_they_are_written_before_the_process_may_end(
     reader = SlowReader()
     monkeypatch.setattr(sys, "stderr", guarded(reader, "stderr")[0])
     records.last_words("error", "the loop is blocked")
-    assert reader.getvalue() == f"penstock: the loop is blocked\ngo on with: penstock resume {tmp_path / 'run'}\n"
+    assert reader.getvalue() == f"penstock: the loop is blocked\nresume with: penstock resume {tmp_path / 'run'}\n"
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (summary["stopped_by"], summary["run_id"]) == ("error", directory.run_id)
     events = (tmp_path / "run" / "events.jsonl").read_text().splitlines()
@@ -49,5 +49,5 @@ def test_a_run_whose_files_were_never_opened_leaves_them_as_they_are(
     RunRecords(make_config(), directory, []).last_words("interrupted", "interrupted while loading")
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == before
     said = capsys.readouterr().err
-    assert said == f"penstock: interrupted while loading\ngo on with: penstock resume {tmp_path / 'run'}\n"
+    assert said == f"penstock: interrupted while loading\nresume with: penstock resume {tmp_path / 'run'}\n"
     directory.close()

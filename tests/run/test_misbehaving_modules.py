@@ -55,7 +55,7 @@ def test_a_module_that_raises_anything_while_it_is_imported(make_config: ConfigM
     ("name", "reason"),
     [
         ("ExitsWhenMade", "cannot be constructed: SystemExit: 0"),
-        ("SaysNothing", "cannot be constructed: Unspeakable: (its text cannot be had: ValueError)"),
+        ("SaysNothing", "cannot be constructed: Unspeakable: (its text is not available: ValueError)"),
         ("ExitsInPrompts", "prompts(Split.TRAIN) raised SystemExit: 0"),
         ("InterruptsInPrompts", "prompts(Split.TRAIN) raised KeyboardInterrupt"),
         ("NumbersForText", "gives a Prompt whose prompt_id or text is not text"),

@@ -259,7 +259,7 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
 
 def test_another_folder_is_refused(make_config: ConfigMaker) -> None:
     run_dir = penstock.train(make_config()).run_dir
-    with pytest.raises(ConfigError, match="run_dir: a run goes on in its own folder"):
+    with pytest.raises(ConfigError, match="run_dir: a run resumes in its own folder"):
         penstock.resume(run_dir, ["run_dir=elsewhere"])
 
 

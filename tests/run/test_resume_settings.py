@@ -75,7 +75,7 @@ def test_the_same_model_may_be_named_in_another_way(run_dir: Path, model_folder:
         result = penstock.resume(run_dir, [f"model.path={path}", f"training.max_steps={steps}"])
         assert result.summary["steps"] == steps
     shutil.copytree(model_folder, tmp_path / "copy")
-    with pytest.raises(ConfigError, match=r"model\.path: is .*copy now"):
+    with pytest.raises(ConfigError, match=r"model\.path: is now .*copy,"):
         penstock.resume(run_dir, [f"model.path={tmp_path / 'copy'}"])
 
 
@@ -108,7 +108,7 @@ OVERRIDES = {
 def test_what_the_checkpoint_depends_on_is_refused_by_its_key(finished: Path, key: str) -> None:
     before = (finished / "metrics.jsonl").read_bytes(), (finished / "config.yaml").read_bytes()
     with pytest.raises(
-        ConfigError, match=rf"{key}: is .* now, and .* in checkpoint step_3, which depends on it; set it back"
+        ConfigError, match=rf"{key}: is now .*, but .* in checkpoint step_3, which depends on it; set it back"
     ) as caught:
         penstock.resume(finished, [OVERRIDES[key]])
     assert len(caught.value.problems) == 1
@@ -118,9 +118,9 @@ def test_what_the_checkpoint_depends_on_is_refused_by_its_key(finished: Path, ke
 @pytest.mark.parametrize(
     ("key", "value", "expected"),
     [
-        ("training.prompt_groups_per_step", 2, "is 2 now, and 4 in checkpoint step_3"),
-        ("model.path", "elsewhere", "is elsewhere now, and /"),
-        ("rollout.environment.kind", "reasoning_gym:basic_arithmetic", "is reasoning_gym:basic_arithmetic now"),
+        ("training.prompt_groups_per_step", 2, "is now 2, but 4 in checkpoint step_3"),
+        ("model.path", "elsewhere", "is now elsewhere, but /"),
+        ("rollout.environment.kind", "reasoning_gym:basic_arithmetic", "is now reasoning_gym:basic_arithmetic"),
     ],
 )
 def test_an_edited_file_is_no_way_round(run_dir: Path, key: str, value: object, expected: str) -> None:
@@ -134,7 +134,7 @@ def test_an_edited_staleness_bound_is_refused(make_config: ConfigMaker) -> None:
     config = make_config(**quick, staleness={"policy": "windowed", "max_staleness": 1})
     run_dir = penstock.train(config).run_dir
     edit(run_dir, "staleness.max_staleness", 3)
-    with pytest.raises(ConfigError, match=r"staleness\.max_staleness: is 3 now, and 1 in checkpoint step_3"):
+    with pytest.raises(ConfigError, match=r"staleness\.max_staleness: is now 3, but 1 in checkpoint step_3"):
         penstock.resume(run_dir)
 
 

@@ -125,7 +125,7 @@ class TestFromScratch:
         self, make_config: ConfigMaker, run_dir: Path
     ) -> None:
         config = make_config(**QUICK, **{"model.path": str(run_dir / "checkpoints/step_3")})
-        with pytest.raises(ConfigError, match=r"model\.path: .* lies in the run that --from-scratch moves aside"):
+        with pytest.raises(ConfigError, match=r"model\.path: .* is inside the run that --from-scratch moves aside"):
             penstock.train(config, from_scratch=True)
         assert not run_dir.with_name("run.1").exists()
 
@@ -134,7 +134,7 @@ class TestFromScratch:
     ) -> None:
         (tmp_path / "link").symlink_to(run_dir)
         config = make_config(**QUICK, **{"model.path": str(tmp_path / "link/checkpoints/step_3")})
-        with pytest.raises(ConfigError, match=r"model\.path: .* lies in the run that --from-scratch moves aside"):
+        with pytest.raises(ConfigError, match=r"model\.path: .* is inside the run that --from-scratch moves aside"):
             penstock.train(config, from_scratch=True)
         assert not run_dir.with_name("run.1").exists()
 
@@ -165,7 +165,7 @@ class TestFromScratch:
             timeout=100,
         )
         assert done.returncode == 0, done.stderr
-        assert f"the run that was in this folder is now in {run_dir}.1" in done.stdout
+        assert f"the old run was moved to {run_dir}.1" in done.stdout
 
 
 class TestCheckpointsMovedAway:
@@ -231,7 +231,7 @@ class TestFilesOfAnotherRun:
     def test_are_refused_by_name(self, run_dir: Path, other: Path, name: str) -> None:
         shutil.copy(other / name, run_dir / name)
         before = contents(run_dir)
-        with pytest.raises(SetupError, match=rf"{name}' .*not the file that checkpoint step_3 goes with"):
+        with pytest.raises(SetupError, match=rf"{name}' .*does not belong to checkpoint step_3"):
             penstock.resume(run_dir, ["training.max_steps=4"])
         assert contents(run_dir) == before
 
@@ -243,7 +243,7 @@ class TestFilesOfAnotherRun:
         path.write_bytes({"emptied": b"", "shortened": whole, "zeroed": b"\0" * len(content), "gone": b""}[damage])
         if damage == "gone":
             path.unlink()
-        with pytest.raises(SetupError, match=rf"{name}' (is shorter|has other lines|is gone).*--from-scratch"):
+        with pytest.raises(SetupError, match=rf"{name}' (is shorter|has different content|is gone).*--from-scratch"):
             penstock.resume(run_dir, ["training.max_steps=4"])
         path.write_bytes(content)
         check_goes_on(run_dir)
@@ -279,7 +279,7 @@ class TestFilesOfAnotherRun:
     def test_a_checkpoint_of_another_run_is_refused(self, run_dir: Path, other: Path) -> None:
         shutil.rmtree(run_dir / "checkpoints/step_3")
         shutil.copytree(other / "checkpoints/step_3", run_dir / "checkpoints/step_3")
-        with pytest.raises(SetupError, match=rf"penstock\.json: is of another run \({run_id(other)}; "):
+        with pytest.raises(SetupError, match=rf"penstock\.json: belongs to another run \({run_id(other)}; "):
             penstock.resume(run_dir)
 
     def test_the_events_of_another_run_are_refused(self, run_dir: Path, other: Path) -> None:
@@ -364,7 +364,7 @@ class TestWhileTheRunGoes:
             left.append(contents(run_dir))
 
         steps = at_step(monkeypatch, step, lost)
-        with pytest.raises(RunDirectoryLost, match="it was deleted, moved or replaced while the run went"):
+        with pytest.raises(RunDirectoryLost, match="it was deleted, moved or replaced during the run"):
             penstock.train(make_config(**QUICK, **{"checkpoint.every_steps": 1}))
         assert steps[-1] == step
         assert [contents(run_dir)] == left
@@ -386,7 +386,7 @@ class TestWhileTheRunGoes:
     ) -> None:
         run_dir = tmp_path / "run"
         steps = at_step(monkeypatch, step, lambda: happens(run_dir, other))
-        with pytest.raises(RecordError, match=r"metrics\.jsonl' was deleted, replaced or changed while the run"):
+        with pytest.raises(RecordError, match=r"metrics\.jsonl' was deleted, replaced or changed during the run"):
             penstock.train(make_config(**QUICK))
         assert steps[-1] == step
         left = run_dir / "metrics.jsonl"
@@ -397,7 +397,8 @@ class TestWhileTheRunGoes:
     ) -> None:
         at_step(monkeypatch, 3, lambda: replace(tmp_path / "run"))
         with pytest.raises(
-            RecordError, match=r"the run ended \(max_steps\), but the run's folder .* has another \.lock"
+            RecordError,
+            match=r"the run ended \(max_steps\), but the run's folder .* no longer has the run.s own \.lock",
         ):
             penstock.train(make_config(**QUICK, **{"checkpoint.at_end": False}))
         assert (tmp_path / "run" / "summary.json").read_text() == "another run's"
@@ -447,5 +448,5 @@ class TestWhileTheRunGoes:
         finally:
             first.kill()
         assert first.returncode == 1, rest
-        assert "it was deleted, moved or replaced while the run went" in rest
+        assert "it was deleted, moved or replaced during the run" in rest
         assert contents(tmp_path / "run") == before

@@ -127,7 +127,7 @@ def test_a_signal_stops_a_run_of_a_notebook_cleanly_with_its_checkpoint(
     data_config: penstock.RunConfig, caller: str, number: signal.Signals
 ) -> None:
     code, rest = signalled(data_config, [caller, "trains"], "step 2/", [number])
-    assert "stopping, with a checkpoint" in rest
+    assert "stopping and saving a checkpoint" in rest
     assert "stopped by interrupted" in rest
     assert "handler is back: True" in rest
     assert code == 0, rest

@@ -51,7 +51,7 @@ def test_a_signal_ends_a_run_cleanly_with_a_checkpoint(
 ) -> None:
     config = make_config(**{"training.max_steps": 100_000, "data.train_size": 4000, "observe.console": "plain"})
     rest, summary = interrupted(config, tmp_path, number, at="step 2/")
-    assert "stopping, with a checkpoint" in rest
+    assert "stopping and saving a checkpoint" in rest
     assert summary["stopped_by"] == "interrupted"
     checkpoint = Path(config.run_dir) / "checkpoints" / f"step_{summary['steps']}"
     assert (checkpoint / "model.safetensors").is_file()

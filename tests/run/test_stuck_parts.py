@@ -173,7 +173,7 @@ class TestStuckTrainer:
     ) -> None:
         get_stuck("microbatch", 3, monkeypatch.setattr)
         settings = config(**{"runtime.timeouts": {"trainer_seconds": 2.0}, "runtime.engine_process": False})
-        with pytest.raises(TrainerStuck, match=r"train_microbatch did not come back within 2 s \(runtime\.timeouts"):
+        with pytest.raises(TrainerStuck, match=r"train_microbatch did not return within 2 s \(runtime\.timeouts"):
             penstock.train(settings)
         names = [line["event"] for line in lines(Path(settings.run_dir) / "events.jsonl")]
         assert "step_replayed" not in names
@@ -237,7 +237,7 @@ class TestCtrlC:
         run.process.send_signal(signal.SIGINT)
         code, told = run.ended(40)
         assert code == 130, told
-        assert "no last checkpoint: the trainer does not answer" in told
+        assert "no last checkpoint: the trainer does not respond" in told
         assert saved_step(run.run_dir) == 2
         check_resumed(run.run_dir)
 
@@ -247,7 +247,7 @@ class TestCtrlC:
         run = Started(config(**PLAIN, **REPORTS, **patient), "finish", 3)
         run.until("trainer: in finish_train_step for")
         run.process.send_signal(signal.SIGINT)
-        run.until("once more ends at once")
+        run.until("Ctrl-C again exits at once")
         run.process.send_signal(signal.SIGINT)
         code, told = run.ended(40)
         assert code == 130, told
@@ -279,7 +279,7 @@ class TestCtrlC:
             run.process.send_signal(signal.SIGINT)
         code, told = run.ended(30)
         assert code == -signal.SIGKILL, told
-        assert "the interpreter stood still, so the run was killed" in told
+        assert "the interpreter was blocked, so the run was killed" in told
         assert "in freeze_from_a_thread" in (run.run_dir / "frozen.txt").read_text()
         check_resumed(run.run_dir)
         assert not (run.run_dir / "frozen.txt").exists()

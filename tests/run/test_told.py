@@ -47,13 +47,13 @@ def test_json_lines_are_those_of_metrics_jsonl_and_of_this_process_only(make_con
         ({}, "it reached training.max_steps = 2", "training.max_steps=4"),
         pytest.param(
             {"training.max_steps": None, "data.train_size": 8},
-            "its data ended",
+            "it reached the end of its data",
             "data.epochs=2",
             marks=pytest.mark.long,
         ),
         pytest.param(
             {"training.early_stop": {"metric": "train/reward_mean", "reached": -1.0}, "training.max_steps": 5},
-            "it was stopped early, as train/reward_mean",
+            "it stopped early because train/reward_mean",
             "training.early_stop=null",
             marks=pytest.mark.long,
         ),
@@ -66,9 +66,9 @@ def test_a_finished_run_that_is_resumed_says_so_and_how_to_train_on(
     assert first.nothing_left is None
     again = penstock.resume(first.run_dir, ["observe.console=plain"])
     assert again.nothing_left is not None
-    assert again.nothing_left.startswith(f"This run had finished with step {first.summary['steps']}: {why}")
-    assert again.nothing_left.endswith(f"To train on: penstock resume {first.run_dir} {more}")
-    assert f"nothing is left to train: this run had finished with step {first.summary['steps']}" in (
+    assert again.nothing_left.startswith(f"This run already finished at step {first.summary['steps']}: {why}")
+    assert again.nothing_left.endswith(f"To train further: penstock resume {first.run_dir} {more}")
+    assert f"nothing left to train: this run already finished at step {first.summary['steps']}" in (
         capsys.readouterr().out
     )
     on = penstock.resume(first.run_dir, [more])
@@ -82,7 +82,7 @@ def test_a_checkpoint_is_announced_when_it_is_written(
     run_dir = penstock.train(make_config(**QUICK, **{"checkpoint.every_steps": 1, "observe.console": "plain"})).run_dir
     shown = capsys.readouterr().out.splitlines()
     for step in (1, 2):
-        assert f"checkpoint of step {step} saved: {run_dir}/checkpoints/step_{step}" in shown
+        assert f"checkpoint saved after step {step}: {run_dir}/checkpoints/step_{step}" in shown
 
 
 def test_a_steps_line_has_lengths_and_the_last_evaluation(
@@ -112,7 +112,7 @@ def test_ctrl_c_ends_with_the_command_that_goes_on(make_config: ConfigMaker, tmp
     rest, _ = process.communicate(timeout=LIMIT_SECONDS)
     assert process.returncode == 130
     last = rest.splitlines()[-1]
-    resume_line = json.loads(last)["resume"] if as_json else last.removeprefix("Go on with: ")
+    resume_line = json.loads(last)["resume"] if as_json else last.removeprefix("Resume with: ")
     assert resume_line == f"penstock resume {config.run_dir}"
     arguments = resume_line.split()[1:]
     steps = json.loads((Path(config.run_dir) / "summary.json").read_text())["steps"]
@@ -123,4 +123,4 @@ def test_ctrl_c_ends_with_the_command_that_goes_on(make_config: ConfigMaker, tmp
         timeout=LIMIT_SECONDS,
     )
     assert done.returncode == 0
-    assert f"going on after step {steps}" in done.stdout
+    assert f"resuming after step {steps}" in done.stdout

@@ -51,7 +51,7 @@ def test_empty_answers_and_repeated_prompts_are_told(verify: Verify, tmp_path: P
     row = verify("--groups", "2", **data(tmp_path, records)).checks["prompts"]
     assert (row["status"], row["figures"]["empty_answers"], row["figures"]["repeated"]) == ("warn", 1, 1)
     assert "1 prompts have an empty answer" in row["explanation"]
-    assert row["notes"] == ["1 training prompts repeat another one"]
+    assert row["notes"] == ["1 training prompts are duplicates"]
 
 
 def test_a_reward_that_is_always_the_same_is_told(verify: Verify, tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ async def test_signals_that_do_not_insist_change_nothing() -> None:
             with signals.stopping(stopped.append):
                 signal.raise_signal(TERM)
                 await asyncio.sleep(0.01)
-            with signals.stopping(stopped.append, "once more ends at once"):
+            with signals.stopping(stopped.append, "Ctrl-C again exits at once"):
                 signal.raise_signal(TERM)
                 await asyncio.sleep(0.01)
             signal.raise_signal(TERM)
@@ -57,7 +57,7 @@ async def test_signals_that_do_not_insist_change_nothing() -> None:
     with pytest.raises(asyncio.CancelledError):
         await asyncio.create_task(run())
     assert stopped == ["interrupted"]
-    assert [note.partition(" ")[0] for note in notes] == ["stopping,", "SIGTERM", "SIGTERM", "ending"]
+    assert [note.partition(" ")[0] for note in notes] == ["stopping", "SIGTERM", "SIGTERM", "exiting"]
 
 
 @pytest.mark.parametrize(("second", "ends"), [(TERM, False), (INT, True)])

@@ -106,7 +106,7 @@ DAMAGES = {
     "torn state": "checkpoint",
     "other format": "checkpoint",
     "torn weights": "the weights cannot be read",
-    "a weight missing": "down_proj.* is missing in the file",
+    "a weight missing": "down_proj.* is missing from the file",
 }
 
 
@@ -141,7 +141,7 @@ async def test_a_checkpoint_of_another_model_is_refused_by_name(tmp_path: Path) 
     await damaged(tmp_path, "nothing")
     model = tiny_model(hidden=16)
     local, before = trainer(model, data_plane()), weights(model)
-    with pytest.raises(SetupError, match="not of this model"):
+    with pytest.raises(SetupError, match="does not belong to this model"):
         await local.load_checkpoint(tmp_path)
     assert bit_equal(before, weights(model))
     await local.close()

@@ -59,7 +59,7 @@ async def test_a_call_that_does_not_come_back_is_stuck_and_so_is_all_that_follow
         calls = [asyncio.create_task(guard.train_microbatch(0, META)) for _ in range(2)]
         outcomes = await asyncio.gather(*calls, return_exceptions=True)
         assert [type(outcome) for outcome in outcomes] == [TrainerStuck, TrainerStuck]
-        with pytest.raises(TrainerStuck, match=r"train_microbatch did not come back within 0\.2 s \(runtime\.timeouts"):
+        with pytest.raises(TrainerStuck, match=r"train_microbatch did not return within 0\.2 s \(runtime\.timeouts"):
             await guard.abort_train_step(0)
         await guard.close()
     assert guard.activity().startswith("stuck: the trainer's call train_microbatch")

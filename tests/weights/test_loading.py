@@ -170,7 +170,9 @@ def test_a_hub_id_is_not_looked_up_without_leave(load: Any, network: Network) ->
 @pytest.mark.parametrize("load", [load_model, load_tokenizer])
 def test_a_hub_that_cannot_be_reached_is_said_quickly(load: Any, network: Network) -> None:
     started = time.monotonic()
-    with pytest.raises(SetupError, match=r"model\.path: 'org/tiny' could not be fetched from the hub: .*unreachable"):
+    with pytest.raises(
+        SetupError, match=r"model\.path: 'org/tiny' could not be downloaded from the hub: .*unreachable"
+    ):
         load(ModelConfig(path="org/tiny", download=True))
     assert network.asked > 0
     assert time.monotonic() - started < 10

@@ -73,7 +73,7 @@ class MemoryDataPlane(DataPlaneClient):
         if unknown:
             raise DataPlaneError(f"fields {sorted(unknown)} are not part of the partition's {sorted(partition.fields)}")
         if len(set(sample_ids)) != len(sample_ids):
-            raise DataPlaneError("a sample id stands twice in one put")
+            raise DataPlaneError("a sample id occurs twice in one put")
         for name, column in fields.items():
             if len(column) != len(sample_ids):
                 raise DataPlaneError(f"field {name!r} has {len(column)} rows for {len(sample_ids)} sample ids")

@@ -52,8 +52,8 @@ def _check_tensorboard(config: TensorboardConfig) -> None:
     nearest = next(place for place in (folder, *folder.parents) if place.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
         raise SetupError(
-            f"observe.tensorboard.folder: {config.folder!r} cannot be written: {str(nearest)!r} is no folder this user "
-            "may write to"
+            f"observe.tensorboard.folder: {config.folder!r} cannot be written: {str(nearest)!r} is not a folder that "
+            "you can write to"
         )
 
 
@@ -73,7 +73,7 @@ def _check_mlflow(config: MlflowConfig) -> None:
     elif scheme in _SERVERS and not address.hostname:
         problem = "names no host"
     elif scheme not in _MLFLOW_SCHEMES and scheme not in entry_points(group="mlflow.tracking_store").names:
-        problem = f"has the scheme {scheme!r}, which MLflow does not know; give a folder, a server or a database"
+        problem = f"has the scheme {scheme!r}, which MLflow does not support; give a folder, a server or a database"
     if problem is not None:
         raise SetupError(f"observe.mlflow.tracking_uri: {config.tracking_uri!r} {problem}")
 

@@ -82,7 +82,7 @@ class Loggers:
         for thread in self._threads:
             if not thread.has_ended(0.0):
                 limit = "before the run was told to end" if self._hurried else f"within {self._close_seconds:g} s"
-                cause = f"did not end {limit}; what it had not written by then is missing"
+                cause = f"did not close {limit}; whatever it had not written by then is missing"
                 self._report("logger_failed", logger=thread.name, cause=cause)
             if thread.dropped:
                 self._report("logger_gaps", logger=thread.name, dropped=thread.dropped)

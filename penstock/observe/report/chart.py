@@ -59,7 +59,7 @@ def line_chart(
     if not drawn:
         return NOTHING
     if not any(chain.from_iterable(map(_all_values, drawn))):
-        return tag("p", tag("strong", title), ": 0 in all steps.", class_="zero")
+        return tag("p", tag("strong", title), ": 0 in every step.", class_="zero")
     x_axis = step_axis(*(x_range or _x_range(drawn)))
     y_axis = value_axis([*_shown_values(drawn), *(y_range or ())], count=2 if size == SMALL else 4, floor=floor)
     outside = [point for line in _raw(drawn) for point in _outside(line, y_axis)]

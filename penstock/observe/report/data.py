@@ -186,7 +186,7 @@ def _notes(folder: Path, summary: Record | None, config: Record | None, trace: T
     if config is None:
         yield "config.yaml cannot be read, so settings are missing"
     if summary is None and (folder / "summary.json").exists():
-        yield "summary.json cannot be read; how the run ended is told by its events"
+        yield "summary.json cannot be read; how the run ended is taken from its events"
     if trace is None:
         yield "trace.json is missing, so there is no timeline (observe.trace)"
     else:

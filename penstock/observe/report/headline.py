@@ -76,7 +76,7 @@ def _status_text(data: RunData) -> str:
     if data.status is RunStatus.RUNNING:
         return "still running"
     if data.status is RunStatus.CUT_OFF:
-        return "cut off before its end"
+        return "ended unexpectedly"
     if data.status is RunStatus.FAILED:
         return "failed"
     reason = data.summary.get("early_stop_reason") if data.summary and data.stopped_by == "early_stop" else None
@@ -123,7 +123,9 @@ def _tiles(data: RunData, found: dict[str, Any]) -> list[Html]:
             _about_evals(found),
         ),
         _tile("Tokens per second", short(found["throughput/generated_tokens_s"]), "generated", trained),
-        _tile("Overlap efficiency", percent(found["timing/overlap_efficiency"]), "", "the busier side at work, mean"),
+        _tile(
+            "Overlap efficiency", percent(found["timing/overlap_efficiency"]), "", "mean busy time of the busier side"
+        ),
         _tile("Largest lag", short(number(found["staleness/lag_max"])), "", "weight versions"),
         _tile("Failures", f"{found['failures']:,}", "", lost),
     ]

@@ -53,11 +53,11 @@ def _range(window: Window) -> str:
 
 def _legend() -> Html:
     entries = (
-        ("engine at work", "c1"),
-        ("trainer at work", "c2"),
+        ("engine busy", "c1"),
+        ("trainer busy", "c2"),
         ("engines paused for weights", "c4"),
         ("group ready", "c5"),
-        ("trainer side waits for groups", "c6"),
+        ("trainer waits for groups", "c6"),
     )
     keys = [tag("span", tag("i", class_=f"key fill {colour}"), name) for name, colour in entries]
     return tag("p", *keys, class_="legend")
@@ -230,7 +230,7 @@ def _spoken(window: Window) -> str:
     working = sum(span.end - span.begin for span in window.trainer) / length
     waiting = sum(span.end - span.begin for span in window.waits) / length
     return (
-        f"Timeline of {_range(window)}, {seconds(length)}: trainer at work {percent(working)} of the time, waiting for "
+        f"Timeline of {_range(window)}, {seconds(length)}: trainer busy {percent(working)} of the time, waiting for "
         f"groups {percent(waiting)}, {len(window.groups)} prompt groups"
     )
 

@@ -46,7 +46,7 @@ def render_page(data: RunData) -> str:
         events_section(data),
         _settings_section(data),
     ]
-    toggle = tag("button", "Theme", type="button", class_="theme", title="light, dark, or as the system has it")
+    toggle = tag("button", "Theme", type="button", class_="theme", title="light, dark, or the system's setting")
     body = tag(
         "body",
         tag("div", toggle, class_="corner"),

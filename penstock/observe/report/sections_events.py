@@ -40,8 +40,8 @@ def events_section(data: RunData) -> Html:
         dropped_prompts(data.events),
         stalls(data.events),
         join([tag("h3", "Also worth knowing"), _table(notable, start)]) if notable else None,
-        join([tag("h3", "Generated for nothing"), _table(waste, start)]) if waste else None,
-        join([tag("h3", "Left out by dynamic sampling"), _table(chosen, start)]) if chosen else None,
+        join([tag("h3", "Wasted groups"), _table(waste, start)]) if waste else None,
+        join([tag("h3", "Filtered by dynamic sampling"), _table(chosen, start)]) if chosen else None,
         tag("details", tag("summary", "Routine events"), _table(routine, start)) if routine else None,
     ]
     return section("failures", "Failures and events", join(body))

@@ -18,14 +18,14 @@ _SMALL_MULTIPLES = (
     ("train/loss", "Loss", None),
     ("train/grad_norm", "Gradient norm, before clipping", 0.0),
     ("train/entropy", "Entropy", None),
-    ("train/approx_kl", "KL, trained policy to old one", None),
+    ("train/approx_kl", "KL, trained policy to old policy", None),
     ("train/kl_reference", "KL to the reference policy", None),
     ("train/mismatch_kl", "KL, engine to trainer", None),
     ("train/mismatch_logprob_max_abs", "Largest log-prob mismatch", 0.0),
-    ("train/clip_fraction", "Clipped tokens, share", 0.0),
+    ("train/clip_fraction", "Share of clipped tokens", 0.0),
     ("train/ratio_max", "Largest ratio", None),
-    ("train/correction_capped_fraction", "Capped corrections, share", 0.0),
-    ("train/groups_without_spread", "Groups without spread of rewards", 0.0),
+    ("train/correction_capped_fraction", "Share of capped corrections", 0.0),
+    ("train/groups_without_spread", "Groups without reward spread", 0.0),
     ("train/groups_filtered", "Groups filtered", 0.0),
     ("train/lr", "Learning rate", 0.0),
 )
@@ -93,7 +93,9 @@ def _held_out(data: RunData) -> tuple[list[Line], str]:
     for place, (key, name) in enumerate([("eval/reward_mean", "mean reward"), *((key, key[5:]) for key in passes)]):
         series = thinned((number(line["step"]) or 0.0, number(line.get(key))) for line in data.evals)
         lines.append(Line(name, series, COLOURS[(place + 1) % len(COLOURS)]))
-    note = "the chance that one of k responses passes, beside the mean reward" if passes else "each evaluation"
+    note = (
+        "probability that at least one of k responses passes, next to the mean reward" if passes else "each evaluation"
+    )
     return lines, note
 
 
@@ -132,7 +134,7 @@ def optimisation_section(data: RunData) -> Html:
             charts.append(line_chart(title, lines, size=SMALL, floor=floor))
     if not charts and not constant:
         return NOTHING
-    note = tag("p", "The same in all steps: ", "; ".join(constant), ".", class_="note after") if constant else None
+    note = tag("p", "Constant over all steps: ", "; ".join(constant), ".", class_="note after") if constant else None
     return section(
         "optimisation", "Optimisation", join([tag("div", *charts, class_="multiples") if charts else None, note])
     )

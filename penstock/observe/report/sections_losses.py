@@ -1,4 +1,4 @@
-"""What failures cost: the prompts that were given up, one by one, and what a run that stood still was waiting for."""
+"""What failures cost: the dropped prompts, one by one, and what a stalled run was waiting for."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def since(time: datetime | None, start: datetime | None) -> str:
 
 
 def dropped_prompts(tally: EventTally) -> Html:
-    """The newest prompts that were given up, each with its cause."""
+    """The newest dropped prompts, each with its cause."""
     if not tally.drops:
         return NOTHING
     left_out = tally.count("prompt_dropped") - len(tally.drops)
@@ -29,7 +29,7 @@ def dropped_prompts(tally: EventTally) -> Html:
     head = tag("tr", *(tag("th", name, scope="col") for name in ("Prompt", "Epoch", "When", "Fault", "Cause")))
     rows = [_dropped(drop, tally.started) for drop in reversed(tally.drops)]
     table = tag("div", tag("table", tag("thead", head), tag("tbody", *rows)), class_="scroll")
-    return join([tag("h3", "Prompts that were given up"), note if left_out > 0 else None, table])
+    return join([tag("h3", "Dropped prompts"), note if left_out > 0 else None, table])
 
 
 def _dropped(drop: Mapping[str, Any], start: datetime | None) -> Html:
@@ -74,7 +74,7 @@ def stalls(tally: EventTally) -> Html:
     """What everything waited for in the newest stalls; the last one is open."""
     if not tally.stalls:
         return NOTHING
-    body = [tag("h3", "What the run waited for when it stood still")]
+    body = [tag("h3", "What the run waited for when it stalled")]
     for place, stall in enumerate(reversed(tally.stalls)):
         first, *lines = diagnosis_lines({name: value for name, value in stall.items() if name not in _ABOUT_EVENTS})
         summary = tag("summary", f"{since(event_time(stall), tally.started)}: {first}")

@@ -20,7 +20,7 @@ def origin(data: RunData) -> Html:
         return NOTHING
     newest, *earlier = reversed(known)
     folded = [
-        tag("details", tag("summary", f"The process before it, from {_time(start)}"), _table(start))
+        tag("details", tag("summary", f"The previous process, started {_time(start)}"), _table(start))
         for start in earlier
     ]
     return join([_table(newest), *folded])
@@ -58,7 +58,7 @@ def _commit(value: object) -> str | None:
     if not isinstance(value, Mapping) or not value.get("commit"):
         return None
     commit = str(value["commit"])[:_SHORT_COMMIT]
-    return f"{commit}, with changes that are not committed" if value.get("dirty") else commit
+    return f"{commit}, with uncommitted changes" if value.get("dirty") else commit
 
 
 def _versions(value: object) -> str | None:

@@ -19,7 +19,7 @@ def samples_section(data: RunData) -> Html:
     chosen, total = data.samples.shown, data.samples.total
     if not chosen:
         return NOTHING
-    lead = f"{total:,} responses were kept in samples.jsonl, chosen without regard to their reward."
+    lead = f"{total:,} responses were kept in samples.jsonl, chosen independently of their reward."
     if len(chosen) < total:
         lead += f" This page shows {len(chosen)}, spread over the run, with the best and the worst among them."
     several = len({str(sample.get("environment", "")) for sample in chosen}) > 1

@@ -31,7 +31,7 @@ _AFTER_THE_STEP = ("checkpoint",)
 
 
 def time_section(data: RunData) -> Html:
-    """The overlap timeline, shares of time at work, and what steps are made of."""
+    """The overlap timeline, busy time, and the time per step."""
     timeline = overlap_timeline(data.trace.windows) if data.trace is not None and data.trace.windows else NOTHING
     if timeline:
         hint = (
@@ -45,7 +45,7 @@ def time_section(data: RunData) -> Html:
         "time",
         "Where the time goes",
         join([timeline, charts]),
-        "Generation and training run side by side. The busier of the two sets the pace; the other should be hidden "
+        "Generation and training run at the same time. The busier one sets the pace; the other should be hidden "
         "behind it.",
     )
 
@@ -67,11 +67,11 @@ def _at_work(data: RunData) -> Html:
     # Below the others and pale: it lies on the line of the busier side.
     lines = [_running("overlap efficiency", efficiency, "c3", Look.WIDE)]
     lines += [
-        _running(f"{name} at work", points, colour)
+        _running(f"{name} busy", points, colour)
         for (name, points), colour in zip(shares.items(), ("c1", "c2"), strict=True)
     ]
     return line_chart(
-        "Share of time at work", lines, note="%, running means; engine weighted by slots in use", size=LARGE, floor=0.0
+        "Busy time", lines, note="%, running means; engine weighted by slots in use", size=LARGE, floor=0.0
     )
 
 
@@ -99,7 +99,7 @@ def _step_parts(data: RunData) -> Html:
         for name, _, colour in _PARTS
         if name == "training" or any(named[name])
     ]
-    return stacked_bars("What a step is made of", bins, layers, note="seconds, as the train pump spends them", unit="s")
+    return stacked_bars("Time per step", bins, layers, note="seconds, as the train pump spends them", unit="s")
 
 
 def throughput_section(data: RunData) -> Html:
@@ -142,7 +142,7 @@ def staleness_section(data: RunData) -> Html:
     largest = max(max(lags) for lags in counts)
     lead = "Lag is the trainer's weight version minus the version a group started with; 0 is on-policy."
     if largest == 0:
-        return section("staleness", "Staleness", tag("p", "The lag of all groups was 0 in all steps."), lead)
+        return section("staleness", "Staleness", tag("p", "All groups had lag 0 in every step."), lead)
     rows = [
         Row(_lag_label(lag, largest), binned([_share(lags, lag, largest) for lags in counts], bins))
         for lag in range(min(largest, _MOST_LAGS) + 1)

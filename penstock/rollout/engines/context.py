@@ -24,6 +24,5 @@ def check_context(settings: Mapping[str, Any], max_model_len: int) -> None:
             f"(longrope), which would let one request change another; lower {_KEY} from {max_model_len} to {longest}"
         )
     raise SetupError(
-        f"{_KEY}: {max_model_len} is more than the {longest} positions that {family} was made for; use at most "
-        f"{longest}"
+        f"{_KEY}: {max_model_len} is more than the {longest} positions that {family} supports; use at most {longest}"
     )

@@ -67,7 +67,7 @@ def wrong_stop(stop: object) -> str | None:
     if not stop:
         return "is empty, and every text contains it"
     if NOT_TEXT in stop:
-        return "has U+FFFD, which stands for bytes that are no text"
+        return "has U+FFFD, which stands for bytes that are not text"
     try:
         stop.encode()
     except UnicodeEncodeError:

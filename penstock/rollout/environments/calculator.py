@@ -88,7 +88,7 @@ class CalculatorEnvironment(MultiTurnEnvironment):
             raise ConfigError(
                 [
                     f"rollout.environment.args: of {size * _DRAWS_PER_PROMPT} expressions drawn {problems} cannot be "
-                    f"calculated ({problem}); lower max_terms or max_digits, or take operators away"
+                    f"calculated ({problem}); lower max_terms or max_digits, or remove operators"
                 ]
             )
         raise ConfigError(

@@ -53,7 +53,7 @@ def make_custom(
             [f"{_KEY}: {path} cannot be constructed with rollout.environment.args ({given}): {error}"]
         ) from error
     if "data" not in wanted and settings:
-        reason = f"has no effect, as {path} takes no parameter named data; remove it"
+        reason = f"has no effect, because {path} takes no parameter named data; remove it"
         raise ConfigError([f"{key}: {reason}" for key in settings])
     try:
         environment = made(**args, **wanted)
@@ -69,7 +69,7 @@ def _check(environment: Any, path: str) -> None:
     """Refuse what is not an `Environment`, with what it lacks."""
     wrong = [f"has no method {name}" for name in ("prompts", "run", "close") if not callable(_get(environment, name))]
     if not isinstance(_get(environment, "name"), str):
-        wrong.append("has no name that is text")
+        wrong.append("has no name, or one that is not text")
     for name in ("run", "close"):
         method = _get(environment, name)
         if callable(method) and not inspect.iscoroutinefunction(method):

@@ -222,7 +222,7 @@ class _WatchedHandle:
                 f"{name} returned a trajectory whose response_text is {type(said).__name__}, not text"
             )
         if not trajectory.length:
-            raise EnvironmentFailure(f"{name} returned a trajectory without a token that the model generated")
+            raise EnvironmentFailure(f"{name} returned a trajectory without any token that the model generated")
         before: tuple[int, ...] = ()
         for number, segment in enumerate(trajectory.segments):
             if segment.generation is not None:

@@ -90,17 +90,17 @@ def _loaded(spec: RewardSpec, pool: RewardPool, prompts: Sequence[Prompt], *, an
 
 
 def _why_not_plain(function: RewardFunction, prompts: Sequence[Prompt]) -> str:
-    """What of its arguments cannot cross to another process; empty where all can."""
+    """What of its arguments cannot be sent to another process; empty where all can."""
     try:
         encode(function.spec.args)
     except NotPlain as error:
-        return f"{function.spec.args_key} cannot cross to another process: {error}"
+        return f"{function.spec.args_key} cannot be sent to another process: {error}"
     for prompt in prompts:
         if function.asks_for("answer") and (why := _not_plain(prompt.answer)):
-            return f"the answer of prompt {prompt.prompt_id} (data.answer_key) cannot cross to another process: {why}"
+            return f"the answer of prompt {prompt.prompt_id} (data.answer_key) cannot be sent to another process: {why}"
         for name in wanted_names(function.signature, function.spec.args, prompt.columns):
             if name in prompt.columns and (why := _not_plain(prompt.columns[name])):
-                return f"column {name} of prompt {prompt.prompt_id} cannot cross to another process: {why}"
+                return f"column {name} of prompt {prompt.prompt_id} cannot be sent to another process: {why}"
     return ""
 
 

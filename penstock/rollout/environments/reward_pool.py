@@ -26,7 +26,7 @@ class FunctionName:
 class RewardPool:
     """At most `workers` reward calls at a time, each with a time limit, in processes of their own.
 
-    What cannot cross to another process stays in this one, in a thread: a function that is not found there by its name
+    What cannot be sent to another process stays here, in a thread: a function that is not found there by its name
     (a lambda, a closure, a method of an object, one of `__main__`), or arguments that are not plain data. `records` is
     told so, once for each function and reason. With `in_process` everything stays here, as was asked for.
 
@@ -75,7 +75,7 @@ class RewardPool:
                 try:
                     return await self._processes.score(name, args, kwargs)
                 except NotPlain as error:
-                    self._records.in_process(name, f"its arguments cannot cross to another process: {error}")
+                    self._records.in_process(name, f"its arguments cannot be sent to another process: {error}")
         return await self._threads.score(function, *args, **kwargs)
 
     def kill(self) -> None:

@@ -184,7 +184,7 @@ def _line(reply: dict[str, Any], took: float, printed: str) -> bytes:
             raise NotPlain(f"it has {len(text):,} characters, more than {_LONGEST_REPLY:,}")
     except NotPlain as error:
         kind = type(reply["value"]).__name__
-        wrong = TypeError(f"it returned a {kind} that cannot leave its process: {error}")
+        wrong = TypeError(f"it returned a {kind} that cannot be sent to the run's process: {error}")
         text = encode({"error": told(wrong), "took": took, "printed": printed})
     return text.encode() + b"\n"
 

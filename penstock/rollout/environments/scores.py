@@ -45,7 +45,7 @@ def checked_numbers(numbers: object, prompt: Prompt, what: str) -> dict[str, flo
     if not isinstance(numbers, Mapping):
         raise WrongReward(f"the {what}s of prompt {prompt.prompt_id} are {_shown(numbers)}, not a mapping of numbers")
     if len(numbers) > _MOST:
-        raise WrongReward(f"prompt {prompt.prompt_id} has {len(numbers)} {what}s; there may be {_MOST} at most")
+        raise WrongReward(f"prompt {prompt.prompt_id} has {len(numbers)} {what}s; at most {_MOST} are allowed")
     return {_checked_name(name, prompt, what): _checked(name, each, prompt, what) for name, each in numbers.items()}
 
 

@@ -71,7 +71,7 @@ class EngineClient(vf.Client):  # type: ignore[misc]
         if not isinstance(dialect, ChatDialect):
             raise EnvironmentFailure("the environment's program uses another API than chat completions: not supported")
         if trace in sample.generating:
-            raise EnvironmentFailure("the environment's program makes model calls side by side: not supported")
+            raise EnvironmentFailure("the environment's program makes concurrent model calls: not supported")
         talk, tools = sample.talks[trace], [tool_to_wire(tool) for tool in turn.tools]
         messages = [_plain(message_to_wire(message)) for message in turn.prompt]
         if talk.generations:

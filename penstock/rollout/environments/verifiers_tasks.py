@@ -90,7 +90,7 @@ def _too_few(train: int, held_out: int, eval_size: int, limit: int | None, draws
         return f"data.eval_size: {eval_size} held-out tasks leave none of the taskset's {held_out} for training"
     return (
         f"data.eval_size: of {draws} tasks that the taskset made after {eval_size} held-out ones, only {train} differ "
-        f"from those, where {limit} are asked for (data.train_size); it repeats itself: lower either"
+        f"from those, but data.train_size asks for {limit}; the taskset repeats itself: lower either"
     )
 
 

@@ -21,9 +21,9 @@ CUSTOM_LOSS = Check(
     "custom_loss",
     "custom loss",
     ("relative_difference", "tokens", "responses"),
-    "Which responses share a microbatch depends on their lengths and on when they arrive, so the run would train "
-    "something else each time, and streaming something else than the whole batch. Compute the loss of a token from its "
-    "own response (tokens.rows_T) only: no mean, deviation or maximum over all tokens that are there, and no "
+    "Which responses share a microbatch depends on their lengths and on when they arrive, so every run would train "
+    "something different, and streaming would differ from the whole batch. Compute the loss of a token from its "
+    "own response (tokens.rows_T) only: no mean, deviation or maximum over all tokens in the call, and no "
     "randomness. Penstock divides by the number of tokens or responses itself, as algorithm.loss.aggregation says.",
 )
 
@@ -54,7 +54,7 @@ def _tokens(subject: Subject) -> LossTokens:
     inside_S = mask.values.cpu() > 0
     rows_T = torch.repeat_interleave(mask.lengths_R)[inside_S]
     if len(set(rows_T.tolist())) < 2:
-        raise NotChecked("There are not two responses to compare")
+        raise NotChecked("There are no two responses to compare")
     engine_T = batch.jagged(fields.GENERATION_LOGPROBS).values.cpu().double()[inside_S]
     rng = torch.Generator().manual_seed(_SEED)
     advantages_R = torch.randn(len(mask), generator=rng, dtype=torch.float64)

@@ -19,8 +19,8 @@ CUT_OFF = Check(
     "cut_off_tokens",
     "tokens cut off",
     ("masked_fraction", "clipped_negative_fraction", "clipped_positive_fraction", "dual_clipped_fraction", "tokens"),
-    "Tokens that are clipped or left out have no gradient: the run would go on and learn next to nothing. Engine and "
-    "trainer hold the same weights here, so this comes from the settings or from the log-prob mismatch above.",
+    "Clipped and masked tokens have no gradient: the run would continue and learn next to nothing. Engine and "
+    "trainer have the same weights here, so the cause is the settings or the log-prob mismatch above.",
 )
 
 
@@ -32,14 +32,14 @@ async def check_cut_off(subject: Subject) -> Finding:
     bar = f"at most {MOSTLY:.0%} of a kind"
     if algorithm.old_policy == "trainer" and isinstance(algorithm.correction, NoCorrection):
         figures["tokens"] = sum(tags["response_length"] for meta in subject.sampled.groups for tags in meta.tags)
-        return Finding(Status.PASS, "none: no correction, and ratios begin at 1", figures, bars, bar)
+        return Finding(Status.PASS, "none: no correction, and ratios start at 1", figures, bars, bar)
     metrics, figures["tokens"] = await _metrics(subject, algorithm)
     problems = []
     for name, cause in zip(bars, CUT_OFFS, strict=True):
         figures[name] = cause.share(metrics) or 0.0
         if figures[name] > MOSTLY:
             problems.append(f"{figures[name]:.0%} {cause.what}: {cause.advice}.")
-    shown = f"{figures['masked_fraction']:.0%} left out, {metrics.get('clip_fraction', 0.0):.0%} clipped"
+    shown = f"{figures['masked_fraction']:.0%} masked, {metrics.get('clip_fraction', 0.0):.0%} clipped"
     return Finding(Status.FAIL if problems else Status.PASS, shown, figures, bars, bar, " ".join(problems))
 
 

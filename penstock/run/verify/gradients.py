@@ -47,9 +47,9 @@ GRADIENTS = Check(
         "weights_changed",
         "random_advantages",
     ),
-    "Streaming would train something else than the whole batch. Set training.min_groups_per_chunk to "
-    "training.prompt_groups_per_step to train whole batches, and report the model family: it mixes the rows of a "
-    "batch, or its loss depends on how rows are cut into microbatches.",
+    "Streaming would not train the same thing as the whole batch. Set training.min_groups_per_chunk to "
+    "training.prompt_groups_per_step to train whole batches, and please report the model family: it mixes the rows of "
+    "a batch, or its loss depends on how rows are split into microbatches.",
 )
 
 
@@ -149,14 +149,14 @@ async def _scored(subject: Subject) -> _Batch:
         scored = await pump.submit(meta)
     random = not bool((scored.advantages_S * scored.mask_S).any())
     if random:
-        notes.append("all advantages are 0 (no reward spread), so this check uses random ones with a fixed seed")
+        notes.append("all advantages are 0 (no reward spread), so this check uses random advantages with a fixed seed")
         await _draw_advantages(subject, meta)
     # The rows of one group are neighbours.
     starts = [0, *itertools.accumulate(len(group) for group in subject.sampled.groups)]
     metas = tuple(scored.meta.slice(start, stop) for start, stop in itertools.pairwise(starts))
     if len(metas) == 1:
         metas = tuple(scored.meta.slice(row, row + 1) for row in range(len(scored.meta)))
-        notes.append("there is one group, so its responses take the place of groups")
+        notes.append("there is only one group, so its responses are used as groups")
     return _Batch(metas, random, tuple(notes))
 
 
@@ -185,7 +185,7 @@ async def _accumulate(
     """Open a step, feed it the chunks, read its gradients, drop it."""
     trainer = subject.training.trainer
     if not isinstance(trainer, GradientReader):
-        raise NotChecked(f"{type(trainer).__name__} does not let its gradients be looked at")
+        raise NotChecked(f"{type(trainer).__name__} does not expose its gradients")
     await trainer.begin_train_step(_STEP)
     try:
         results = [await trainer.train_microbatch(_STEP, chunk) for chunk in chunks]

@@ -42,7 +42,7 @@ MEMORY = Check(
         "loaded_bytes",
         "largest_microbatch_tokens",
     ),
-    "The run is likely to end for want of memory. Less: activations by training.max_tokens_per_microbatch or "
+    "The run is likely to run out of memory. To use less: activations with training.max_tokens_per_microbatch or "
     "training.gradient_checkpointing; keys and values by rollout.engine.max_num_seqs and max_model_len; logits by "
     "training.logprob_chunk_tokens; gradients and optimizer by model.lora; weights by model.dtype.",
 )
@@ -114,7 +114,7 @@ async def check_memory(config: RunConfig) -> Finding:
         figures,
         {"total_bytes": free},
         f"{in_words(free)} free",
-        problem=f"{in_words(estimate.total - free)} too much." if status is Status.FAIL else "",
+        problem=f"{in_words(estimate.total - free)} more than is free." if status is Status.FAIL else "",
         notes=(f"an estimate: {parts}",),
     )
 

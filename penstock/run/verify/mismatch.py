@@ -22,15 +22,15 @@ MISMATCH = Check(
     "log-prob mismatch",
     ("mean_abs", "max_abs", "kl", "tokens", "foreign_versions"),
     "Importance ratios start from engine log-probs that are not the trainer's: the policy gradient is biased from the "
-    "first step. Compare with model.dtype=float32 (rounding goes away, a mistake stays) and "
-    "model.attn_implementation=eager; where it is rounding, choose an algorithm.correction such as tis.",
+    "first step. Compare with model.dtype=float32 (rounding errors disappear, a bug stays) and "
+    "model.attn_implementation=eager; if it is rounding, choose an algorithm.correction such as tis.",
 )
 
 
 async def check_mismatch(subject: Subject) -> Finding:
     """Both sides' log-probs of every sampled token, under the weights that sampled them."""
     truncated = subject.config.rollout.sampling.is_truncated
-    notes = ("both sides over the tokens that truncated sampling had left",) if truncated else ()
+    notes = ("both sides over the tokens that truncated sampling kept",) if truncated else ()
     return _judged(await _figures(subject, subject.sampled.meta), subject.config.model.dtype, notes)
 
 
@@ -45,7 +45,7 @@ async def _figures(subject: Subject, meta: KVBatchMeta) -> dict[str, Any]:
         batch.jagged(name).values.cpu().double()[inside_S] for name in (fields.GENERATION_LOGPROBS, fields.OLD_LOGPROBS)
     )
     if not len(engine_T):
-        raise NotChecked("No token was sampled after another one")
+        raise NotChecked("No response has a second token")
     delta_T = trainer_T - engine_T
     held_T = delta_T.clamp(max=LOG_RATIO_LIMIT)
     served = subject.serving.engine.stats().version
@@ -64,5 +64,5 @@ def _judged(figures: dict[str, Any], dtype: str, notes: tuple[str, ...]) -> Find
     over = [name for name in bars if not within(figures, {name: bars[name]})]
     shown = f"mean {figures['mean_abs']:.1e}, max {figures['max_abs']:.1e}, KL {figures['kl']:.1e}"
     bar = f"at most {limits['mean_abs']:.0e}, {limits['max_abs']:.0e}, {limits['kl']:.0e} in {dtype}"
-    problem = f"Over the bar over {figures['tokens']:,} tokens: {', '.join(over)}." if over else ""
+    problem = f"Over the bar on {figures['tokens']:,} tokens: {', '.join(over)}." if over else ""
     return Finding(Status.FAIL if over else Status.PASS, shown, figures, bars, bar, problem, notes)

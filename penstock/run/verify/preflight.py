@@ -75,7 +75,7 @@ class _Preflight:
         first = await self._row(memory.MEMORY, lambda: memory.check_memory(self._config))
         figures = first.finding.figures
         if first.failed and figures and figures["loaded_bytes"] > figures["free_bytes"]:
-            rest = self._skipped("not loaded: too large for memory")
+            rest = self._skipped("not loaded: it does not fit in memory")
         else:
             rest = await self._with_model(may_fail=first.failed)
         device = str(pick_device(self._config.runtime.device))
@@ -110,7 +110,9 @@ class _Preflight:
                 finding = await run()
         except TimeoutError as late:
             error = late
-            text = f"It took longer than the {given:.3g} s it was given; more with --seconds, less to do with --groups"
+            text = (
+                f"The check exceeded its time limit of {given:.3g} s; allow more with --seconds, or use fewer --groups"
+            )
             finding = raised(NotChecked(text))
         except Exception as other:  # noqa: BLE001 - the row shows it, and the other checks are made
             error, finding = other, raised(other)

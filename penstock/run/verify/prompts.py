@@ -30,8 +30,9 @@ PROMPTS = Check(
         "empty_answers",
         "repeated",
     ),
-    "A prompt that leaves no room for a response ends the run, is skipped or loses its beginning, as data.overlong "
-    "says; a larger rollout.engine.max_model_len makes room. A reward that compares with an empty answer is no reward.",
+    "data.overlong decides whether a prompt that leaves no room for a response ends the run, is skipped or loses its "
+    "beginning; a larger rollout.engine.max_model_len makes room. Comparing with an empty answer gives no useful "
+    "reward.",
 )
 
 
@@ -59,10 +60,10 @@ async def check_prompts(subject: Subject) -> Finding:
     problem = " ".join(_problems(figures, config.data.overlong, overlong))
     status = Status.FAIL if overlong and config.data.overlong == "error" else Status.WARN if problem else Status.PASS
     most = max(train.longest, other.longest)
-    shown = f"{train.prompts:,} and {other.prompts:,} held-out, the longest has {most:,} tokens"
+    shown = f"{train.prompts:,} and {other.prompts:,} held-out, the longest with {most:,} tokens"
     shown += f"; {overlong:,} too long" if overlong else ""
     repeated = figures["repeated"]
-    notes = (f"{repeated:,} training prompts repeat another one",) if repeated else ()
+    notes = (f"{repeated:,} training prompts are duplicates",) if repeated else ()
     return Finding(status, shown, figures, bar=f"below {room.context:,} tokens", problem=problem, notes=notes)
 
 
@@ -75,10 +76,10 @@ def _problems(figures: dict[str, int], mode: str, overlong: int) -> list[str]:
     if figures["cramped"]:
         found.append(
             f"{figures['cramped']:,} prompts leave less room than rollout.sampling.max_new_tokens; their responses are "
-            "cut earlier."
+            "truncated earlier."
         )
     if figures["empty_answers"]:
-        found.append(f"{figures['empty_answers']:,} prompts have an empty answer, unlike others.")
+        found.append(f"{figures['empty_answers']:,} prompts have an empty answer; others do not.")
     return found
 
 

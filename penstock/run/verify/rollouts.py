@@ -17,29 +17,30 @@ ROLLOUTS = Check(
     "rollouts",
     "rollouts",
     ("groups", "wanted", "failed", "late", "samples", "tokens"),
-    "Without rollouts a run has nothing to train on: look at rollout.environment, data and "
-    "rollout.engine.max_model_len (failed prompts), or give more time with --seconds (late ones).",
+    "Without rollouts a run has nothing to train on: check rollout.environment, data and "
+    "rollout.engine.max_model_len (failed prompts), or allow more time with --seconds (late ones).",
 )
 REWARDS = Check(
     "rewards",
     "rewards",
     ("mean", "min", "max", "finite", "failed", "all_alike"),
-    "A prompt that fails is tried rollout.failure.data_attempts times and then dropped; a run stops when more than "
-    "rollout.failure.max_dropped_prompts are.",
+    "A prompt that fails is tried rollout.failure.data_attempts times and then dropped; the run stops if more than "
+    "rollout.failure.max_dropped_prompts prompts are dropped.",
 )
 TRUNCATION = Check(
     "truncation",
     "truncated responses",
     ("rate", "truncated", "samples"),
-    "Most responses end at rollout.sampling.max_new_tokens (or at rollout.engine.max_model_len) and not by themselves; "
+    "Most responses end at rollout.sampling.max_new_tokens (or at rollout.engine.max_model_len) without a stop; "
     "raise the limit, or choose algorithm.reward.overlong on purpose.",
 )
 SPREAD = Check(
     "reward_spread",
     "reward spread",
     ("groups_with_spread", "groups"),
-    "Groups whose responses all have the same reward teach nothing: the task is too hard or too easy for this model, "
-    "or the reward does not see what it should. Try easier prompts, a larger rollout.group_size, or look at samples.",
+    "Groups whose responses all have the same reward give no learning signal: the task is too hard or too easy for "
+    "this model, or the reward function misses what it should see. Try other prompts or a larger rollout.group_size, "
+    "and read some samples.",
 )
 
 

@@ -25,8 +25,8 @@ ROUND_TRIP = Check(
     "data_plane",
     "data plane",
     ("cells", "wrong", "first_wrong", "rows_left", "rows_readable_after_clear"),
-    "The trainer would not see what the engine wrote, or memory would fill with rows that nobody clears. Try another "
-    "data_plane.adapter, and report this one.",
+    "The trainer would not see what the engine wrote, or memory would fill with rows that are never cleared. Try "
+    "another data_plane.adapter, and report this one.",
 )
 
 
@@ -59,7 +59,7 @@ def _judged(figures: dict[str, Any]) -> Finding:
     if figures["wrong"]:
         problems.append(f"{figures['wrong']} of {figures['cells']} cells differ; first: {figures['first_wrong']}.")
     if figures["rows_left"]:
-        problems.append(f"{figures['rows_left']} rows are left after all were cleared.")
+        problems.append(f"{figures['rows_left']} rows remain after all were cleared.")
     if figures["rows_readable_after_clear"]:
         problems.append("Rows can be read after they were cleared.")
     shown = f"{figures['wrong']} of {figures['cells']:,} cells wrong, {figures['rows_left']} rows left"

@@ -50,7 +50,7 @@ class Sampled:
     def groups(self) -> tuple[KVBatchMeta, ...]:
         """At least one group; a check that finds none is skipped."""
         if not self.metas:
-            raise Skipped("needs a prompt group, and there is none")
+            raise Skipped("needs a prompt group, but there is none")
         return self.metas
 
 
@@ -73,7 +73,7 @@ def verifiable(config: RunConfig) -> RunConfig:
     """The same run, writing nothing. Raises `ConfigError` where it has no engine or no trainer to compare."""
     problems = []
     if config.rollout.replay_from is not None:
-        problems.append("rollout.replay_from: a run of recorded rollouts has no engine to verify; leave it out")
+        problems.append("rollout.replay_from: a run on recorded rollouts has no engine to verify; remove it")
     if config.training.backend == "none":
         problems.append("training.backend: none leaves no trainer to verify; use local")
     if problems:

@@ -36,7 +36,7 @@ WEIGHT_SYNC = Check(
         "pause_seconds",
     ),
     "The engine does not serve the weights that the trainer publishes: from the first step on, rollouts would come "
-    "from another policy than the one that is trained. Report the model family and the engine.",
+    "from a different policy than the one being trained. Please report the model family and the engine.",
 )
 
 
@@ -104,7 +104,7 @@ def _judged(figures: dict[str, Any], dtype: str) -> Finding:
             f"after the original weights were published again; first: {figures['first_wrong']}."
         )
     if figures["unchanged_generation"]:
-        problems.append("The engine generated the same log-probs under changed weights: it computes with others.")
+        problems.append("The engine generated the same log-probs under changed weights: it does not use them.")
     if not within(figures, {name: bars[name] for name in ("probe_tokens_changed", "probe_logprob_difference")}):
         problems.append(
             f"Greedy responses differ from those before in {figures['probe_tokens_changed']} of "
@@ -125,7 +125,7 @@ def _changed(tensor: Tensor) -> Tensor:
 async def _served(subject: Subject, prompts: list[tuple[int, ...]]) -> _Served:
     engine, sampling = subject.serving.engine, subject.serving.sampling
     if not isinstance(engine, DigestingEngine):
-        raise NotChecked(f"{type(engine).__name__} does not tell the hashes of its weights")
+        raise NotChecked(f"{type(engine).__name__} cannot report the hashes of its weights")
     tokens = min(_PROBE_TOKENS, sampling.max_new_tokens)
     greedy = replace(sampling, temperature=0.0, top_p=1.0, top_k=0, min_p=0.0, max_new_tokens=tokens, stop=())
     responses = [

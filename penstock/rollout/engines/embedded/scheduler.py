@@ -185,7 +185,7 @@ class Scheduler:
         tokens_B, probs_B, kept = sample(logits_BV, uniforms_B, self._plan)
         tokens_B, probs_B = tokens_B[: rows.count], probs_B[: rows.count]
         if not (probs_B > 0.0).all():
-            raise EngineError(f"the model gave logits that are not finite, under weight version {self.version}")
+            raise EngineError(f"the model produced non-finite logits with weight version {self.version}")
         self.counters.tokens += rows.count
         self.counters.decode_steps += 1
         ended: list[tuple[Ticket, GenerationResult]] = []

@@ -69,7 +69,7 @@ class SlotCache(Cache):  # type: ignore[misc]
             gib = positions * shape.head_dim * shape.dtype.itemsize / 2**30
             raise SetupError(
                 f"rollout.engine: max_num_seqs = {self._slots} slots of max_model_len = {self._context} tokens need "
-                f"{gib:,.1f} GiB for keys and values, which could not be had; lower one of them"
+                f"{gib:,.1f} GiB for keys and values, which could not be allocated; lower one of them"
             ) from error
         self._lanes_of_all = [as_lanes(*sides) for sides in zip(self._keys_YSKCD, self._values_YSKCD, strict=True)]
         self._flat_values_JD = [value_SKCD.view(-1, shape.head_dim) for value_SKCD in self._values_YSKCD]

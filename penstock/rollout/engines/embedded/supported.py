@@ -25,8 +25,9 @@ def check_config(config: Any, max_model_len: int) -> None:
     window = sliding_window(config, max_model_len)
     if window is not None and family not in _WINDOWED:
         raise SetupError(
-            f"{family} has a sliding attention window of {window}, which is smaller than {_KEY}={max_model_len}; "
-            f"the embedded engine knows no sliding windows of {family}: lower {_KEY} to {window} or use another engine"
+            f"{family} has a sliding attention window of {window}, which is smaller than {_KEY}={max_model_len}; the "
+            f"embedded engine does not support sliding windows of {family}: lower {_KEY} to {window} or use another "
+            "engine"
         )
     check_context(config.to_dict(), max_model_len)
 

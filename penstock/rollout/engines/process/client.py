@@ -102,7 +102,7 @@ class ProcessEngine:
             started.result(limit)
         except TimeoutError:
             raise SetupError(
-                f"engine {self._name}: its process {self.pid} does not serve after {limit:g} s; if the model takes "
+                f"engine {self._name}: its process {self.pid} is not ready after {limit:g} s; if the model takes "
                 "longer to load, raise runtime.timeouts.start_seconds"
             ) from None
         self._serves = True
@@ -262,7 +262,7 @@ class ProcessEngine:
             if silent >= self._timeouts.silence_seconds and not self._killed:
                 self._killed = (
                     f"showed no sign of life for {silent:.0f} s (runtime.timeouts.silence_seconds) and was killed; it "
-                    "may have been stopped, or the machine had no memory left"
+                    "may have been stopped, or the machine ran out of memory"
                 )
                 self._process.kill()
 
@@ -304,7 +304,7 @@ class ProcessEngine:
 
 def _ended(status: int) -> str:
     if status >= 0:
-        return f"ended with exit status {status}; what it printed says why"
+        return f"ended with exit status {status}; see its output for the reason"
     try:
         return f"was ended by {signal.Signals(-status).name}"
     except ValueError:

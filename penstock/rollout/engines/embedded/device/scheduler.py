@@ -173,7 +173,7 @@ class PipelinedScheduler(Scheduler):
         slots_B = launched.flight.slots_B
         mine_B = self._tenure_S[slots_B] == launched.tenures_B
         if not np.isfinite(logprobs_B[mine_B]).all():
-            raise EngineError(f"the model gave logits that are not finite, under weight version {self.version}")
+            raise EngineError(f"the model produced non-finite logits with weight version {self.version}")
         self.counters.tokens += int(mine_B.sum())
         self.counters.decode_steps += 1
         ended = []
