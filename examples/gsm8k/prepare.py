@@ -1,4 +1,4 @@
-"""Writes the recipe's data: `data/train.jsonl` and `data/test.jsonl`, one prompt with its answer a line.
+"""Writes the recipe's data: `data/train.jsonl` and `data/test.jsonl`, one prompt with its answer per line.
 
     python prepare.py path/to/gsm8k      # a folder with train.jsonl and test.jsonl, as GSM8K is published
     python prepare.py --download         # openai/gsm8k from the Hugging Face hub; needs the extra `data`
@@ -14,8 +14,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-INSTRUCTION = "Reason step by step, and put your final answer in \\boxed{}. /no_think"
-"""`/no_think` is Qwen3's own switch: without it the model thinks for longer than the recipe's `max_new_tokens`."""
+INSTRUCTION = "Reason step by step, and put your final answer in \\boxed{}."
 
 
 def converted(records: Iterable[Mapping[str, str]], split: str) -> Iterator[dict[str, str]]:

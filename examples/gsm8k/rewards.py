@@ -16,7 +16,7 @@ def correct_answer(prompt: str, response: str, answer: str) -> float:
 
 
 def final_answer(response: str) -> Decimal | None:
-    """The number in the last `\\boxed{}`: `\\boxed{\\$1,234.50}` is 1234.5; None where there is none."""
+    """The number in the last `\\boxed{}`: `\\boxed{\\$1,234.50}` is 1234.5; None if there is none."""
     boxes = _BOXED.findall(response)
     numbers = _NUMBER.findall(boxes[-1].replace(",", "")) if boxes else []
     return Decimal(numbers[-1]) if numbers else None

@@ -19,6 +19,7 @@ R = TypeVar("R")
 Handler = Callable[[int], None]
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_LOOK_SECONDS = 0.25
 _UNHEARD_SECONDS = 10.0
 """How long a signal waits for somebody who listens, such as a run that is being set up."""
 
@@ -57,6 +58,7 @@ class SignalRelay:
 
     def __init__(self) -> None:
         self._news: SimpleQueue[int | _Heard | _Over] = SimpleQueue()  # may be put to from a signal handler
+        self._waited_for = threading.Event()
         self._lock = threading.Lock()
         self._listeners: list[_Listener] = []
         self._waiting: list[int] = []
@@ -102,7 +104,8 @@ class SignalRelay:
         alarm: BaseException | None = None
         while True:
             try:
-                news = self._news.get(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
+                self._waited_for.set()
+                news = self._next(deadline)
             except Empty:
                 raise KeyboardInterrupt(f"nothing heard the signal for {_UNHEARD_SECONDS:g} s") from None
             except BaseException as error:  # noqa: BLE001 - of a handler that is not the relay's
@@ -118,6 +121,13 @@ class SignalRelay:
                 deadline = None
             elif not self.hand_on(news):
                 deadline = deadline or time.monotonic() + _UNHEARD_SECONDS
+
+    def _next(self, deadline: float | None) -> int | _Heard | _Over:
+        """The next news; `Empty` at the deadline. A signal just before a thread blocks does not wake it: it looks."""
+        while deadline is None or time.monotonic() < deadline:
+            with contextlib.suppress(Empty):
+                return self._news.get(timeout=_LOOK_SECONDS)
+        raise Empty
 
     def hand_on(self, number: int) -> bool:
         """Tell whoever listens of a signal; False where it has to wait for somebody."""
@@ -137,7 +147,8 @@ class SignalRelay:
             listener.loop.call_soon_threadsafe(listener.handler, number)
 
     def carry_out(self, call: Callable[[], object]) -> None:
-        """In the call's own thread: make it, and end the wait."""
+        """In the call's own thread: make it once somebody waits for it, and end the wait."""
+        self._waited_for.wait()
         self._of_threads.relay = self
         try:
             call()
@@ -170,9 +181,7 @@ def beside_running_loop(call: Callable[P, R], *args: P.args, **kwargs: P.kwargs)
     A caller in the main thread hands Ctrl-C, SIGTERM and SIGHUP on to what the call runs. One that does not hear them
     is left behind, as a daemon thread, with a `KeyboardInterrupt` here.
     """
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
+    if not _in_a_loop():
         return call(*args, **kwargs)
     relay, outcome, context = SignalRelay(), _Outcome[R](), contextvars.copy_context()
 
@@ -200,3 +209,11 @@ def _signals_go_to(relay: SignalRelay) -> Iterator[None]:
     finally:
         for number, handler in heard.items():
             signal.signal(number, handler)
+
+
+def _in_a_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

@@ -18,7 +18,7 @@ from penstock.rollout.environments import Split
 from penstock.rollout.environments.factory import make_environment
 from penstock.run.verify import memory
 from tests.cli.programs import penstock as run_penstock
-from tests.support.tiny_models import bpe_tokenizer, save_tiny_model
+from tests.support.tiny_models import CHAT_TEMPLATE, bpe_tokenizer, save_tiny_model
 from tests.test_docs import blocks
 
 ROOT = Path(__file__).parents[2]
@@ -141,9 +141,19 @@ def test_the_readme_shows_the_recipe_as_it_is() -> None:
     assert (FOLDER / "rewards.py").read_text(encoding="utf-8") in shown
 
 
+def test_the_readme_shows_a_record_as_prepare_writes_it(recipe: Path) -> None:
+    [shown] = [block.code for block in blocks((ROOT / "README.md").read_text(encoding="utf-8")) if block.info == "json"]
+    record = json.loads((recipe / "data" / "train.jsonl").read_text(encoding="utf-8").splitlines()[0])
+    page = json.loads(shown)
+    assert list(page) == list(record)
+    assert record["prompt"].endswith(page["prompt"].partition("… ")[2])
+
+
 @pytest.mark.long
 def test_a_run_of_it_is_checked_trains_and_is_evaluated(recipe: Path) -> None:
-    model = save_tiny_model(recipe / "tiny", tokenizer=bpe_tokenizer(), max_position_embeddings=1024)
+    thinks = CHAT_TEMPLATE + "{% if enable_thinking is defined and enable_thinking is false %}-{% endif %}"
+    tokenizer = bpe_tokenizer(chat_template=thinks)
+    model = save_tiny_model(recipe / "tiny", tokenizer=tokenizer, max_position_embeddings=1024)
     smaller = [
         f"model.path={model}",
         "rollout.sampling.max_new_tokens=8",
@@ -155,7 +165,8 @@ def test_a_run_of_it_is_checked_trains_and_is_evaluated(recipe: Path) -> None:
         "runtime.device=cpu",
     ]
     checked = run_penstock("config", "check", "run.yaml", *smaller, cwd=recipe)
-    assert (checked.returncode, checked.stdout) == (0, "run.yaml: OK\n"), checked.stderr
+    assert (checked.returncode, checked.stdout) == (0, "run.yaml: OK, 1 warning\n"), checked.stderr
+    assert checked.stderr.startswith("warning: data.eval_size: only the first 4 of 24 prompts")
     trained = run_penstock("train", "run.yaml", *smaller, cwd=recipe)
     assert trained.returncode == 0, trained.stderr
     summary = json.loads((recipe / "runs" / "gsm8k" / "summary.json").read_text())

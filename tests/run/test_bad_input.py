@@ -171,7 +171,7 @@ def test_a_reward_function_that_cannot_be_called_that_way(make_config: ConfigMak
     config = function_run(
         make_config, dataset(tmp_path, ["a"]), "length", **{"rollout.environment.args": {"colour": "blue"}}
     )
-    with pytest.raises(ConfigError, match=r"rollout\.environment\.import_path.*colour"):
+    with pytest.raises(ConfigError, match=r"rollout\.environment\.args\.colour: .*has no parameter of this name"):
         check_config(config)
 
 

@@ -23,7 +23,7 @@ SUPPORT = "tests.support.custom_algorithms"
 def example() -> tuple[str, dict[str, Any]]:
     """The module that the page shows, and its settings."""
     (module,) = re.findall(r"^```python\n# my_algorithms.py\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-    recipe = PAGE.partition("**A loss and an advantage of your own**")[2].partition("```yaml\n")[2].partition("```")[0]
+    recipe = PAGE.partition("**Your own loss and advantage**")[2].partition("```yaml\n")[2].partition("```")[0]
     return module, parse_yaml(recipe)["algorithm"]
 
 

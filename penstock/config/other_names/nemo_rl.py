@@ -10,7 +10,7 @@ MODEL = Table(
     SYSTEM,
     (
         Row("`policy.model_name`, `policy.precision`", "`model.path`, `model.dtype`"),
-        Row("`policy.tokenizer.name`", "no equivalent: the model's own"),
+        Row("`policy.tokenizer.name`", "no equivalent: the model's own tokenizer"),
         Row("`policy.dtensor_cfg.activation_checkpointing`", "`training.gradient_checkpointing`"),
         Row(
             "`policy.dtensor_cfg.lora_cfg.enabled`, `policy.dtensor_cfg.lora_cfg.dim`, "
@@ -28,7 +28,7 @@ MODEL = Table(
         Row(
             "`policy.train_global_batch_size`",
             "`training.minibatches_per_step`",
-            "theirs is a number of responses; ours the step's responses over it",
+            "theirs is a number of responses; ours is the step's responses divided by it",
         ),
         Row(
             "`policy.train_micro_batch_size`, `policy.dynamic_batching.train_mb_tokens`, "
@@ -113,7 +113,7 @@ MATHEMATICS = Table(
         Row("`loss_fn.disable_ppo_ratio: true`", "`algorithm.loss.kind: reinforce`"),
         Row(
             "`loss_fn.force_on_policy_ratio`",
-            "always, with one update a step",
+            "always, with one update per step",
             "the ratio is 1 unless `algorithm.old_policy: engine`",
         ),
         Row("`loss_fn.reference_policy_kl_penalty`", "`algorithm.kl.coefficient`"),
@@ -125,7 +125,7 @@ MATHEMATICS = Table(
         Row(
             "`loss_fn.use_kl_in_reward`",
             "`algorithm.kl.place: reward`",
-            "theirs takes a token's own KL, ours that of the tokens that follow too",
+            "theirs charges a token for its own KL, ours also for that of the tokens after it",
         ),
         Row(
             "`loss_fn.use_on_policy_kl_approximation`, `loss_fn.kl_input_clamp_value`, `loss_fn.kl_output_clamp_value`",
@@ -152,7 +152,7 @@ MATHEMATICS = Table(
         Row(
             "`grpo.use_dynamic_sampling`",
             "`algorithm.dynamic_sampling.enabled`",
-            "by the shaped reward; theirs, in newer versions, by the unshaped",
+            "ours looks at the shaped reward; theirs, in newer versions, at the unshaped one",
         ),
         Row(
             "`grpo.dynamic_sampling_max_gen_batches`",
@@ -272,7 +272,7 @@ RECORDS = Table(
         Row(
             "`checkpointing.keep_top_k`, `checkpointing.metric_name`",
             "`checkpoint.keep_best`, `checkpoint.best_metric`",
-            "besides the `checkpoint.keep_latest` newest",
+            "in addition to the `checkpoint.keep_latest` newest",
         ),
         Row("`checkpointing.checkpoint_must_save_by`", "`training.max_minutes`", "ends the run, with a checkpoint"),
         Row(

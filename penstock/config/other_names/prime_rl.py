@@ -9,7 +9,7 @@ PRIME_RL = Table(
     (
         Row("`model.name`", "`model.path`"),
         Row("`trainer.model.attn`", "`model.attn_implementation`", "`sdpa` or `eager`; no flash attention"),
-        Row("`trainer.model.ac`", "`training.gradient_checkpointing`", "of every layer"),
+        Row("`trainer.model.ac`", "`training.gradient_checkpointing`", "for every layer"),
         Row(
             "`trainer.model.lora.rank`, `trainer.model.lora.alpha`, `trainer.model.lora.target_modules`",
             "`model.lora.rank`, `model.lora.alpha`, `model.lora.target_modules`",
@@ -34,22 +34,26 @@ PRIME_RL = Table(
             "`staleness.lookahead`",
             "with `staleness.policy: in_order`: how far generation may run ahead",
         ),
-        Row("`seq_len`", "`rollout.engine.max_model_len`", "prompt and response together; nothing is cut"),
+        Row(
+            "`seq_len`",
+            "`rollout.engine.max_model_len`",
+            "prompt and response together; `data.overlong` decides about prompts that do not fit",
+        ),
         Row(
             "`orchestrator.sampling.max_tokens`, `orchestrator.sampling.temperature`",
             "`rollout.sampling.max_new_tokens`, `rollout.sampling.temperature`",
-            "of each turn, in an environment with several",
+            "per turn, in an environment with several turns",
         ),
         Row(
             "`orchestrator.sampling.temp_scheduler`, `orchestrator.sampling.repetition_penalty`, "
             "`orchestrator.sampling.min_tokens`",
             "no equivalent",
         ),
-        Row("`orchestrator.env`", "`rollout.environment.kind`", "`verifiers:<environment>`; one environment a run"),
+        Row("`orchestrator.env`", "`rollout.environment.kind`", "`verifiers:<environment>`; one environment per run"),
         Row(
             "`orchestrator.buffer.online_difficulty_filtering`",
             "`algorithm.dynamic_sampling.enabled`",
-            "theirs leaves out mean rewards of 0 and 1, ours groups whose rewards are all the same",
+            "theirs leaves out groups with a mean reward of 0 or 1, ours groups whose rewards are all the same",
         ),
         Row(
             "`trainer.loss.import_path`, `trainer.loss.kwargs`",

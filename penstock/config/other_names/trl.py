@@ -37,11 +37,11 @@ MODEL = Table(
             "`model.lora.rank`, `model.lora.alpha`, `model.lora.target_modules`",
         ),
         Row("`num_generations`", "`rollout.group_size`"),
-        Row("`generation_batch_size`", "`training.prompt_groups_per_step`", "theirs over `num_generations`"),
+        Row("`generation_batch_size`", "`training.prompt_groups_per_step`", "theirs divided by `num_generations`"),
         Row(
             "`steps_per_generation`, `gradient_accumulation_steps`",
             "`training.minibatches_per_step`",
-            "the first over the second",
+            "the first divided by the second",
         ),
         Row(
             "`per_device_train_batch_size`",
@@ -51,7 +51,7 @@ MODEL = Table(
         Row(
             "`num_iterations`",
             "no equivalent: a group is trained once",
-            "above 1, theirs goes through the batch again",
+            "above 1, theirs trains on the batch again",
         ),
         Row("`max_steps`", "`training.max_steps`", "updates there, steps here"),
         Row("`num_train_epochs`", "`data.epochs`"),
@@ -64,12 +64,12 @@ GENERATION = Table(
         Row(
             "`max_completion_length`",
             "`rollout.sampling.max_new_tokens`",
-            "of each turn, in an environment with several",
+            "per turn, in an environment with several turns",
         ),
         Row(
             "`vllm_max_model_length`",
             "`rollout.engine.max_model_len`",
-            "prompt and response together; `data.overlong` says what happens to prompts that do not fit",
+            "prompt and response together; `data.overlong` decides what happens to prompts that do not fit",
         ),
         Row(
             "`temperature`, `top_p`, `top_k`, `min_p`",
@@ -81,7 +81,7 @@ GENERATION = Table(
         Row(
             "`generation_kwargs`",
             "`rollout.sampling.stop`",
-            "for its `stop`; rewards see the stop string in both. What else it may hold has no equivalent",
+            "for its `stop`; rewards see the stop string in both. Its other entries have no equivalent",
         ),
         Row(
             "`chat_template_kwargs`",
@@ -108,7 +108,7 @@ GENERATION = Table(
         Row(
             "`multi_objective_aggregation`",
             "no equivalent: rewards are summed before they are normalised",
-            "theirs can normalise each function's first (GDPO)",
+            "theirs can normalise the rewards of each function first (GDPO)",
         ),
         Row(
             "`GRPOTrainer(tools)`, `GRPOTrainer(environment_factory)`, `max_tool_calling_iterations`",
@@ -147,12 +147,12 @@ MATHEMATICS = Table(
         Row(
             "`importance_sampling_level: sequence`",
             "`algorithm.loss.kind: gspo`",
-            "with `loss_type: grpo`, as the paper has it; clip ranges have another scale and other defaults",
+            "with `loss_type: grpo`, as in the paper; clip ranges have another scale and other defaults",
         ),
         Row(
             "`epsilon`, `epsilon_high`",
             "`algorithm.loss.clip_ratio_low`, `algorithm.loss.clip_ratio_high`",
-            "ours do not follow each other: set both. With one update a step the ratio is 1 and neither clips, "
+            "ours are independent: set both. With one update per step the ratio is 1 and neither clips, "
             "unless `algorithm.old_policy: engine`",
         ),
         Row("`delta`", "`algorithm.loss.dual_clip`", "the same bound on tokens with a negative advantage"),
@@ -161,7 +161,7 @@ MATHEMATICS = Table(
         Row(
             "`scale_rewards: batch`",
             "no equivalent",
-            "closest is `algorithm.advantage.kind: reinforce_pp_baseline`, which takes the deviation over tokens",
+            "closest is `algorithm.advantage.kind: reinforce_pp_baseline`, with the standard deviation over tokens",
         ),
         Row(
             "`beta`",
@@ -170,14 +170,14 @@ MATHEMATICS = Table(
         ),
         Row(
             "`use_bias_correction_kl`",
-            "no equivalent: ours is as with false",
+            "no equivalent: ours behaves as with false",
             "theirs multiplies the penalty by the ratio, which changes its gradient also on-policy",
         ),
         Row("`sync_ref_model`, `ref_model_mixup_alpha`", "no equivalent: the reference is the model at the start"),
         Row(
             "`entropy_coef`",
             "`algorithm.entropy_coefficient`",
-            "theirs is a mean over tokens for every `loss_type`; ours is weighed like the loss",
+            "theirs is a mean over tokens for every `loss_type`; ours is weighted like the loss",
         ),
         Row("`use_adaptive_entropy`, `top_entropy_quantile`, `off_policy_mask_threshold`", "no equivalent"),
         Row(
@@ -199,7 +199,7 @@ MATHEMATICS = Table(
         Row(
             "`lr_scheduler_type`, `warmup_steps`",
             "`training.optimizer.schedule`, `training.optimizer.warmup_steps`",
-            "whole steps, no share of the run; a falling one needs `training.max_steps`",
+            "whole steps, not a share of the run; a falling schedule needs `training.max_steps`",
         ),
         Row("`max_grad_norm`", "`training.optimizer.max_grad_norm`"),
     ),
@@ -240,7 +240,7 @@ STALENESS = Table(
         Row(
             "`AsyncGRPOConfig.token_budget`",
             "`training.max_tokens_per_microbatch`",
-            "a longer row goes alone, it is not dropped",
+            "a longer row is trained alone, not dropped",
         ),
         Row("`AsyncGRPOConfig.request_timeout`", "`rollout.generation_timeout_seconds`"),
         Row(
@@ -263,7 +263,7 @@ RECORDS = Table(
         Row(
             "`resume_from_checkpoint`",
             "`penstock resume RUN_DIR`",
-            "prompts under way are dispatched again; none is skipped or repeated",
+            "prompts in flight are dispatched again; none is skipped or repeated",
         ),
         Row(
             "`report_to`",
@@ -275,7 +275,7 @@ RECORDS = Table(
         Row(
             "`eval_strategy`",
             "`eval.at_start`, `eval.every_steps`, `eval.at_end`",
-            "rollouts go on meanwhile; `penstock eval` for a checkpoint",
+            "rollouts continue meanwhile; `penstock eval` for a checkpoint",
         ),
         Row("`eval_steps`", "`eval.every_steps`"),
         Row(

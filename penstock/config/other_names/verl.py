@@ -10,7 +10,7 @@ MODEL = Table(
     SYSTEM,
     (
         Row("`model.path`, `model.trust_remote_code`", "`model.path`, `model.trust_remote_code`"),
-        Row("`actor.fsdp_config.model_dtype`, `rollout.dtype`", "`model.dtype`", "one format for trainer and engine"),
+        Row("`actor.fsdp_config.model_dtype`, `rollout.dtype`", "`model.dtype`", "one dtype for trainer and engine"),
         Row(
             "`model.override_config.attn_implementation`",
             "`model.attn_implementation`",
@@ -28,7 +28,7 @@ MODEL = Table(
         Row(
             "`actor.ppo_mini_batch_size`",
             "`training.minibatches_per_step`",
-            "theirs is a number of prompts; ours their `train_batch_size` over it",
+            "theirs is a number of prompts; ours is their `train_batch_size` divided by it",
         ),
         Row(
             "`actor.ppo_micro_batch_size_per_gpu`, `actor.use_dynamic_bsz`, `actor.ppo_max_token_len_per_gpu`",
@@ -51,7 +51,7 @@ GENERATION = Table(
         Row(
             "`data.max_response_length`",
             "`rollout.sampling.max_new_tokens`",
-            "of each turn, in an environment with several",
+            "per turn, in an environment with several turns",
         ),
         Row(
             "`data.max_prompt_length`, `rollout.max_model_len`",
@@ -155,8 +155,8 @@ MATHEMATICS = Table(
         Row(
             "`algorithm.use_kl_in_reward`, `algorithm.kl_ctrl.kl_coef`",
             "`algorithm.kl.place: reward`, `algorithm.kl.coefficient`",
-            "needs `algorithm.kl.estimator: k1`; with `grpo` or `rloo` theirs goes through the group's mean and "
-            "deviation, ours is taken from each token's advantage after them",
+            "needs `algorithm.kl.estimator: k1`; with `grpo` or `rloo` theirs is normalised with the group's mean and "
+            "deviation, ours is subtracted from each token's advantage afterwards",
         ),
         Row("`algorithm.kl_ctrl.type: adaptive`", "no equivalent"),
         Row(
@@ -184,7 +184,7 @@ MATHEMATICS = Table(
         Row(
             "`algorithm.filter_groups.enable`",
             "`algorithm.dynamic_sampling.enabled`",
-            "by the reward as scaled and clipped, before any length penalty; `metric` has no equivalent",
+            "looks at the scaled and clipped reward, before any length penalty; `metric` has no equivalent",
         ),
         Row(
             "`algorithm.filter_groups.max_num_gen_batches`",
@@ -241,7 +241,7 @@ STALENESS = Table(
         Row(
             "`algorithm.rollout_correction.rollout_rs: seq_sum_k1`, `seq_mean_k1`",
             "`algorithm.correction.kind: sequence_masked`",
-            "`algorithm.correction.mean`: `sum` and `geometric`; ours weighs those it keeps by the same ratio",
+            "`algorithm.correction.mean`: `sum` and `geometric`; ours weights those it keeps by the same ratio",
         ),
         Row(
             "other values of `algorithm.rollout_correction.rollout_rs`, "
@@ -252,12 +252,12 @@ STALENESS = Table(
         Row(
             "`trainer.v1.trainer_mode: colocate_async`, `separate_async`",
             "`staleness.policy: windowed`",
-            "where things run is not the policy's business",
+            "the policy does not decide where things run",
         ),
         Row(
             "`trainer.v1.sampler.max_off_policy_threshold`",
             "`staleness.max_staleness`",
-            "versions from the start of generation to training in both; 8 there",
+            "both count versions from the start of generation to training; 8 by default there",
         ),
         Row(
             "`trainer.v1.sampler.max_off_policy_strategy: drop`",
