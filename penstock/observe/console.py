@@ -251,7 +251,7 @@ def _stall_text(fields: Mapping[str, Any]) -> str:
     return "\n".join([f"  ! stalled: {first}", *(f"      {line}" for line in lines)])
 
 
-def _failure_text(fields: Mapping[str, Any]) -> str:
+def failure_text(fields: Mapping[str, Any]) -> str:
     """What a reward or environment failed with, and where in the user's code."""
     lines = str(fields.get("traceback") or "").rstrip().splitlines()
     about = f"group {fields.get('group_id')}, prompt {fields.get('prompt_id')}: {fields.get('message')}"
@@ -265,7 +265,7 @@ def _failure_text(fields: Mapping[str, Any]) -> str:
 
 _TOLD_WHOLE: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "stalled": _stall_text,
-    "environment_failed": _failure_text,
+    "environment_failed": failure_text,
 }
 """Events that are shown with all of their facts."""
 
