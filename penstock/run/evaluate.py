@@ -222,8 +222,13 @@ async def _evaluate(config: RunConfig) -> EvalResult:
 def _told_on_stderr() -> FailureCauses:
     """Shows the first failure of each cause, as there is no event log to read it in."""
     events = EventLog()
-    events.subscribe(lambda name, fields: print(failure_text(fields), file=sys.stderr))
+    events.subscribe(lambda name, fields: _to_stderr(f"{failure_text(fields)}\n"))
     return FailureCauses(events)
+
+
+def _to_stderr(text: str) -> None:
+    if sys.stderr is not None:
+        sys.stderr.write(text)
 
 
 def _figures(report: EvalResult) -> dict[str, Any]:
