@@ -134,15 +134,28 @@ class EnvironmentFailure(PenstockError):
     """What the model wrote, where the environment had seen it."""
     sample: int | None = None
     """Which sample of its group; None where the whole group failed."""
+    function: str | None = None
+    """The reward function, as the settings name it; None where there is none."""
+    problem: str | None = None
+    """What is wrong, in words that are the same for every failure of this kind; None where the class says enough."""
 
     @property
     def cause(self) -> str:
-        """What tells one cause from another: where user code raised, else what kind of failure it is."""
-        return type(self).__name__ if self.trace is None else self.trace.cause
+        """What tells one cause from another: where user code raised, else which function failed and how."""
+        if self.trace is not None:
+            return self.trace.cause
+        kind = type(self).__name__
+        if self.function is not None:
+            return f"{self.function}: {self.problem or kind}"
+        return kind if self.problem is None else f"{kind}: {self.problem}"
 
 
 class WrongReward(EnvironmentFailure):
     """A reward, a component or a metric that is not a finite number, or has not the form that it should."""
+
+    def __init__(self, message: str, problem: str | None = None) -> None:
+        super().__init__(message)
+        self.problem = problem
 
 
 class RewardWorkerLost(EnvironmentFailure):

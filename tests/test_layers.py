@@ -30,6 +30,7 @@ LAYERS = (
     "config",
     "imports",
     "given",
+    "user_frames",
     "errors",
     "text",
 )

@@ -15,12 +15,18 @@ from torch import Tensor
 
 from penstock.algorithms.losses import LossSum, weighted_sum
 from penstock.algorithms.reduction import Metric, Normaliser
-from penstock.errors import PenstockError
-from penstock.text import named_error
+from penstock.errors import PenstockError, UserTrace
+from penstock.text import cut, named_error, safe
+from penstock.user_frames import innermost, shown, user_places
+
+_LONGEST_TRACEBACK = 8_000
 
 
 class CustomCodeError(PenstockError):
     """A custom loss or advantage raised, or gave back something that cannot be used."""
+
+    trace: UserTrace | None = None
+    """Where it raised; None where it did not."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +112,20 @@ def _called(code: Callable[[Any], Any], argument: Any, name: str) -> Any:
     try:
         return code(argument)
     except Exception as error:
-        raise CustomCodeError(f"{name} raised {named_error(error)}") from error
+        raise _raised(name, error) from error
+
+
+def _raised(name: str, error: Exception) -> CustomCodeError:
+    """What user code raised, with the line of its own that it came from."""
+    places, said = user_places(error.__traceback__), named_error(error)
+    place = innermost(places)
+    where = "" if place is None else f" ({place[0].rpartition('/')[2]}, line {place[1]}, in {place[2]})"
+    at = "" if place is None else f" at {place[0]}:{place[1]} in {place[2]}"
+    failure = CustomCodeError(f"{name} raised {said}{safe(where)}")
+    head = "Traceback (most recent call last):\n" if places else ""
+    traceback = safe(f"{head}{''.join(shown(places))}{said}\n")
+    failure.trace = UserTrace(safe(f"{type(error).__name__}{at}"), cut(traceback, _LONGEST_TRACEBACK))
+    return failure
 
 
 def _check_values(values_T: object, logprobs_T: Tensor, name: str) -> None:

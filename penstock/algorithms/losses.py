@@ -153,7 +153,8 @@ def reinforce_loss(logprobs_T: Tensor, advantages_T: Tensor, weights_T: Tensor, 
 def entropy_bonus(entropy_T: Tensor, weights_T: Tensor, mask_T: Tensor) -> LossSum:
     """`-sum(entropy * weights)`, before its coefficient: a loss term that is less where the distribution is wider.
 
-    `entropy_T` is the entropy of the whole next-token distribution; here gradients flow through it.
+    `entropy_T` is the entropy of the next-token distribution: over the whole vocabulary, or, where sampling is
+    truncated, over the tokens that were kept. Here gradients flow through it.
     """
     inside_T = mask_T > 0
     values_T = -entropy_T.to(torch.float64).masked_fill(~inside_T, 0.0)

@@ -57,6 +57,7 @@ class SingleController:
         self._after_step = after_step
         self._max_minutes = config.training.max_minutes
         self._deterministic = config.deterministic
+        self._truncates = config.rollout.sampling.is_truncated
         self._restored = False
         self._engines_ready = asyncio.Event()
         self._stop_reason: str | None = None
@@ -285,6 +286,8 @@ class SingleController:
                 "data: the prompts, or their order, are not those of the run that is resumed: some prompts could be "
                 "trained twice or never. Use the same data and seed, or start a new run"
             )
+        if self._truncates:
+            snapshot.require_kept_tokens()
         parts.buffer.load_state_dict(state.buffer)
         self.ledger.restore(snapshot.ends, state.redispatches)
         self.rollouts.restore(RolloutProgress(state.groups, state.committed, state.ready))

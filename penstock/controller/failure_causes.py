@@ -18,7 +18,8 @@ _LONGEST_PROMPT, _LONGEST_RESPONSE = 2_000, 4_000
 class FailureCauses:
     """Knows the causes of a run's failures so far. Evaluations and rollouts share one.
 
-    A cause is the error's type and the innermost line of user code, or the kind of failure where nothing was raised.
+    A cause is the error's type and the innermost line of user code; where nothing was raised, it is the reward function
+    and what is wrong (`my_rewards:exact: returned None`).
 
     Worked example: a reward raises `KeyError` in line 12 for groups 3, 5 and 8. For group 3 there is an event
     `environment_failed` with the traceback, and `facts` gives `failed_by: "KeyError at …:12 in score"` and

@@ -8,13 +8,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from penstock.algorithms.custom import CustomCodeError
 from penstock.buffer.slots import Slot
 from penstock.controller.advantage_pump import ScoredChunk
-from penstock.controller.failure import describe
+from penstock.controller.failure import causes, classify, describe
 from penstock.controller.minibatches import Minibatches, merge_results, split_groups
 from penstock.controller.step_stats import StepStats
 from penstock.data_plane.meta import KVBatchMeta
-from penstock.errors import NonFiniteError, StepStateError, TrainerStuck
+from penstock.errors import FailureKind, NonFiniteError, StepStateError, TrainerStuck
 from penstock.observe.events import EventLog
 from penstock.training.interface import ChunkResult, StepResult, Trainer
 from penstock.training.step import OptimizerStepError
@@ -187,7 +188,7 @@ class OpenStep:
     async def _replay(self, error: Exception) -> None:
         """Begin the step again with everything it has been given; raises the error when attempts are spent.
 
-        A trainer that is stuck in a call cannot be given anything again.
+        A trainer that is stuck in a call cannot be given anything again, and the user's own loss would fail again.
         """
         while True:
             if isinstance(error, TrainerStuck):
@@ -198,7 +199,7 @@ class OpenStep:
             except Exception as gone:
                 raise error from gone  # the first cause says more
             self._begun = False
-            if self._attempts_left == 0:
+            if self._attempts_left == 0 or _is_the_users(error):
                 raise error
             self._attempts_left -= 1
             self._note_replay(error)
@@ -221,3 +222,8 @@ class OpenStep:
         for outcome in await asyncio.gather(*queued, return_exceptions=True):
             if isinstance(outcome, Exception) and not isinstance(outcome, StepStateError):
                 self._events.emit("train_microbatch_failed", step=self.number, cause=describe(outcome))
+
+
+def _is_the_users(error: Exception) -> bool:
+    """Whether code of the user's failed, on the data it was given: the same again would fail the same way."""
+    return classify(error) is not FailureKind.INFRA and any(isinstance(link, CustomCodeError) for link in causes(error))

@@ -136,8 +136,8 @@ class PlainView:
 
     def on_event(self, name: str, fields: Mapping[str, Any]) -> None:
         """Print the event if it is important."""
-        if name in _TOLD_WHOLE:
-            self.note(_TOLD_WHOLE[name](fields))
+        if name in _TOLD_WHOLE and (text := _TOLD_WHOLE[name](fields)):
+            self.note(text)
         elif progress.is_important(name):
             self.note(f"  ! {progress.event_line(name, fields)}")
 
@@ -195,8 +195,8 @@ class TableView:
 
     def on_event(self, name: str, fields: Mapping[str, Any]) -> None:
         """Show the event below the table if it is important; one that has much to tell, above it."""
-        if name in _TOLD_WHOLE:
-            self.note(_TOLD_WHOLE[name](fields))
+        if name in _TOLD_WHOLE and (text := _TOLD_WHOLE[name](fields)):
+            self.note(text)
         if progress.is_important(name):
             with self._lock:
                 self._events.append(progress.event_line(name, fields))
@@ -251,21 +251,28 @@ def _stall_text(fields: Mapping[str, Any]) -> str:
     return "\n".join([f"  ! stalled: {first}", *(f"      {line}" for line in lines)])
 
 
-def _failure_text(fields: Mapping[str, Any]) -> str:
+def failure_text(fields: Mapping[str, Any]) -> str:
     """What a reward or environment failed with, and where in the user's code."""
-    lines = str(fields.get("traceback") or "").rstrip().splitlines()
     about = f"group {fields.get('group_id')}, prompt {fields.get('prompt_id')}: {fields.get('message')}"
-    return "\n".join(
-        [
-            cut(f"  ! environment_failed: {about}", _LONGEST_LINE),
-            *(f"      {cut(line, _LONGEST_LINE)}" for line in lines),
-        ]
-    )
+    return "\n".join([cut(f"  ! environment_failed: {about}", _LONGEST_LINE), *_traceback_lines(fields)])
+
+
+def _end_text(fields: Mapping[str, Any]) -> str:
+    """Where the user's code raised that ended the run; empty where it did not."""
+    if not fields.get("traceback"):
+        return ""
+    return "\n".join([cut(f"  ! run_failed: {fields.get('cause')}", _LONGEST_LINE), *_traceback_lines(fields)])
+
+
+def _traceback_lines(fields: Mapping[str, Any]) -> list[str]:
+    lines = str(fields.get("traceback") or "").rstrip().splitlines()
+    return [f"      {cut(line, _LONGEST_LINE)}" for line in lines]
 
 
 _TOLD_WHOLE: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "stalled": _stall_text,
-    "environment_failed": _failure_text,
+    "environment_failed": failure_text,
+    "run_failed": _end_text,
 }
 """Events that are shown with all of their facts."""
 

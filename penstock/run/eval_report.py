@@ -53,6 +53,8 @@ class EvalReport:
     """What the event of each says of its cause, where causes are counted."""
     overlong: int = 0
     """Prompts that left no room for a response and were left out (`data.overlong: drop`)."""
+    overlong_cut: int = 0
+    """Prompts that left no room for a response and of which only the last tokens were kept (`truncate_left`)."""
     version: int | None = None
     """The weight version that wrote every token; None where no response has a token."""
     seconds: float = field(default=0.0, compare=False)
@@ -75,6 +77,7 @@ class EvalReport:
                 "eval/responses": float(self.responses),
                 "eval/failures": float(len(self.failures)),
                 "eval/overlong_dropped": float(self.overlong),
+                "eval/overlong_truncated": float(self.overlong_cut),
                 "timing/eval_s": self.seconds,
             }
             | {f"eval/reward/{name}": mean for name, mean in self.components.items()}
@@ -86,7 +89,8 @@ class EvalReport:
         """`eval reward 0.412, pass@4 0.730 on 64 held-out prompts`, with what failed."""
         passes = "".join(f", pass@{found.k} {found.value:.3f}" for found in self.pass_at if found.value is not None)
         failed = f"; {len(self.failures)} responses failed and are not counted" if self.failures else ""
-        long = f"; {self.overlong} prompts are too long and not counted" if self.overlong else ""
+        long = f"; too long and not counted: {self.overlong} of the prompts" if self.overlong else ""
+        long += f"; too long and cut on the left: {self.overlong_cut} of the prompts" if self.overlong_cut else ""
         return f"eval reward {self.reward_mean:.3f}{passes} on {self.prompts} held-out prompts{failed}{long}"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +15,8 @@ from penstock.config.models import EvalConfig, RunConfig
 from penstock.controller.failure import describe
 from penstock.controller.failure_causes import FailureCauses
 from penstock.errors import EnvironmentFailure, EvaluationError, OverlongPrompt, SetupError
+from penstock.observe.console import failure_text
+from penstock.observe.events import EventLog
 from penstock.rollout.engines.base import GenerationEngine, SamplingParams
 from penstock.rollout.environments.base import Environment, Split, Trajectory
 from penstock.rollout.handle import SampleHandle, Tokenizer
@@ -78,9 +81,14 @@ async def evaluate_prompts(
     limit = asyncio.Semaphore(config.rollout.engine.max_num_seqs)
     samples = config.eval.samples_per_prompt
 
+    prompts_cut: set[str] = set()
+
     async def one(prompt: Prompt, sample: int) -> Trajectory | _Failed:
+        handle = _handle(parts, prompt, sample, sampling, config)
         async with limit:
-            played = await _play(parts, prompt, sample, sampling, config, causes)
+            played = await _play(parts.environment, prompt, sample, handle, causes)
+        if handle.prompt_cut:
+            prompts_cut.add(prompt.prompt_id)
         on_response()
         return played
 
@@ -93,7 +101,7 @@ async def evaluate_prompts(
     if not outcomes:
         raise EvaluationError(f"all {len(overlong)} held-out prompts are too long and skipped (data.overlong: drop)")
     report = _report(outcomes, config.eval, parts.environment.name, time.monotonic() - started)
-    return replace(report, overlong=len(overlong))
+    return replace(report, overlong=len(overlong), overlong_cut=len(prompts_cut))
 
 
 def _all_overlong(tried: Sequence[Trajectory | _Failed]) -> bool:
@@ -113,16 +121,9 @@ def eval_seed(seed: int, prompt_id: str, sample: int) -> int:
     return derive_seed(seed, "eval", prompt_id, *([sample] if sample else []))
 
 
-async def _play(
-    parts: EvalParts,
-    prompt: Prompt,
-    sample: int,
-    sampling: SamplingParams,
-    config: RunConfig,
-    causes: FailureCauses | None,
-) -> Trajectory | _Failed:
+def _handle(parts: EvalParts, prompt: Prompt, sample: int, sampling: SamplingParams, config: RunConfig) -> SampleHandle:
     group_id = f"eval-{prompt.prompt_id}"
-    handle = SampleHandle(
+    return SampleHandle(
         engine=parts.engine,
         tokenizer=parts.tokenizer,
         sampling=sampling,
@@ -132,12 +133,17 @@ async def _play(
         timeout_seconds=config.rollout.generation_timeout_seconds,
         room=prompt_room(config),
     )
+
+
+async def _play(
+    environment: Environment, prompt: Prompt, sample: int, handle: SampleHandle, causes: FailureCauses | None
+) -> Trajectory | _Failed:
     try:
-        return await parts.environment.run(prompt, handle)
+        return await environment.run(prompt, handle)
     except Exception as error:  # noqa: BLE001 - as in training, whatever a sample raises is that sample's failure
         if isinstance(error, EnvironmentFailure):
             error.sample = sample
-        facts = {} if causes is None else causes.facts(error, group_id=group_id, prompt=prompt)
+        facts = {} if causes is None else causes.facts(error, group_id=handle.group_id, prompt=prompt)
         return _Failed(
             f"{prompt.prompt_id}, response {sample}: {describe(error)}", facts, isinstance(error, OverlongPrompt)
         )
@@ -203,7 +209,7 @@ async def _evaluate(config: RunConfig) -> EvalResult:
     serving = build_serving(config, trains_too=False)
     try:
         refuse_overlong(config, serving.environment, serving.tokenizer, trains=False)
-        report = await evaluate_prompts(serving, config)
+        report = await evaluate_prompts(serving, config, causes=_told_on_stderr())
     finally:
         await serving.close()
     if report is None:
@@ -211,6 +217,18 @@ async def _evaluate(config: RunConfig) -> EvalResult:
     return EvalResult(
         **{each.name: getattr(report, each.name) for each in dataclasses.fields(report)}, model=config.model.path
     )
+
+
+def _told_on_stderr() -> FailureCauses:
+    """Shows the first failure of each cause, as there is no event log to read it in."""
+    events = EventLog()
+    events.subscribe(lambda name, fields: _to_stderr(f"{failure_text(fields)}\n"))
+    return FailureCauses(events)
+
+
+def _to_stderr(text: str) -> None:
+    if sys.stderr is not None:
+        sys.stderr.write(text)
 
 
 def _figures(report: EvalResult) -> dict[str, Any]:
@@ -228,6 +246,8 @@ def _figures(report: EvalResult) -> dict[str, Any]:
         "prompts": report.prompts,
         "eval/responses": report.responses,
         "eval/failures": len(report.failures),
+        "eval/overlong_dropped": report.overlong,
+        "eval/overlong_truncated": report.overlong_cut,
         "eval/truncation_rate": report.truncation_rate,
         "eval/response_length_mean": report.response_length_mean,
         "timing/eval_s": report.seconds,

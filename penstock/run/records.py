@@ -6,10 +6,11 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, TextIO
 
+from penstock.algorithms.custom import CustomCodeError
 from penstock.config.loading import dump_config
 from penstock.config.models import RunConfig
 from penstock.config.yaml_dialect import parse_yaml
-from penstock.controller.failure import describe
+from penstock.controller.failure import causes, describe
 from penstock.errors import PenstockError, RecordError, RunDirectoryLost
 from penstock.observe.display import Display
 from penstock.observe.events import EventLog
@@ -126,7 +127,9 @@ class RunRecords:
         """The run ends because of this."""
         self._lost = isinstance(error, RunDirectoryLost)
         self.metrics.error = describe(error)
-        self._attempt(lambda: self.events.emit("run_failed", cause=self.metrics.error))
+        traces = [link.trace for link in causes(error) if isinstance(link, CustomCodeError) and link.trace is not None]
+        where = {"traceback": traces[0].traceback} if traces else {}
+        self._attempt(lambda: self.events.emit("run_failed", cause=self.metrics.error, **where))
 
     def last_words(self, stopped_by: str, why: str) -> None:
         """The process ends now, and the event loop cannot record it: summary and events, from any thread.

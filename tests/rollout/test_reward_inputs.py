@@ -15,11 +15,12 @@ import pytest
 from penstock.config.data import DataConfig
 from penstock.config.rollout import EnvironmentConfig
 from penstock.controller.failure import classify
-from penstock.errors import ConfigError, EnvironmentFailure, FailureKind, WrongReward
+from penstock.errors import ConfigError, EnvironmentFailure, EnvironmentTimeout, FailureKind, WrongReward
 from penstock.rollout.environments import Prompt, Split, Trajectory
 from penstock.rollout.environments.factory import make_environment
 from penstock.rollout.environments.function import GroupFunctionEnvironment
 from penstock.rollout.environments.scores import Score, weighted_score
+from penstock.rollout.prompt_room import PromptRoom
 from tests.rollout.talking import CHAT, Talker, tokenizer
 from tests.support import column_rewards
 
@@ -41,7 +42,11 @@ def make_once(tmp_path: Path) -> Make:
 
 def maker(folder: Path, *, in_process: bool) -> Make:
     def made(
-        rewards: str | list[dict[str, Any]], *records: dict[str, Any], args: dict[str, Any] | None = None, **data: Any
+        rewards: str | list[dict[str, Any]],
+        *records: dict[str, Any],
+        args: dict[str, Any] | None = None,
+        timeout: float = 30,
+        **data: Any,
     ) -> Any:
         file = folder / "d.jsonl"
         file.write_text("".join(json.dumps(record) + "\n" for record in records or (RECORD,)), encoding="utf-8")
@@ -49,7 +54,14 @@ def maker(folder: Path, *, in_process: bool) -> Make:
             {"rewards": rewards} if isinstance(rewards, list) else {"import_path": f"{HERE}:{rewards}"}
         )
         config = EnvironmentConfig.model_validate(
-            {"kind": "function", "workers": 1, "in_process": in_process, "args": args or {}, **named}
+            {
+                "kind": "function",
+                "workers": 1,
+                "in_process": in_process,
+                "args": args or {},
+                "timeout_seconds": timeout,
+                **named,
+            }
         )
         keys = {"prompt_key": "question", "answer_key": "solution"} | data
         return make_environment(config, DataConfig(train_path=str(file), **keys), seed=0)
@@ -246,6 +258,65 @@ async def test_in_an_evaluation_a_batched_function_gets_lists_of_one(make: Make)
     rewards = [{"import_path": f"{HERE}:{name}", "batched": True} for name in ("ranked", "ranked_array")]
     trajectory = await played(make(rewards), "five")
     assert trajectory.components == {"ranked": 1.0, "ranked_array": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("kind", "problem"),
+    [
+        ("nan", "returned nan"),
+        ("none", "returned None"),
+        ("text", "returned a value of type str"),
+        ("no reward", "returned a mapping without the key 'reward'"),
+        ("nan component", "the component 'form' is not a finite number"),
+        ("list", "returned a list, but is not `batched: true`"),
+    ],
+)
+async def test_a_wrong_return_is_a_cause_of_its_function_and_kind(make: Make, kind: str, problem: str) -> None:
+    with pytest.raises(WrongReward) as caught:
+        await played(make("odd", args={"kind": kind}))
+    assert caught.value.cause == f"{HERE}:odd: {problem}"
+    assert f"{HERE}:odd: " in str(caught.value)
+    assert ("batched: true" in str(caught.value)) is (kind == "list")
+
+
+async def test_a_dead_process_is_a_cause_of_the_function_it_ran(make_once: Make) -> None:
+    with pytest.raises(EnvironmentFailure) as caught:
+        await played(make_once("dying"))
+    assert caught.value.cause == f"{HERE}:dying: its process ended with code 7"
+    assert f"{HERE}:dying" in str(caught.value)
+
+
+async def test_a_reward_that_takes_too_long_is_a_cause_of_its_function(make: Make) -> None:
+    with pytest.raises(EnvironmentTimeout) as caught:
+        await played(make("endless", timeout=0.2))
+    assert caught.value.cause == f"{HERE}:endless: took longer than rollout.environment.timeout_seconds"
+
+
+async def test_a_wrong_value_for_a_group_is_about_the_response_it_stands_for(make: Make) -> None:
+    with pytest.raises(WrongReward) as caught:
+        await played_group(make([{"import_path": f"{HERE}:one_is_none", "batched": True}]), "5", "six", "7")
+    assert (caught.value.sample, caught.value.response) == (1, "six")
+    assert caught.value.cause == f"{HERE}:one_is_none: returned None"
+
+
+async def test_what_fails_for_a_whole_group_is_about_no_single_response(make: Make) -> None:
+    for name in ("raising_in_a_group", "too_few"):
+        with pytest.raises(EnvironmentFailure) as caught:
+            await played_group(make([{"import_path": f"{HERE}:{name}", "batched": True}]), "5", "six")
+        assert (caught.value.sample, caught.value.response) == (None, None)
+
+
+async def test_the_rendered_prompt_is_what_the_model_saw_of_a_prompt_that_was_cut(make: Make) -> None:
+    environment = make("prompt_length", RECORD | {"question": "0123456789" * 20})
+    [prompt] = environment.prompts(Split.TRAIN)
+    talker = Talker(lambda text: "5")
+    handle = talker.handle()
+    handle.room = PromptRoom(context=handle.sampling.max_new_tokens + 10, truncates=True)
+    try:
+        trajectory = await environment.run(prompt, handle)
+    finally:
+        await environment.close()
+    assert trajectory.reward == 10.0
 
 
 async def test_a_batched_function_that_forgets_a_response_is_a_failure(make_once: Make) -> None:

@@ -18,6 +18,8 @@ from tests.run.conftest import ConfigMaker
 
 PAGE = (Path(__file__).parents[2] / "docs" / "algorithms.md").read_text()
 SUPPORT = "tests.support.custom_algorithms"
+SOURCE = (Path(__file__).parents[1] / "support" / "custom_algorithms.py").read_text()
+LUCK = {"loss": "no luck", "advantage": "no luck either"}
 
 
 def example() -> tuple[str, dict[str, Any]]:
@@ -50,6 +52,32 @@ def test_an_advantage_that_is_not_finite_ends_the_run_with_its_name(make_config:
     config = make_config(**{"algorithm.advantage": {"kind": "custom", "import_path": path}})
     with pytest.raises(PenstockError, match=f"the advantage {path} gave nan"):
         train(config)
+
+
+@pytest.mark.parametrize("section", ["loss", "advantage"])
+def test_code_that_raises_ends_the_run_with_its_line(
+    make_config: ConfigMaker, capsys: pytest.CaptureFixture[str], section: str
+) -> None:
+    name = {"loss": "raising", "advantage": "raising_advantage"}[section]
+    settings = {f"algorithm.{section}": {"kind": "custom", "import_path": f"{SUPPORT}:{name}"}}
+    config = make_config(**settings, **{"observe.console": "plain", "training.train_attempts": 3})
+    line = next(
+        i
+        for i, text in enumerate(SOURCE.splitlines(), start=1)
+        if text == f'    raise ZeroDivisionError("{LUCK[section]}")'
+    )
+    where = f"ZeroDivisionError: {LUCK[section]} (custom_algorithms.py, line {line}, in {name})"
+    with pytest.raises(PenstockError, match=re.escape(where)):
+        train(config)
+    events = [json.loads(text) for text in (Path(config.run_dir) / "events.jsonl").read_text().splitlines()]
+    [failed] = [event for event in events if event["event"] == "run_failed"]
+    assert failed["traceback"].count("  File ") == 1
+    assert f'custom_algorithms.py", line {line}, in {name}' in failed["traceback"]
+    assert not [event for event in events if event["event"] == "step_replayed"], "it would fail again"
+    assert f'custom_algorithms.py", line {line}, in {name}' in capsys.readouterr().out
+    page = (Path(config.run_dir) / "report.html").read_text(encoding="utf-8")
+    assert "What ended the run" in page
+    assert f"line {line}, in {name}" in page.partition("What ended the run")[2]
 
 
 @pytest.mark.parametrize("section", ["loss", "advantage"])

@@ -95,6 +95,31 @@ def test_drop_leaves_held_out_prompts_out_and_counts_them(make_config: ConfigMak
     assert (evaluation["eval/overlong_dropped"], evaluation["eval/failures"], evaluation["eval/responses"]) == (1, 0, 2)
 
 
+@pytest.mark.parametrize(("mode", "dropped", "cut"), [("drop", 1, 0), ("truncate_left", 0, 1)])
+def test_eval_tells_how_many_prompts_were_left_out_or_cut(
+    make_config: ConfigMaker, tmp_path: Path, mode: str, dropped: int, cut: int
+) -> None:
+    held_out = {"data.eval_path": written(tmp_path / "eval.jsonl", [5, 200, 6]), "eval.samples_per_prompt": 2}
+    held_out |= {"eval.greedy": False}
+    figures = evaluate(overlong_run(make_config, tmp_path, mode, [5] * 4, **held_out))
+    assert (figures["eval/overlong_dropped"], figures["eval/overlong_truncated"]) == (dropped, cut)
+    assert (figures["prompts"], figures["eval/failures"]) == (3 - dropped, 0)
+
+
+def test_eval_shows_where_a_reward_raised_once_for_each_cause(
+    make_config: ConfigMaker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    held_out = tmp_path / "eval.jsonl"
+    held_out.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in ("a", "fail", "fail too")))
+    environment = {"kind": "function", "import_path": "tests.support.column_rewards:picky"}
+    changes = {"data.eval_path": str(held_out), "rollout.environment": environment}
+    figures = evaluate(overlong_run(make_config, tmp_path, "error", [5] * 4, **changes))
+    assert figures["eval/failures"] == 2
+    shown = capsys.readouterr().err
+    assert shown.count("in convert") == shown.count('raise KeyError("no such unit")') + 1 == 2
+    assert "column_rewards.py" in shown
+
+
 def test_truncate_left_keeps_the_last_tokens_and_counts(make_config: ConfigMaker, tmp_path: Path) -> None:
     changes = {"rollout.record": True}
     result = penstock.train(overlong_run(make_config, tmp_path, "truncate_left", LENGTHS, **changes))

@@ -45,6 +45,13 @@ class TestCutOff:
         assert row["figures"]["masked_fraction"] > 0.9
         assert "widen the bounds of algorithm.correction" in row["explanation"]
 
+    def test_bounds_that_leave_out_a_good_part_of_the_tokens_warn(self, verify: Verify) -> None:
+        verified = verify(**{"algorithm.correction": {"kind": "icepop", "low": 1.0, "high": 1.0}})
+        row = verified.checks["cut_off_tokens"]
+        assert 0.05 < row["figures"]["masked_fraction"] < 0.9
+        assert (row["status"], verified.exit_code) == ("warn", 0)
+        assert "of the tokens are masked by the correction" in row["explanation"]
+
     @pytest.mark.parametrize(
         "changes",
         [

@@ -42,6 +42,7 @@ def test_prompts_that_are_too_long_are_counted(verify: Verify, tmp_path: Path, m
         "empty_answers": 0,
         "repeated": 0,
     }
+    assert "1 prompt leaves less room than" in row["explanation"]
     assert f"3 of 10 prompts leave no room for a response (data.overlong: {mode})." in row["explanation"]
     assert verified.exit_code == (1 if mode == "error" else 0)
 
@@ -50,8 +51,8 @@ def test_empty_answers_and_repeated_prompts_are_told(verify: Verify, tmp_path: P
     records = [{"prompt": f"go {i % 5}", "answer": "" if i == 3 else "x"} for i in range(6)]
     row = verify("--groups", "2", **data(tmp_path, records)).checks["prompts"]
     assert (row["status"], row["figures"]["empty_answers"], row["figures"]["repeated"]) == ("warn", 1, 1)
-    assert "1 prompts have an empty answer" in row["explanation"]
-    assert row["notes"] == ["1 training prompts are duplicates"]
+    assert "1 prompt has an empty answer" in row["explanation"]
+    assert row["notes"] == ["1 training prompt is a duplicate"]
 
 
 def test_a_reward_that_is_always_the_same_is_told(verify: Verify, tmp_path: Path) -> None:

@@ -81,6 +81,27 @@ def too_few(response: list[str]) -> list[float]:
     return [1.0] * (len(response) - 1)
 
 
+def one_is_none(response: list[str]) -> list[float | None]:
+    """Has no reward for the second."""
+    return [None if number == 1 else 1.0 for number in range(len(response))]
+
+
+def dying(response: str) -> float:
+    """Ends its process."""
+    os._exit(7)
+
+
+async def endless(response: str) -> float:
+    """Never has a reward."""
+    await asyncio.Event().wait()
+    return 1.0
+
+
+def prompt_length(rendered_prompt: str) -> float:
+    """How many characters the model saw."""
+    return float(len(rendered_prompt))
+
+
 def raising(response: str, answer: Any = None) -> float:
     """Fails in a function of its own."""
     return convert(response)

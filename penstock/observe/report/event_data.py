@@ -72,6 +72,8 @@ class EventTally:
     started: datetime | None = None
     stopped_by: str | None = None
     """Why the run ended, where it says so."""
+    failed: Mapping[str, Any] | None = None
+    """The event of the error that the run ended with."""
     drops: deque[Mapping[str, Any]] = field(default_factory=lambda: deque(maxlen=MOST_DROPS))
     """The newest prompts that were given up."""
     stalls: deque[Mapping[str, Any]] = field(default_factory=lambda: deque(maxlen=MOST_STALLS))
@@ -90,10 +92,12 @@ class EventTally:
             time, name = event_time(event), str(event.get("event", "?"))
             tally.started = tally.started or time
             if name == "run_started":  # of the run's next process, where it was resumed
-                tally.stopped_by = None
+                tally.stopped_by = tally.failed = None
                 tally.starts.append(event)
                 for known in tally.raised.values():
                     known.next_process()
+            elif name == "run_failed":
+                tally.failed = event
             elif name == "run_ended":
                 tally.stopped_by = str(event.get("stopped_by"))
             cause = event.get("cause") or event.get("reason")

@@ -11,7 +11,7 @@ from penstock.observe.report.event_data import KindTally
 from penstock.observe.report.markup import NOTHING, Html, join, tag
 from penstock.observe.report.numerals import counted
 from penstock.observe.report.sections_learning import section
-from penstock.observe.report.sections_losses import dropped_prompts, raised_causes, since, stalls
+from penstock.observe.report.sections_losses import dropped_prompts, end_of_run, raised_causes, since, stalls
 
 _MOST_CAUSES, _LONGEST_CAUSE = 3, 400
 
@@ -36,6 +36,7 @@ def events_section(data: RunData) -> Html:
     )
     body = [
         _table(bad, start) if bad else tag("p", "Nothing went wrong.", class_="good"),
+        end_of_run(data.events),
         raised_causes(data.events),
         dropped_prompts(data.events),
         stalls(data.events),

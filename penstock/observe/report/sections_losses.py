@@ -44,6 +44,15 @@ def _dropped(drop: Mapping[str, Any], start: datetime | None) -> Html:
     )
 
 
+def end_of_run(tally: EventTally) -> Html:
+    """Where the user's code raised that ended the run."""
+    if tally.failed is None or not tally.failed.get("traceback"):
+        return NOTHING
+    parts = [tag("h3", "What ended the run"), tag("p", str(tally.failed.get("cause", "")))]
+    quoted = _quoted("Traceback", tally.failed["traceback"])
+    return join(parts if quoted is None else [*parts, quoted])
+
+
 def raised_causes(tally: EventTally) -> Html:
     """Why environments and rewards failed: each cause with its traceback and an example, the most frequent first."""
     if not tally.raised:

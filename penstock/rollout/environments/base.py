@@ -144,8 +144,10 @@ def checked_reward(value: object, prompt: Prompt) -> float:
     except OverflowError:
         reward = math.inf
     except (TypeError, ValueError) as error:
-        raise WrongReward(f"the reward of prompt {prompt.prompt_id} is {value!r}, not a number") from error
+        problem = "returned None" if value is None else f"returned a value of type {type(value).__name__}"
+        raise WrongReward(f"the reward of prompt {prompt.prompt_id} is {value!r}, not a number", problem) from error
     if math.isfinite(reward) and abs(reward) <= _LARGEST_REWARD:
         return reward
     problem = "is not a number" if math.isnan(reward) else "is larger than a 32-bit number can be"
-    raise WrongReward(f"the reward of prompt {prompt.prompt_id} is {reward}, which {problem}")
+    kind = "returned nan" if math.isnan(reward) else "returned a number that is too large"
+    raise WrongReward(f"the reward of prompt {prompt.prompt_id} is {reward}, which {problem}", kind)

@@ -11,9 +11,10 @@ from penstock.rollout.environments.base import GenerationHandle, Segment, Split,
 from penstock.rollout.environments.plain_data import as_numbers
 from penstock.rollout.environments.reward_functions import RewardFunction, RewardSpec, load_functions
 from penstock.rollout.environments.reward_pool import RewardPool
-from penstock.rollout.environments.scores import Score, checked_score, failures_about, weighted_score
+from penstock.rollout.environments.scores import Score, checked_score, failures_about, failures_of, weighted_score
 from penstock.rollout.prompts import Prompt
 from penstock.runtime.together import together
+from penstock.text import cut, safe
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ class FunctionEnvironment:
         inputs = {
             "prompt": prompt.text,
             "messages": messages,
-            "rendered_prompt": _rendered(prompt.text, messages, handle) if self._renders else None,
+            "rendered_prompt": safe(handle.decode_raw(prompt_ids)) if self._renders else None,
             "response": response,
             "response_ids": list(generation.token_ids),
             "answer": prompt.answer,
@@ -83,9 +84,16 @@ class FunctionEnvironment:
     async def _scores(self, function: RewardFunction, prompt: Prompt, played: Sequence[_Played]) -> list[Score]:
         """What one function says of each; one that takes single responses is given a single one."""
         call = function.group_inputs if function.spec.batched else function.inputs
-        value = await self._pool.score(function.function, **call(prompt, [each.inputs for each in played]))
-        values = _listed(value, len(played), prompt) if function.spec.batched else [value]
-        return [checked_score(each, prompt) for each in values]
+        with failures_of(function.spec.path):
+            value = await self._pool.score(function.function, **call(prompt, [each.inputs for each in played]))
+            if not function.spec.batched:
+                _refuse_list(value, prompt)
+                return [checked_score(value, prompt)]
+            scores = []
+            for number, each in enumerate(_listed(value, len(played), prompt)):
+                with failures_about(played[number].text, number):
+                    scores.append(checked_score(each, prompt))
+            return scores
 
     def _combined(self, prompt: Prompt, scores: Sequence[Score]) -> Score:
         """`scores` has one for each function."""
@@ -111,14 +119,15 @@ class GroupFunctionEnvironment(FunctionEnvironment):
 
         both = await together(*(one(number, handle) for number, handle in enumerate(handles)))
         group = [played for played, _ in both]
-        with failures_about(group[0].text):
-            of_groups = await _each(self._scores(function, prompt, group) for function in grouped)
+        # A failure of the whole call is about no single response; one of a value in its list knows which.
+        of_groups = await _each(self._scores(function, prompt, group) for function in grouped)
         trajectories = []
         for number, (played, of_single) in enumerate(both):
             by_function = dict(zip(map(id, single), (score for [score] in of_single), strict=True))
             by_function |= {id(function): of_groups[place][number] for place, function in enumerate(grouped)}
             scores = [by_function[id(function)] for function in self._functions]
-            trajectories.append(played.trajectory(self._combined(prompt, scores)))
+            with failures_about(played.text, number):
+                trajectories.append(played.trajectory(self._combined(prompt, scores)))
         return trajectories
 
 
@@ -128,9 +137,15 @@ async def _each(work: Any) -> list[list[Score]]:
     return [await calls[0]] if len(calls) == 1 else await together(*calls)
 
 
-def _rendered(text: str, messages: Sequence[Mapping[str, Any]], handle: GenerationHandle) -> str:
-    """The prompt as the model sees it."""
-    return handle.render_chat(messages) if handle.uses_chat else text
+def _refuse_list(value: object, prompt: Prompt) -> None:
+    """A function that gets one response at a time returned a list."""
+    found = as_numbers(value) if len(getattr(value, "shape", ())) else value
+    if isinstance(found, list | tuple):
+        raise WrongReward(
+            f"the reward of prompt {prompt.prompt_id} is {cut(safe(repr(found)), 200)}, not a number; a function that "
+            "takes a whole group and returns a list needs `batched: true` in rollout.environment.rewards",
+            "returned a list, but is not `batched: true`",
+        )
 
 
 def _listed(value: object, count: int, prompt: Prompt) -> list[Any]:
@@ -142,6 +157,7 @@ def _listed(value: object, count: int, prompt: Prompt) -> list[Any]:
         what = f"a list of {len(found)}" if isinstance(found, list) else f"{type(value).__name__}"
         raise WrongReward(
             f"the reward function returned {what} for {count} responses to prompt {prompt.prompt_id}; one with "
-            f"`batched: true` returns a list with a number or a mapping for each"
+            f"`batched: true` returns a list with a number or a mapping for each",
+            "returned a list of the wrong length" if isinstance(found, list) else f"returned {what}, not a list",
         )
     return found

@@ -88,6 +88,10 @@ class Worker:
         return taken
 
 
+TOOK_TOO_LONG = "took longer than rollout.environment.timeout_seconds"
+"""The problem of a reward that was given up."""
+
+
 def ask_for(process: RewardProcess, function: str, key: str, seconds: float) -> dict[str, Any]:
     """Have a function imported and looked at, without an event loop; what is wrong is a `ConfigError` of `key`."""
     try:
@@ -134,10 +138,12 @@ def too_late(call: Call, seconds: float, printed: str) -> EnvironmentFailure:
         return RewardWorkerLost(
             f"a reward process did not start, with {call.function} imported, within {seconds} s{and_printed(printed)}"
         )
-    return EnvironmentTimeout(
+    failure = EnvironmentTimeout(
         f"the reward took longer than {seconds} s (rollout.environment.timeout_seconds); its process was ended"
         + and_printed(printed)
     )
+    failure.problem = TOOK_TOO_LONG
+    return failure
 
 
 def ended(call: Call, code: int | None, printed: str) -> EnvironmentFailure:
@@ -145,7 +151,9 @@ def ended(call: Call, code: int | None, printed: str) -> EnvironmentFailure:
     how = f"ended with code {code}" if code is not None else "closed its connection"
     when = f"while it imported {call.function}" if call.is_load else "in the middle of a call"
     lost = RewardWorkerLost if code in _FROM_OUTSIDE else EnvironmentFailure
-    return lost(f"the reward process {how} {when}{and_printed(printed)}")
+    failure = lost(f"the reward process {how} {when}{and_printed(printed)}")
+    failure.problem = f"its process {how}"
+    return failure
 
 
 def and_printed(text: str) -> str:

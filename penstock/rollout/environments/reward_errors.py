@@ -10,8 +10,8 @@ import importlib
 from typing import Any
 
 from penstock.errors import EnvironmentFailure, UserTrace
-from penstock.rollout.environments.user_frames import Place, innermost, is_own, shown, user_places, user_places_in
 from penstock.text import LONGEST_ERROR, cut, named_error, safe
+from penstock.user_frames import Place, innermost, is_own, shown, user_places, user_places_in
 
 _DEEPEST = 8
 """How far causes are followed, and how many members of a group are told."""

@@ -70,7 +70,7 @@ class RewardPool:
         if not self.in_process:
             name = name_of(function)
             if name is None:
-                self._records.in_process(_described(function), "it cannot be imported by a name")
+                self._records.in_process(described(function), "it cannot be imported by a name")
             else:
                 try:
                     return await self._processes.score(name, args, kwargs)
@@ -102,6 +102,7 @@ def name_of(function: Callable[..., Any]) -> str | None:
     return f"{module}:{name}" if same else None
 
 
-def _described(function: Callable[..., Any]) -> str:
+def described(function: Callable[..., Any]) -> str:
+    """What a function is called in messages."""
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
     return f"{module}:{name}" if module and name else f"an object of type {type(function).__qualname__}"

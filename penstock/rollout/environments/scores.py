@@ -33,7 +33,8 @@ def checked_score(value: object, prompt: Prompt) -> Score:
         has = f"it has {cut(', '.join(map(str, value)), 200)}" if value else "it is empty"
         raise WrongReward(
             f"the reward of prompt {prompt.prompt_id} is a mapping without the key 'reward' ({has}); return a number, "
-            "or {'reward': number, 'name of a component': number}"
+            "or {'reward': number, 'name of a component': number}",
+            "returned a mapping without the key 'reward'",
         )
     reward = checked_reward(value[_REWARD], prompt)
     rest = {name: number for name, number in value.items() if name != _REWARD}
@@ -43,9 +44,14 @@ def checked_score(value: object, prompt: Prompt) -> Score:
 def checked_numbers(numbers: object, prompt: Prompt, what: str) -> dict[str, float]:
     """Named finite numbers; `what` is what one of them is called."""
     if not isinstance(numbers, Mapping):
-        raise WrongReward(f"the {what}s of prompt {prompt.prompt_id} are {_shown(numbers)}, not a mapping of numbers")
+        raise WrongReward(
+            f"the {what}s of prompt {prompt.prompt_id} are {_shown(numbers)}, not a mapping of numbers",
+            f"its {what}s are not a mapping",
+        )
     if len(numbers) > _MOST:
-        raise WrongReward(f"prompt {prompt.prompt_id} has {len(numbers)} {what}s; at most {_MOST} are allowed")
+        raise WrongReward(
+            f"prompt {prompt.prompt_id} has {len(numbers)} {what}s; at most {_MOST} are allowed", f"too many {what}s"
+        )
     return {_checked_name(name, prompt, what): _checked(name, each, prompt, what) for name, each in numbers.items()}
 
 
@@ -84,12 +90,26 @@ def failures_about(response: str | None, sample: int | None = None) -> Iterator[
         raise
 
 
+@contextmanager
+def failures_of(function: str) -> Iterator[None]:
+    """Failures inside are of this reward function; their messages name it."""
+    try:
+        yield
+    except EnvironmentFailure as failure:
+        if failure.function is None:
+            failure.function = function
+            if function not in str(failure):
+                failure.args = (f"reward function {function}: {failure}",)
+        raise
+
+
 def _checked_name(name: object, prompt: Prompt, what: str) -> str:
     if isinstance(name, str) and 0 < len(name) <= _LONGEST:
         return safe(name)
     raise WrongReward(
         f"a {what} of prompt {prompt.prompt_id} has the name {_shown(name)}; names are texts of 1 to {_LONGEST} "
-        "characters"
+        "characters",
+        f"a {what} has a name that is not a text of 1 to {_LONGEST} characters",
     )
 
 
@@ -98,7 +118,8 @@ def _checked(name: object, value: object, prompt: Prompt, what: str) -> float:
         return checked_reward(value, prompt)
     except WrongReward:
         raise WrongReward(
-            f"the {what} {name!r} of prompt {prompt.prompt_id} is {_shown(value)}, not a finite number"
+            f"the {what} {name!r} of prompt {prompt.prompt_id} is {_shown(value)}, not a finite number",
+            f"the {what} {name!r} is not a finite number",
         ) from None
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.rollout.environments.base import GenerationHandle, Segment, Split, Trajectory
-from penstock.rollout.environments.reward_pool import FunctionName, RewardPool
-from penstock.rollout.environments.scores import checked_numbers, checked_score, failures_about
+from penstock.rollout.environments.reward_pool import FunctionName, RewardPool, described
+from penstock.rollout.environments.scores import checked_numbers, checked_score, failures_about, failures_of
 from penstock.rollout.prompts import Prompt
 
 
@@ -58,7 +58,8 @@ class SingleTurnEnvironment(ABC):
         generation = await handle.generate(prompt_ids)
         response = handle.decode(generation.token_ids)
         call = self.call(prompt, response)
-        with failures_about(response):
+        function = call.function.path if isinstance(call.function, FunctionName) else described(call.function)
+        with failures_about(response), failures_of(function):
             score = checked_score(await self._pool.score(call.function, *call.args, **call.kwargs), prompt)
             metrics = checked_numbers(self.sample_metrics(prompt, response), prompt, "metric")
         return Trajectory(

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from penstock.errors import EnvironmentFailure, EnvironmentTimeout
+from penstock.rollout.environments.reward_calls import TOOK_TOO_LONG
 from penstock.rollout.environments.reward_errors import raised_by_user
 from penstock.runtime.local import WorkerThread
 
@@ -77,9 +78,11 @@ class ThreadRewardPool:
             raise _raised(error) from error
 
     def _too_long(self) -> EnvironmentTimeout:
-        return EnvironmentTimeout(
+        failure = EnvironmentTimeout(
             f"the reward took longer than {self._timeout} s (rollout.environment.timeout_seconds)"
         )
+        failure.problem = TOOK_TOO_LONG
+        return failure
 
 
 def is_being_cancelled() -> bool:

@@ -63,7 +63,8 @@ async def check_prompts(subject: Subject) -> Finding:
     shown = f"{train.prompts:,} and {other.prompts:,} held-out, the longest with {most:,} tokens"
     shown += f"; {overlong:,} too long" if overlong else ""
     repeated = figures["repeated"]
-    notes = (f"{repeated:,} training prompts are duplicates",) if repeated else ()
+    duplicates = "prompt is a duplicate" if repeated == 1 else "prompts are duplicates"
+    notes = (f"{repeated:,} training {duplicates}",) if repeated else ()
     return Finding(status, shown, figures, bar=f"below {room.context:,} tokens", problem=problem, notes=notes)
 
 
@@ -72,14 +73,17 @@ def _problems(figures: dict[str, int], mode: str, overlong: int) -> list[str]:
     found = []
     if overlong:
         total = figures["train_prompts"] + figures["eval_prompts"]
-        found.append(f"{overlong:,} of {total:,} prompts leave no room for a response (data.overlong: {mode}).")
+        leave = "leaves" if overlong == 1 else "leave"
+        found.append(f"{overlong:,} of {total:,} prompts {leave} no room for a response (data.overlong: {mode}).")
     if figures["cramped"]:
+        leave, their = ("prompt leaves", "its") if figures["cramped"] == 1 else ("prompts leave", "their")
         found.append(
-            f"{figures['cramped']:,} prompts leave less room than rollout.sampling.max_new_tokens; their responses are "
+            f"{figures['cramped']:,} {leave} less room than rollout.sampling.max_new_tokens; {their} responses are "
             "truncated earlier."
         )
     if figures["empty_answers"]:
-        found.append(f"{figures['empty_answers']:,} prompts have an empty answer; others do not.")
+        have = "prompt has" if figures["empty_answers"] == 1 else "prompts have"
+        found.append(f"{figures['empty_answers']:,} {have} an empty answer; others do not.")
     return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from types import TracebackType
 
-_OURS = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
+_OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _LIBRARY = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
 _CALLERS = (
     _OURS,
