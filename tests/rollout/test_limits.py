@@ -65,7 +65,7 @@ async def test_what_an_environment_raises_has_its_line_and_what_the_model_wrote(
         ({"components": {"form": "good"}}, "the component 'form' of prompt 7 is 'good', not a finite number"),
         ({"metrics": {"turns": float("inf")}}, "the metric 'turns' of prompt 7 is inf, not a finite number"),
         ({"metrics": [1.0]}, r"the metrics of prompt 7 are \[1.0\], not a mapping of numbers"),
-        ({"metrics": {str(n): 1.0 for n in range(65)}}, "prompt 7 has 65 metrics; there may be 64 at most"),
+        ({"metrics": {str(n): 1.0 for n in range(65)}}, "prompt 7 has 65 metrics; at most 64 are allowed"),
     ],
 )
 async def test_components_and_metrics_that_are_no_numbers_are_failures(numbers: dict[str, Any], match: str) -> None:
@@ -206,7 +206,7 @@ async def test_only_trajectories_of_what_the_engine_saw_are_accepted() -> None:
         (other_context, "segment 1 .*other tokens"),
         (other_tokens, "segment 1 .*other tokens"),
         (foreign, "segment 1 .*other tokens"),
-        (unspoken, "without a token that the model generated"),
+        (unspoken, "without any token that the model generated"),
         (text_for_reward, "'1.0', not a number"),
     ):
         with pytest.raises(EnvironmentFailure, match=match):
