@@ -1,4 +1,4 @@
-"""Whether a tokenizer's chat template suits the settings: one answer, for the checks before a run and for its building."""
+"""Whether a tokenizer's chat template suits the settings, for the checks before a run and for its building."""
 
 from __future__ import annotations
 
