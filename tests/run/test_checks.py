@@ -223,7 +223,7 @@ def test_a_reward_module_that_hangs_does_not_hang_the_check(
     monkeypatch.setattr(process_pool, "_START_SECONDS", 1.0)
     environment = {"kind": "function", "import_path": "hangs_at_import:score"}
     told = errors(function_run(make_config, tmp_path, **{"rollout.environment": environment}))
-    assert told.keys() == {"rollout.environment.import_path"}
+    assert "took longer than 1.0 s" in told["rollout.environment.import_path"]
 
 
 def test_a_column_that_a_later_record_lacks(make_config: ConfigMaker, tmp_path: Path) -> None:
