@@ -11,6 +11,7 @@ import typer
 from penstock.cli.arguments import ConfigFile, Json, Overrides, find_local_modules
 from penstock.cli.errors import RUN_FAILED, reported
 from penstock.cli.output import Cell, print_json, print_rows
+from penstock.text import safe
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -51,6 +52,8 @@ def verify(
         if as_json:
             print_json(report.as_object())
         else:
+            for warning in report.warnings:
+                typer.echo(f"warning: {safe(str(warning))}", err=True)
             _print(report)
         if not report.ok:
             raise typer.Exit(RUN_FAILED)

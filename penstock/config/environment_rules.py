@@ -58,6 +58,11 @@ def _rewards(environment: EnvironmentConfig, rewards: Sequence[RewardFunctionCon
             other = f"rollout.environment.rewards[{where[name]}]"
             yield f"{key}.name: {name!r} is also the name of {other}; rename one of them"
         where.setdefault(name, place)
+    if not any(reward.weight for reward in rewards):
+        yield (
+            "rollout.environment.rewards: every weight is 0, so every reward would be 0 and nothing would be learned; "
+            "give at least one function another weight"
+        )
 
 
 def _is_import_path(value: str) -> bool:

@@ -23,7 +23,11 @@ _SHOWN_ELSEWHERE = (
     "checkpoints_set_aside",
     "old_run_moved",
     "display_lost",
+    "warning",
+    "reward_in_process",
+    "reward_log_failed",
 )
+"""Events that a person is told of in their own words."""
 _MOST_PAIRS = 12
 _LONGEST = 1e12
 """Seconds; what is beyond is no time that anybody measured."""

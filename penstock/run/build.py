@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -29,7 +28,7 @@ from penstock.rollout.manager import PARTITION, GroupSource, RolloutManager, Rol
 from penstock.rollout.prompts import PromptStream
 from penstock.rollout.recorded import Recording
 from penstock.rollout.replay import RecordedEnvironment, RecordedStream, ReplaySource
-from penstock.run.plan import lanes_on_gpu, planned_steps, prompt_room
+from penstock.run.plan import lanes_on_gpu, planned_steps, prompt_room, stop_token_problems
 from penstock.run.rollouts import open_recording, recorded, rollout_notes
 from penstock.runtime.awake import wait_awake
 from penstock.runtime.cancellation import ended_within
@@ -38,6 +37,7 @@ from penstock.runtime.threads import in_daemon_thread
 from penstock.training.interface import Trainer
 from penstock.training.workers.local import LocalTrainer
 from penstock.training.workers.none import NoTrainer
+from penstock.weights.chat_template import template_problems
 from penstock.weights.hf import load_model, load_tokenizer, named_weights, pick_device, silence_progress_bars
 from penstock.weights.lora import LoraAdapter, attach_lora, plain_copy
 from penstock.weights.source import WeightSource
@@ -128,18 +128,10 @@ def build_serving(config: RunConfig, *, trains_too: bool) -> Serving:
 
 
 def _tokenizer(config: RunConfig, hf_tokenizer: Any) -> HFTokenizer:
-    template, variables = getattr(hf_tokenizer, "chat_template", None), config.data.chat_template_kwargs
-    if config.data.chat_template and not template:
-        raise ConfigError([f"data.chat_template: the tokenizer of {config.model.path!r} has no chat template"])
-    unread = [name for name in variables if not re.search(rf"\b{re.escape(name)}\b", str(template))]
-    if unread:
-        raise ConfigError(
-            [
-                f"data.chat_template_kwargs.{name}: the chat template of {config.model.path!r} does not read a "
-                "variable of that name; remove it, or spell it as the template does"
-                for name in unread
-            ]
-        )
+    problems = template_problems(getattr(hf_tokenizer, "chat_template", None), config.data, config.model.path)
+    if problems:
+        raise ConfigError(problems)
+    variables = config.data.chat_template_kwargs
     return HFTokenizer(hf_tokenizer, chat_template=config.data.chat_template, template_kwargs=variables)
 
 
@@ -319,9 +311,8 @@ def _sampling(config: RunConfig, tokenizer: HFTokenizer, hf_tokenizer: Any, mode
     """Sampling of training; responses end at the model's and the tokenizer's end-of-sequence tokens."""
     sampling = config.rollout.sampling
     vocabulary = model.get_output_embeddings().weight.shape[0]
-    outside = [token for token in sampling.stop_token_ids if token >= vocabulary]
-    if outside:
-        raise ConfigError([f"rollout.sampling.stop_token_ids: {outside} are outside the vocabulary of {vocabulary}"])
+    if problems := stop_token_problems(config, vocabulary):
+        raise ConfigError(problems)
     stop: set[int | None] = set(sampling.stop_token_ids)
     stop |= tokenizer.wordless_tokens(sampling.stop)
     for eos in (hf_tokenizer.eos_token_id, getattr(model.generation_config, "eos_token_id", None)):

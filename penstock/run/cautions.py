@@ -9,6 +9,12 @@ from penstock.config.models import RunConfig
 from penstock.config.staleness import CustomStaleness, InOrderStaleness, WeightFifoStaleness, WindowedStaleness
 
 _RATIOLESS = ("reinforce",)
+_WAYS_OUT = {
+    "reinforce": "set algorithm.correction.kind to tis",
+    "gspo": "set algorithm.correction.kind to sequence_masked, or algorithm.old_policy to engine",
+}
+_WAY_OUT = "set algorithm.correction.kind to tis, or algorithm.old_policy to engine"
+"""What corrects for the lag, for losses not named above: not all corrections go with all losses."""
 
 
 def uncorrected_staleness(config: RunConfig) -> Iterator[str]:
@@ -21,7 +27,7 @@ def uncorrected_staleness(config: RunConfig) -> Iterator[str]:
     if config.training.backend == "none":
         return
     unbounded = replays or isinstance(policy, CustomStaleness)
-    lag = "of any age" if unbounded else f"up to {_plural(largest_lag(config), 'version')} old"
+    lag = "of any age" if unbounded else f"up to {_plural(_reached_lag(config), 'version')} old"
     if algorithm.loss.kind in _RATIOLESS:
         effect = f"the {algorithm.loss.kind} loss trains them as if the current weights had produced them"
     elif config.training.minibatches_per_step > 1:
@@ -34,10 +40,8 @@ def uncorrected_staleness(config: RunConfig) -> Iterator[str]:
             "the loss takes the trainer's own log-probs at the start of the step for the old policy, so the ratio is "
             "exactly 1, nothing is ever clipped, and nothing corrects for the lag"
         )
-    yield (
-        f"{key}: groups {lag} may be trained without a correction: {effect}; set algorithm.correction.kind to tis, or "
-        "algorithm.old_policy to engine"
-    )
+    way_out = _WAYS_OUT.get(algorithm.loss.kind, _WAY_OUT)
+    yield f"{key}: groups {lag} may be trained without a correction: {effect}; {way_out}"
 
 
 def beginnings_cut(config: RunConfig) -> Iterator[str]:
@@ -99,6 +103,12 @@ def largest_lag(config: RunConfig) -> int:
             return config.staleness.lookahead
         case _:
             return 0
+
+
+def _reached_lag(config: RunConfig) -> int:
+    """The largest lag a trained group can have: that of the policy, or how far ahead it dispatches."""
+    policy, lag = config.staleness, largest_lag(config)
+    return min(lag, policy.lookahead) if isinstance(policy, WeightFifoStaleness) else lag
 
 
 def _window_key(config: RunConfig) -> str | None:

@@ -18,19 +18,20 @@ from penstock.observe.loggers.checks import check_loggers
 from penstock.rollout.dataset_size import count_records
 from penstock.rollout.datasets import read_prompts
 from penstock.rollout.engines.context import check_context
-from penstock.rollout.environments.factory import make_environment
+from penstock.rollout.environments.factory import check_functions, first_records, make_environment
 from penstock.run.cautions import beginnings_cut, largest_lag, uncorrected_staleness, unreachable_window
 from penstock.run.directory import check_run_dir
-from penstock.run.plan import lanes_on_gpu, planned_steps
+from penstock.run.plan import lanes_on_gpu, planned_steps, stop_token_problems
 from penstock.run.problems import Problem, Problems
 from penstock.runtime.loop import run_loop
-from penstock.weights.model_files import cached_folder, check_files, has_chat_template, text_settings
+from penstock.weights.chat_template import template_problems
+from penstock.weights.model_files import cached_folder, chat_template_in, check_files, text_settings
 
 Part = Literal["train", "eval"]
 _MAKE_PROMPTS = ("reasoning_gym:", "calculator")
 """Environments that make as many prompts as they are asked for."""
 _MOST_COUNTED = 100_000
-"""Prompts that are counted at most; some forms of data are slow to go through."""
+"""Prompts that are looked at, or counted, at most; some forms of data are slow to go through."""
 
 
 def check_config(config: RunConfig, *, resumed: bool = False, from_scratch: bool = False) -> tuple[Problem, ...]:
@@ -49,7 +50,7 @@ def find_problems(
 ) -> Problems:
     """Everything that can be said about a run before it is built, after the `contradictions` between its settings.
 
-    Makes the staleness policy, imports a custom loss or advantage, and makes the environment with a prompt or two, so
+    Makes the staleness policy, imports a custom loss or advantage, goes through the data, and makes the environment, so
     that tasks, reward functions and dataset files are really looked at; reads what the model's folder says about
     itself; and looks whether the folders can be written and the loggers could start. Where rollouts are replayed there
     is no environment; the recording is looked at instead. Model weights are not loaded, nothing is fetched, and nothing
@@ -108,8 +109,10 @@ def _check_model(config: RunConfig, found: Problems) -> None:
         settings = found.attempt(partial(text_settings, folder))
         if settings is not None and config.rollout.replay_from is None:
             found.attempt(partial(check_context, settings, config.rollout.engine.max_model_len))
-        if config.data.chat_template and not model.trust_remote_code and not has_chat_template(folder):
-            found.error([f"data.chat_template: the tokenizer of {model.path!r} has no chat template; set it to false"])
+        if settings is not None and isinstance(settings.get("vocab_size"), int):
+            found.error(stop_token_problems(config, settings["vocab_size"]))
+        if not model.trust_remote_code:  # else the tokenizer's code may bring a template of its own
+            found.error(template_problems(chat_template_in(folder), config.data, model.path))
     if model.lora is not None:
         from penstock.weights.lora import check_adapter_folder, require_peft
 
@@ -141,19 +144,25 @@ def _check_device(config: RunConfig, found: Problems) -> None:
 
 
 def _check_prompts(config: RunConfig, found: Problems) -> int | None:
-    """Look at the user's code and the data, each by itself, then at the environment as a whole; gives `_data_steps`."""
+    """Look at the user's code and the data, each by itself, then at the environment as a whole; gives `_data_steps`.
+
+    The modules of reward functions are imported by a reward process, with a time limit, and not here.
+    """
     environment, data = config.rollout.environment, config.data
     before = len(found.all)
-    if environment.import_path is not None:
-        what = "function" if environment.kind == "function" else "class"
-        found.attempt(partial(import_callable, environment.import_path, "rollout.environment.import_path", what))
-    first = data.model_copy(update={"train_size": 1, "eval_size": 1})
+    if environment.kind == "custom" and environment.import_path is not None:
+        found.attempt(partial(import_callable, environment.import_path, "rollout.environment.import_path", "class"))
+    looked_at = first_records(data, _MOST_COUNTED)
     parts: tuple[Part, ...] = ("train", "eval")
     for part in parts:
-        found.attempt(partial(read_prompts, first, part))
+        found.attempt(partial(read_prompts, looked_at, part))
     if len(found.all) > before:
+        if environment.kind == "function":
+            found.attempt(partial(check_functions, environment))
         return None
-    made = found.attempt(partial(make_environment, environment, data, seed=config.seed, at_most=1))
+    # Functions ask for columns, and math for answers, which any record may lack; others make do with a prompt.
+    at_most = _MOST_COUNTED if environment.kind in ("function", "math") else 1
+    made = found.attempt(partial(make_environment, environment, data, seed=config.seed, at_most=at_most))
     if made is None:
         return None
     run_loop(made.close())

@@ -26,6 +26,14 @@ def lanes_on_gpu(lanes: int, device: str) -> str:
     return f"runtime.trainer_lanes: {lanes} lanes are only for trainers on the CPU; leave it at 0 on {device}"
 
 
+def stop_token_problems(config: RunConfig, vocabulary: int) -> list[str]:
+    """Stop tokens that a model with so many tokens does not have, as `key: reason` lines."""
+    outside = [token for token in config.rollout.sampling.stop_token_ids if token >= vocabulary]
+    if not outside:
+        return []
+    return [f"rollout.sampling.stop_token_ids: {outside} are outside the vocabulary of {vocabulary}"]
+
+
 def prompt_room(config: RunConfig) -> PromptRoom:
     """What becomes of prompts that are too long for the engine."""
     return PromptRoom(config.rollout.engine.max_model_len, truncates=config.data.overlong == "truncate_left")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import SetupError
+from penstock.weights.chat_template import Template
 from penstock.weights.pickles import refuse_pickled_weights
 
 if TYPE_CHECKING:
@@ -76,17 +77,20 @@ def check_files(folder: Path, path: str) -> None:
         raise SetupError(f"model.path: {path!r} holds no tokenizer; save it next to the model (tokenizer.json)")
 
 
-def has_chat_template(folder: Path) -> bool:
-    """Whether the tokenizer's files bring a chat template."""
-    if any((folder / name).is_file() for name in ("chat_template.jinja", "chat_template.json")):
-        return True
-    if any((folder / "additional_chat_templates").glob("*.jinja")):
-        return True
+def chat_template_in(folder: Path) -> Template:
+    """The chat template that the tokenizer's files bring, found as `transformers` finds it."""
+    files = {"default": folder / "chat_template.jinja"}
+    files |= {file.stem: file for file in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
     try:
+        if found := {name: file.read_text(encoding="utf-8") for name, file in files.items() if file.is_file()}:
+            return found
         settings = json.loads((folder / "tokenizer_config.json").read_bytes())
     except (OSError, ValueError):
-        return False
-    return isinstance(settings, dict) and bool(settings.get("chat_template"))
+        return None
+    template = settings.get("chat_template") if isinstance(settings, dict) else None
+    if isinstance(template, list):
+        return {each["name"]: each["template"] for each in template}
+    return template if isinstance(template, str | dict) else None
 
 
 def longest_context(settings: Mapping[str, Any]) -> int | None:

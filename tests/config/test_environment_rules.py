@@ -61,6 +61,10 @@ HUB = {"train_path": "gsm8k", "eval_path": "gsm8k"}
             ["rollout.environment.rewards[0].weight: must be a finite number"],
         ),
         (several(), ["rollout.environment.rewards: "]),
+        (
+            several({"import_path": "m:f", "weight": 0}, {"import_path": "m:g", "weight": -0.0}),
+            ["rollout.environment.rewards: every weight is 0"],
+        ),
         (with_kind("verifiers:gsm8k"), ["data.chat_template: must be true"]),
         (with_kind("calculator", {"chat_template_kwargs": {"a": 1}}), ["data.chat_template_kwargs: has no effect"]),
         (with_kind("verifiers:"), ["rollout.environment.kind: unknown 'verifiers:'"]),

@@ -119,7 +119,7 @@ def test_failures_are_important(event: str) -> None:
     assert is_important(event)
 
 
-@pytest.mark.parametrize("event", ["weights_published", "checkpoint_saved", "group_evicted", "run_failed"])
+@pytest.mark.parametrize("event", ["weights_published", "checkpoint_saved", "group_evicted", "run_failed", "warning"])
 def test_the_ordinary_is_not_important(event: str) -> None:
     assert not is_important(event)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -18,6 +19,9 @@ import penstock
 from penstock.cli.main import app
 from penstock.config.loading import dump_config, load_config
 from penstock.errors import CannotStart, ConfigError
+from penstock.rollout.environments import process_pool
+from penstock.run.build import build_serving
+from penstock.run.cautions import uncorrected_staleness
 from penstock.run.checks import check_config, find_problems
 from penstock.run.directory import RunDirectory
 from penstock.run.problems import Level, Problem
@@ -192,6 +196,101 @@ def test_a_chat_template_that_the_tokenizer_lacks(make_config: ConfigMaker, mode
     assert errors(config) == {}
 
 
+@pytest.mark.parametrize("data", ["there", "missing"])
+def test_a_reward_module_is_imported_in_other_processes_only(
+    make_config: ConfigMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: str
+) -> None:
+    seen = tmp_path / "pids"
+    source = f"import os\nopen({str(seen)!r}, 'a').write(f'{{os.getpid()}}\\n')\ndef score(response): return 0.0\n"
+    (tmp_path / "leaves_its_pid.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    environment = {"kind": "function", "import_path": "leaves_its_pid:score"}
+    changes = {"rollout.environment": environment}
+    if data == "missing":
+        changes["data"] = {"train_path": str(tmp_path / "none.jsonl")}
+    told = errors(function_run(make_config, tmp_path, **changes))
+    assert told.keys() == ({"data.train_path"} if data == "missing" else set())
+    pids = seen.read_text().split()
+    assert pids
+    assert str(os.getpid()) not in pids
+
+
+def test_a_reward_module_that_hangs_does_not_hang_the_check(
+    make_config: ConfigMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "hangs_at_import.py").write_text("import time\ntime.sleep(300)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(process_pool, "_START_SECONDS", 1.0)
+    environment = {"kind": "function", "import_path": "hangs_at_import:score"}
+    told = errors(function_run(make_config, tmp_path, **{"rollout.environment": environment}))
+    assert "took longer than 1.0 s" in told["rollout.environment.import_path"]
+
+
+def test_a_column_that_a_later_record_lacks(make_config: ConfigMaker, tmp_path: Path) -> None:
+    path = tmp_path / "columns.jsonl"
+    path.write_text('{"prompt": "a", "unit": 1}\n{"prompt": "b"}\n')
+    environment = {"kind": "function", "import_path": "tests.support.column_rewards:later"}
+    config = make_config(**{"data": {"train_path": str(path)}, "rollout.environment": environment})
+    assert "the record of prompt 2 has no such column" in errors(config)["rollout.environment.import_path"]
+    path.write_text('{"prompt": "a", "unit": 1}\n{"question": "b", "unit": 2}\n')
+    assert ":2: has no column 'prompt'" in errors(config)["data.train_path"]
+
+
+def test_a_math_problem_without_an_answer_further_down(make_config: ConfigMaker, tmp_path: Path) -> None:
+    path = tmp_path / "math.jsonl"
+    path.write_text('{"prompt": "1+1", "answer": "2"}\n{"prompt": "1+2"}\n')
+    config = make_config(**{"data": {"train_path": str(path)}, "rollout.environment": {"kind": "math"}})
+    assert "prompt 2 has no reference answer" in errors(config)["data.train_path"]
+
+
+def test_stop_tokens_beyond_the_vocabulary(make_config: ConfigMaker, model_folder: Path) -> None:
+    vocabulary = json.loads((model_folder / "config.json").read_text())["vocab_size"]
+    config = make_config(**{"rollout.sampling.stop_token_ids": [vocabulary - 1, vocabulary]})
+    told = errors(config)
+    reason = f"[{vocabulary}] are outside the vocabulary of {vocabulary}"
+    assert told == {"rollout.sampling.stop_token_ids": reason}
+    with pytest.raises(CannotStart, match=r"stop_token_ids"):
+        penstock.train(config)
+    assert not Path(config.run_dir).exists()
+
+
+CHATTY = (
+    "{% if thinking is not defined %}{% set thinking = true %}{% endif %}"
+    "{% for message in messages %}{% if message.role == 'skip' %}{% continue %}{% endif %}"
+    "{% generation %}{{ message.content }}{{ style }}{% endgeneration %}{% endfor %}"
+    "{% if not messages %}{{ raise_exception('nothing to say') }}{% endif %}"
+)
+
+
+@pytest.mark.parametrize("place", ["chat_template.jinja", "tokenizer_config.json", "named"])
+def test_template_variables_are_those_that_the_template_reads(
+    make_config: ConfigMaker, model_folder: Path, tmp_path: Path, place: str
+) -> None:
+    folder = changed_model(model_folder, tmp_path)
+    if place == "chat_template.jinja":
+        (folder / place).write_text(CHATTY)
+    else:
+        file = folder / "tokenizer_config.json"
+        named = [{"name": "default", "template": CHATTY}, {"name": "other", "template": "{{ role }}"}]
+        template = named if place == "named" else CHATTY
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"chat_template": template}))
+    variables = {"thinking": False, "style": "x", "role": "x", "message": 3, "raise_exception": 1, "content": "x"}
+    chat = {"model.path": str(folder), "data.chat_template": True, "data.chat_template_kwargs": variables}
+    config = make_config(**chat)
+    told = errors(config)
+    assert told.keys() == {f"data.chat_template_kwargs.{n}" for n in ("role", "message", "raise_exception", "content")}
+    with pytest.raises(ConfigError) as refused:
+        build_serving(config, trains_too=False)
+    assert refused.value.problems == [f"{key}: {reason}" for key, reason in told.items()]
+
+
+def test_a_template_that_is_no_template(make_config: ConfigMaker, model_folder: Path, tmp_path: Path) -> None:
+    folder = changed_model(model_folder, tmp_path)
+    (folder / "chat_template.jinja").write_text("{% if %}")
+    chat = {"model.path": str(folder), "data.chat_template": True, "data.chat_template_kwargs": {"a": 1}}
+    assert "is not valid: line 1" in errors(make_config(**chat))["data.chat_template"]
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 def test_a_device_that_is_not_there(make_config: ConfigMaker) -> None:
     told = errors(make_config(**{"runtime.device": "cuda", "rollout.engine.max_model_len": 4096}))
@@ -231,6 +330,39 @@ def test_staleness_that_nothing_corrects(make_config: ConfigMaker, changes: dict
     told = [p for p in find_problems(make_config(**LOOSE | changes)).warnings if "without a correction" in p.reason]
     assert [problem.key for problem in told] == ([] if key is None else [key])
     assert all("the ratio is exactly 1" in p.reason and "algorithm.old_policy to engine" in p.reason for p in told)
+
+
+LOSSES = {
+    "ppo_clip": ["correction.kind=tis", "old_policy=engine"],
+    "cispo": ["correction.kind=tis", "old_policy=engine"],
+    "gspo": ["correction.kind=sequence_masked", "old_policy=engine"],
+    "reinforce": ["correction.kind=tis"],
+    "custom": ["correction.kind=tis", "old_policy=engine"],
+}
+POLICIES: list[dict[str, Any]] = [
+    {"policy": "windowed", "max_staleness": 2},
+    {"policy": "in_order", "lookahead": 2},
+    {"policy": "weight_fifo", "max_staleness": 2, "lookahead": 2},
+    {"policy": "weight_fifo", "max_staleness": 2, "lookahead": 1},
+    {"policy": "custom", "import_path": "tests.support.misbehaving.names:ExitingSampler"},
+]
+
+
+@pytest.mark.parametrize("staleness", POLICIES, ids=lambda policy: "-".join(map(str, policy.values())))
+@pytest.mark.parametrize("loss", LOSSES)
+def test_what_is_advised_against_staleness_can_be_set(
+    make_config: ConfigMaker, loss: str, staleness: dict[str, Any]
+) -> None:
+    own = {"import_path": "tests.support.custom_algorithms:clipped"} if loss == "custom" else {}
+    settings = {**LOOSE, "staleness": staleness, "algorithm.loss": {"kind": loss, **own}}
+    [line] = uncorrected_staleness(make_config(**settings))
+    advice = re.findall(r"algorithm\.(\S+) to (\w+)", line)
+    assert [f"{key}={value}" for key, value in advice] == LOSSES[loss]
+    for key, value in advice:
+        assert list(uncorrected_staleness(make_config(**settings, **{f"algorithm.{key}": value}))) == []
+    if staleness["policy"] != "custom":
+        reached = min(value for value in staleness.values() if isinstance(value, int))
+        assert f"groups up to {reached} version" in line
 
 
 TIS = {"algorithm.correction": {"kind": "tis"}}
@@ -277,7 +409,9 @@ def test_a_run_says_its_warnings_on_the_console_and_in_its_events(
     told = [line for line in lines(result.run_dir / "events.jsonl") if line["event"] == "warning"]
     assert [Problem(Level.WARNING, line["key"], line["reason"]) for line in told] == list(expected)
     assert len(expected) == 1
-    assert f"warning: {expected[0]}" in " ".join(capsys.readouterr().out.split())
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"warning: {expected[0]}" in shown
+    assert shown.count("may be trained without a correction") == 1
 
 
 def test_a_run_with_data_of_a_relative_path_goes_on_from_another_folder(

@@ -86,9 +86,10 @@ def test_verify_shows_the_first_prompt_as_the_model_sees_it(make_config: ConfigM
 
 def test_a_variable_that_the_template_does_not_read_is_refused(make_config: ConfigMaker) -> None:
     misspelt = make_config(**CHAT | {"data.chat_template_kwargs": {"thinkin": False, "thinking": True}})
-    with pytest.raises(ConfigError, match=r"data\.chat_template_kwargs\.thinkin: .* reads no variable") as caught:
+    with pytest.raises(ConfigError, match=r"data\.chat_template_kwargs\.thinkin: .* does not read a var") as caught:
         penstock.train(misspelt)
     assert len(caught.value.problems) == 1
+    assert not Path(misspelt.run_dir).exists()
 
 
 def test_a_stop_string_that_is_a_token_without_text_ends_a_response(make_config: ConfigMaker) -> None:

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from penstock.cli.main import app
 from penstock.config.models import RunConfig
 from penstock.data_plane.meta import KVBatchMeta
 from penstock.run.verify.findings import Row, Status
@@ -194,3 +196,28 @@ def test_a_run_without_a_trainer_is_refused(
     verified = run_verify(make_config(**changes), tmp_path)
     assert verified.exit_code == 2
     assert verified.content["error"]["problems"][0]["key"] == key
+
+
+def test_it_begins_with_the_checks_of_config_check(
+    make_config: ConfigMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.run.verify.preflight.run_loop", lambda _: pytest.fail("nothing is to be built"))
+    wrong = {"rollout.engine.max_model_len": 4096, "rollout.sampling.stop_token_ids": [10**6]}
+    verified = run_verify(make_config(**wrong), tmp_path)
+    assert verified.exit_code == 2
+    told = {problem["key"] for problem in verified.content["error"]["problems"]}
+    assert told == {"rollout.engine.max_model_len", "rollout.sampling.stop_token_ids"}
+
+
+def test_warnings_about_settings_are_shown_once(
+    make_config: ConfigMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_config(staleness={"policy": "windowed", "max_staleness": 1})
+    report = run_checks(config, Limits(groups=1))
+    monkeypatch.setattr("penstock.run.verify.preflight.verify", lambda *_: report)
+    verified = run_verify(config, tmp_path)
+    assert [warning["key"] for warning in verified.content["warnings"]] == ["staleness.max_staleness"]
+    done = CliRunner().invoke(app, ["verify", str(tmp_path / "verify.yaml")])
+    assert done.exit_code == 0
+    assert done.stderr.startswith("warning: staleness.max_staleness: groups up to 1 version old may be trained")
+    assert done.output.count("may be trained without a correction") == 1

@@ -19,7 +19,7 @@ from penstock.rollout.environments.function import FunctionEnvironment, GroupFun
 from penstock.rollout.environments.limits import LimitedEnvironment, TurnLimits
 from penstock.rollout.environments.math import MathEnvironment
 from penstock.rollout.environments.reasoning_gym import ReasoningGymEnvironment
-from penstock.rollout.environments.reward_functions import RewardSpec
+from penstock.rollout.environments.reward_functions import RewardSpec, find_functions
 from penstock.rollout.environments.reward_pool import RewardPool
 from penstock.rollout.environments.reward_records import RewardRecords
 
@@ -39,7 +39,7 @@ def make_environment(
     """
     settings = _settings_of_prompts(data)
     if at_most is not None:
-        data = data.model_copy(update={"train_size": at_most, "eval_size": at_most})
+        data = first_records(data, at_most)
     kind, _, name = config.kind.partition(":")
     if kind == "function":
         return _function(config, data, _pool(config, records))
@@ -62,6 +62,17 @@ def make_environment(
     given = PromptData(train=read_prompts(data, "train"), held_out=read_prompts(data, "eval"), **sizes)
     pool = _pool(config, records)
     return LimitedEnvironment(make_custom(config.import_path, config.args, given, pool, seed, settings), limits, pool)
+
+
+def first_records(data: DataConfig, at_most: int) -> DataConfig:
+    """The same data, but no more than so many prompts of each part."""
+    sizes = {"train_size": min(data.train_size or at_most, at_most), "eval_size": min(data.eval_size, at_most)}
+    return data.model_copy(update=sizes)
+
+
+def check_functions(config: EnvironmentConfig) -> None:
+    """Raise `ConfigError` where a function of an environment `function` is not found where it will run."""
+    find_functions(_reward_specs(config), _pool(config, None))
 
 
 def _settings_of_prompts(data: DataConfig) -> list[str]:

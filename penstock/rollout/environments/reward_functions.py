@@ -75,6 +75,16 @@ def load_functions(specs: Sequence[RewardSpec], pool: RewardPool, prompts: Seque
     return loaded
 
 
+def find_functions(specs: Sequence[RewardSpec], pool: RewardPool) -> None:
+    """Raise `ConfigError` where a function is not found where it will run, whatever the data may hold; ends the pool's
+    processes."""
+    try:
+        for spec in specs:
+            _loaded(spec, pool, (), anywhere=not pool.in_process)
+    finally:
+        pool.kill()
+
+
 def _loaded(spec: RewardSpec, pool: RewardPool, prompts: Sequence[Prompt], *, anywhere: bool) -> RewardFunction:
     """By its name where it can run in a process, else imported here, and the run says why."""
     if anywhere:

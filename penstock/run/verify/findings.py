@@ -9,6 +9,7 @@ from typing import Any
 
 from penstock.controller.failure import describe
 from penstock.errors import PenstockError
+from penstock.run.problems import Problem
 
 
 class Status(Enum):
@@ -118,6 +119,8 @@ class VerifyReport:
     seconds: float
     prompt: SeenPrompt | None = None
     """The first prompt of the run."""
+    warnings: tuple[Problem, ...] = ()
+    """What the checks of the settings found, as for `penstock config check`."""
 
     @property
     def ok(self) -> bool:
@@ -130,6 +133,7 @@ class VerifyReport:
             "ok": self.ok,
             "subject": dict(self.subject),
             "seconds": round(self.seconds, 3),
+            "warnings": [warning.as_object() for warning in self.warnings],
             "prompt": None if self.prompt is None else self.prompt.as_object(),
             "checks": {row.check.key: row.as_object() for row in self.rows},
         }

@@ -11,6 +11,7 @@ from functools import partial
 import torch
 
 from penstock.config.models import RunConfig
+from penstock.run.checks import check_config
 from penstock.run.verify import (
     custom_loss,
     cut_off,
@@ -49,13 +50,16 @@ OF_CUSTOM_LOSSES = ((custom_loss.CUSTOM_LOSS, custom_loss.check_custom_loss),)
 
 
 def verify(config: RunConfig, limits: Limits | None = None, notify: Notify | None = None) -> VerifyReport:
-    """Check a run on its own model and data; trains nothing and writes nothing.
+    """Check a run on its own model and data, after the checks of `config check`; trains nothing and writes nothing.
 
     Raises `ConfigError` or `SetupError` where the run could not be built at all.
     """
     config = verifiable(config)
+    # Nothing is written, so a finished run in the folder is in nobody's way.
+    warnings = check_config(config, from_scratch=True)
     silence_progress_bars()
-    return run_loop(_Preflight(config, limits or Limits(), notify or (lambda text: None)).run())
+    report = run_loop(_Preflight(config, limits or Limits(), notify or (lambda text: None)).run())
+    return replace(report, warnings=warnings)
 
 
 class _Preflight:
