@@ -72,6 +72,8 @@ class EventTally:
     started: datetime | None = None
     stopped_by: str | None = None
     """Why the run ended, where it says so."""
+    vanished: int = 0
+    """Processes of the run that ended without a word before the next one began: killed, or the machine was."""
     drops: deque[Mapping[str, Any]] = field(default_factory=lambda: deque(maxlen=MOST_DROPS))
     """The newest prompts that were given up."""
     stalls: deque[Mapping[str, Any]] = field(default_factory=lambda: deque(maxlen=MOST_STALLS))
@@ -90,6 +92,7 @@ class EventTally:
             time, name = event_time(event), str(event.get("event", "?"))
             tally.started = tally.started or time
             if name == "run_started":  # of the run's next process, where it was resumed
+                tally.vanished += bool(tally.starts) and tally.stopped_by is None
                 tally.stopped_by = None
                 tally.starts.append(event)
                 for known in tally.raised.values():
