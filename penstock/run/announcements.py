@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from penstock.config.models import RunConfig
+from penstock.config.staleness import WindowedStaleness
+from penstock.observe.display import Display
 from penstock.observe.event_kinds import meaning_of
 from penstock.run.build import Training
 from penstock.run.commands import resume_command
-from penstock.run.problems import Problem
+from penstock.run.problems import Level, Problem
 from penstock.run.records import RunRecords
 from penstock.run.resume import ResumePoint
 
@@ -48,9 +50,11 @@ def tell_saved(records: RunRecords, step: int, path: Path, seconds: float) -> No
     records.view.note(f"checkpoint saved after step {step}: {path}")
 
 
-def tell_nothing_left(records: RunRecords, config: RunConfig, steps: int) -> str:
-    """A run that was resumed has no step to go; returns why, with the command that trains on."""
-    early = records.metrics.early_stop.get("early_stop_reason")
+def tell_nothing_left(view: Display, config: RunConfig, steps: int, early: object) -> str:
+    """A run that was resumed has no step to go; returns why, with the command that trains on.
+
+    `early` is why it stopped early, None where it did not.
+    """
     if early is not None:
         why, more = f"it stopped early because {early}", "training.early_stop=null"
     elif config.training.max_steps is not None and config.training.max_steps <= steps:
@@ -58,11 +62,28 @@ def tell_nothing_left(records: RunRecords, config: RunConfig, steps: int) -> str
         more = f"training.max_steps={2 * steps}"
     else:
         why, more = "it reached the end of its data", f"data.epochs={config.data.epochs + 1}"
-    records.view.note(f"nothing left to train: this run already finished at step {steps}")
+    view.note(f"nothing left to train: this run already finished at step {steps}")
     return (
         f"This run already finished at step {steps}: {why}. Nothing was trained. To train further: "
         f"{resume_command(config.run_dir, more)}"
     )
+
+
+def tell_evictions(records: RunRecords, config: RunConfig) -> None:
+    """At the end: that most of what was generated became too stale to be trained, where it did."""
+    evicted, trained = records.metrics.groups_evicted, records.metrics.groups_trained
+    if evicted <= trained:
+        return
+    room = f"lower buffer.max_buffered_groups (now {config.buffer.max_buffered_groups})"
+    over_sampling = isinstance(config.staleness, WindowedStaleness) and config.staleness.over_sampling
+    key, change = (
+        ("staleness.over_sampling", f"set it to false, or {room}")
+        if over_sampling
+        else ("buffer.max_buffered_groups", f"{room}, or allow more staleness")
+    )
+    ratio = f", {evicted / trained:.1f} for each one trained" if trained else ""
+    reason = f"{evicted:,} groups became too stale and were evicted, and {trained:,} were trained{ratio}; {change}"
+    tell_warnings(records, [Problem(Level.WARNING, key, reason)])
 
 
 def tell_plan(records: RunRecords, config: RunConfig, training: Training) -> None:

@@ -28,6 +28,7 @@ from penstock.observe.loggers.base import Logger
 from penstock.observe.report.reading import Lines
 from penstock.run.announcements import (
     tell_event,
+    tell_evictions,
     tell_nothing_left,
     tell_plan,
     tell_resume,
@@ -178,6 +179,7 @@ class RunLife:
             self._look_for_steps(training)
             await between.before_first(training.buffer.clock.step)
             stopped_by = await self._run_controller(controller, between)
+            tell_evictions(records, config)
         except _SAVED_AFTER as error:
             try:
                 await self._save_at_end(training.buffer.clock.step, store, between, controller)
@@ -257,9 +259,9 @@ class RunLife:
     def _look_for_steps(self, training: Training) -> None:
         """Say so where a run that is resumed has none left."""
         step = training.buffer.clock.step
-        stopped_early = bool(self._records.metrics.early_stop)
-        if self._point is not None and step and (step >= training.steps or stopped_early):
-            self._nothing_left = tell_nothing_left(self._records, self._config, step)
+        early = self._records.metrics.early_stop.get("early_stop_reason")
+        if self._point is not None and step and (step >= training.steps or early is not None):
+            self._nothing_left = tell_nothing_left(self._records.view, self._config, step, early)
 
     async def _run_controller(self, controller: SingleController, between: BetweenSteps) -> str:
         try:

@@ -11,6 +11,7 @@ from penstock.observe.console import ProgressView, RecordKind
 from penstock.observe.jsonl import JsonlWriter
 from penstock.observe.loggers.fanout import Loggers
 from penstock.observe.progress import EVAL_STEP
+from penstock.observe.report.eval_figures import EVAL_REWARD, eval_figures
 from penstock.observe.report.reading import Lines
 from penstock.observe.report.values import number
 from penstock.run.eval_report import EvalReport
@@ -19,7 +20,8 @@ _ENDS = 3
 """`train/reward_mean_start` and `_end` are means over this many steps at either end: one step alone is noisy."""
 _PASS_AT = re.compile(r"eval/pass@\d+")
 _OVERLONG = ("data/overlong_dropped", "data/overlong_truncated")
-_REWARD, _EVAL_REWARD, _LAG = "train/reward_mean", "eval/reward_mean", "staleness/lag_max"
+_EVICTED, _LAGS = "rollout/groups_evicted", "staleness/lag_histogram/"
+_REWARD, _EVAL_REWARD, _LAG = "train/reward_mean", EVAL_REWARD, "staleness/lag_max"
 
 
 class Recorder:
@@ -35,6 +37,9 @@ class Recorder:
         self._rewards: list[float] = []
         self._steps = 0
         self._lag_max = 0.0
+        self.groups_trained = 0
+        self.groups_evicted = 0
+        """Groups that became too stale in the buffer."""
         self._overlong: dict[str, int] = {}
         """Prompts that were too long, by metric; only what there was."""
         self._evals: dict[int, dict[str, float]] = {}
@@ -80,18 +85,16 @@ class Recorder:
 
     def summary(self, stopped_by: str) -> dict[str, Any]:
         """How the run ended."""
-        start = self._evals.get(0, {})
-        step, end = self._last_eval()
-        passes = {key: value for key, value in end.items() if _PASS_AT.fullmatch(key)}
+        evaluated = eval_figures(self._evals)
+        last = self._evals[max(self._evals)] if self._evals else {}
+        passes = {key: value for key, value in last.items() if _PASS_AT.fullmatch(key)}
         return {
             "stopped_by": stopped_by,
             **self.early_stop,
             "steps": self._steps,
             f"{_REWARD}_start": _mean(self._rewards[:_ENDS]),
             f"{_REWARD}_end": _mean(self._rewards[-_ENDS:]),
-            f"{_EVAL_REWARD}_start": start.get(_EVAL_REWARD),
-            _EVAL_REWARD: end.get(_EVAL_REWARD),
-            "eval/step": step,
+            **evaluated,
             **passes,
             "timing/elapsed_s": round(self.train_seconds, 3),
             "rollout/tokens_generated": self.tokens_generated,
@@ -115,14 +118,11 @@ class Recorder:
         if _EVAL_REWARD in metrics:
             self._evals[step] = {key: value for key, value in metrics.items() if key.startswith("eval/")}
         self._lag_max = max(self._lag_max, metrics.get(_LAG, 0.0))
+        self.groups_trained += int(sum(value for key, value in metrics.items() if key.startswith(_LAGS)))
+        self.groups_evicted = int(metrics.get(_EVICTED, self.groups_evicted))
         self._overlong |= {name: int(metrics[name]) for name in _OVERLONG if metrics.get(name)}
         if _REWARD in metrics:
             self._rewards.append(metrics[_REWARD])
-
-    def _last_eval(self) -> tuple[int | None, dict[str, float]]:
-        """The newest evaluation; that of the initial weights only where they are also the final ones."""
-        step = max(self._evals, default=None)
-        return (step, self._evals[step]) if step is not None and (step or not self._steps) else (None, {})
 
     def _last_eval_shown(self) -> dict[str, float]:
         step = max(self._evals, default=None)

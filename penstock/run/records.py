@@ -195,15 +195,14 @@ class RunRecords:
             self._write_report(again=True)
 
     def _write_report(self, *, again: bool = False) -> None:
-        """Write `report.html` where there is something to tell; a failure is only an event, as the run is over."""
+        """Write `report.html`, also of a run that trained nothing; a failure is only an event, as the run is over."""
         if not self._writes_by_name:
             return
         try:
             self._directory.require()
-            if self._directory.metrics.stat().st_size:
-                path = write_report(self._directory.path).path
-                if not again:
-                    self.view.note(f"report: {path}")
+            path = write_report(self._directory.path).path
+            if not again:
+                self.view.note(f"report: {path}")
         except Exception as error:  # noqa: BLE001 - whatever it was, it must not change how the run ended
             cause = describe(error)
             self._attempt(lambda: self.events.emit("report_failed", cause=cause))

@@ -16,6 +16,7 @@ from penstock.observe.sinks import hold_standard_descriptors
 from penstock.run.aside import refuse_settings_inside, set_aside
 from penstock.run.checks import check_config
 from penstock.run.directory import RunDirectory
+from penstock.run.finished import finished_run
 from penstock.run.given_objects import require_given
 from penstock.run.life import RunLife, RunResult
 from penstock.run.record_marks import refuse_other_events, refuse_other_records
@@ -85,8 +86,9 @@ def resume(
 
     Metrics, samples and ledger are set back to the checkpoint, once everything was found to go with it: a resume that
     is refused changes nothing. A run that never had a checkpoint begins anew. `overrides` may change settings that the
-    checkpoint does not depend on, such as `training.max_steps`. With `from_scratch` the run begins anew whatever it
-    had, and with whatever settings; the old one is moved aside as a whole. `json_to` is that of `train`.
+    checkpoint does not depend on, such as `training.max_steps`. A run that has finished is left as it is, and
+    `nothing_left` of the result says so. With `from_scratch` the run begins anew whatever it had, and with whatever
+    settings; the old one is moved aside as a whole. `json_to` is that of `train`.
     """
     hold_standard_descriptors()
     folder = Path(run_dir).absolute()
@@ -105,6 +107,8 @@ def resume(
             refuse_lost_checkpoints(directory)
         else:
             refuse_other_records(directory, point.checkpoint)
+        if (finished := finished_run(directory, config, point, json_to)) is not None:
+            return finished
         return run_loop(RunLife(config, directory, loggers, point, json_to=json_to, warnings=warnings).execute())
     finally:
         directory.close()

@@ -66,7 +66,7 @@ def test_a_run_that_has_not_finished_a_step(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("{}")
     shown = invoke(str(tmp_path), "--json")
     assert shown.exit_code == 2
-    assert "has no metrics yet" in json.loads(shown.stdout)["error"]["message"]
+    assert "has no metrics and no events yet" in json.loads(shown.stdout)["error"]["message"]
 
 
 def test_needs_no_torch(tmp_path: Path) -> None:

@@ -226,7 +226,7 @@ class TestFilesAsTheyAre:
     def test_a_run_without_metrics_yet(self, tmp_path: Path) -> None:
         (tmp_path / "config.yaml").write_text("{}")
         (tmp_path / "metrics.jsonl").touch()
-        with pytest.raises(ConfigError, match="has no metrics yet"):
+        with pytest.raises(ConfigError, match="has no metrics and no events yet"):
             write_report(tmp_path)
 
     def test_a_place_that_cannot_be_written(self, tmp_path: Path) -> None:

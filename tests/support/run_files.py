@@ -127,12 +127,15 @@ class StepClock:
         return self.now
 
 
-def write_trace(path: Path, steps: int, *, groups_per_step: int = 4, limit_bytes: int = LIMIT_BYTES) -> None:
+def write_trace(
+    path: Path, steps: int, *, groups_per_step: int = 4, limit_bytes: int = LIMIT_BYTES, evaluated: bool = False
+) -> None:
     """The timeline of a run with half a second a step: generation, training and weight updates in turn."""
     clock = StepClock()
     timeline = Timeline(TraceFile(path, limit_bytes), clock)
     pump, trainer = timeline.lane("controller", "train pump"), timeline.lane("trainer", "trainer")
     pauses = timeline.lane("engines", "engine: weight updates")
+    run = timeline.lane("controller", "run") if evaluated else None
     for step in range(1, steps + 1):
         begin = 0.5 * (step - 1)
         groups = [f"group{(step - 1) * groups_per_step + k:08d}" for k in range(groups_per_step)]
@@ -156,5 +159,7 @@ def write_trace(path: Path, steps: int, *, groups_per_step: int = 4, limit_bytes
             timeline.groups.ended(group, GroupEnd.TRAINED)
         clock.now = begin + 0.49
         pauses.record("paused for new weights", begin + 0.46, begin + 0.49, version=step)
+        if run is not None:
+            run.record("evaluation", begin + 0.46, begin + 0.49, step=step)
         pump.end()
     timeline.close()

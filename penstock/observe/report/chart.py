@@ -50,16 +50,19 @@ def line_chart(
     floor: float | None = None,
     x_range: tuple[float, float] | None = None,
     y_range: tuple[float, float] | None = None,
+    names_single: bool = False,
 ) -> Html:
     """A chart of one or more lines over steps; nothing where no line has a point, and words where all are zero.
 
-    `floor` is always on the axis, and so is `y_range`, for charts that are to have one scale.
+    `floor` is always on the axis, and so is `y_range`, for charts that are to have one scale. With `names_single` a
+    line is named also where it is the only one, as the title does not say which it is.
     """
     drawn = [line for line in lines if len(line.series)]
     if not drawn:
         return NOTHING
     if not any(chain.from_iterable(map(_all_values, drawn))):
-        return tag("p", tag("strong", title), ": 0 in every step.", class_="zero")
+        names = f" ({', '.join(line.name for line in drawn)})" if names_single else ""
+        return tag("p", tag("strong", title), f"{names}: 0 in every step.", class_="zero")
     x_axis = step_axis(*(x_range or _x_range(drawn)))
     y_axis = value_axis([*_shown_values(drawn), *(y_range or ())], count=2 if size == SMALL else 4, floor=floor)
     outside = [point for line in _raw(drawn) for point in _outside(line, y_axis)]
@@ -75,7 +78,7 @@ def line_chart(
         y_axis,
         note="; ".join(part for part in (note, _outside_note(outside)) if part),
         size=size,
-        legend=[(line.name, line.colour, line.look.value) for line in drawn] if len(drawn) > 1 else [],
+        legend=[(line.name, line.colour, line.look.value) for line in drawn] if len(drawn) > 1 or names_single else [],
         spoken=_spoken(title, drawn),
         data=_readable(x_axis, drawn),
     )

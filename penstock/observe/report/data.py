@@ -97,7 +97,7 @@ class RunData:
 
 
 def load_run(run_dir: str | Path) -> RunData:
-    """Read a run directory; `ConfigError` where it is none, or where no step or evaluation has finished yet."""
+    """Read a run directory; `ConfigError` where it is none, or where nothing has happened yet."""
     folder = Path(run_dir)
     if not os.path.isdir(folder):  # which, unlike pathlib, takes any text
         raise ConfigError(["is not a folder"], source=str(run_dir))
@@ -105,9 +105,9 @@ def load_run(run_dir: str | Path) -> RunData:
         raise ConfigError([f"is not the folder of a run: it has none of {', '.join(_FILES)}"], source=str(run_dir))
     lines = {name: Lines(folder / f"{name}.jsonl") for name in ("metrics", "events", "samples")}
     steps, evals = _split(lines["metrics"])
-    if not steps and not evals:
-        raise ConfigError(["has no metrics yet: no step and no evaluation has finished"], source=str(run_dir))
     events = EventTally.of(lines["events"])
+    if not steps and not evals and not events.kinds:
+        raise ConfigError(["has no metrics and no events yet"], source=str(run_dir))
     samples = choose_samples(lines["samples"])
     summary = read_object(folder / "summary.json")
     config_text = read_text(folder / "config.yaml")

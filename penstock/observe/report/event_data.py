@@ -74,6 +74,8 @@ class EventTally:
     """Why the run ended, where it says so."""
     failed: Mapping[str, Any] | None = None
     """The event of the error that the run ended with."""
+    vanished: int = 0
+    """Processes of the run that ended without a word before the next one began: killed, or the machine was."""
     drops: deque[Mapping[str, Any]] = field(default_factory=lambda: deque(maxlen=MOST_DROPS))
     """The newest prompts that were given up."""
     stalls: deque[Mapping[str, Any]] = field(default_factory=lambda: deque(maxlen=MOST_STALLS))
@@ -92,6 +94,7 @@ class EventTally:
             time, name = event_time(event), str(event.get("event", "?"))
             tally.started = tally.started or time
             if name == "run_started":  # of the run's next process, where it was resumed
+                tally.vanished += bool(tally.starts) and tally.stopped_by is None
                 tally.stopped_by = tally.failed = None
                 tally.starts.append(event)
                 for known in tally.raised.values():

@@ -7,9 +7,10 @@ from typing import Any
 
 from penstock.observe.event_kinds import Severity
 from penstock.observe.report.data import RunData, RunStatus
+from penstock.observe.report.eval_figures import eval_figures
 from penstock.observe.report.markup import Html, join, tag
 from penstock.observe.report.numerals import alike, counted, percent, seconds, short
-from penstock.observe.report.sections_events import total
+from penstock.observe.report.sections_events import failed_attempts, total
 from penstock.observe.report.values import number
 
 _ENDS = 3
@@ -26,7 +27,6 @@ _ENDINGS = {
 def figures(data: RunData) -> dict[str, Any]:
     """The headline figures, for programs too; None where the run has none."""
     rewards = data.values("train/reward_mean")
-    evals = [value for line in data.evals if (value := number(line.get("eval/reward_mean"))) is not None]
     elapsed = data.last("timing/elapsed_s")
     lags = data.values("staleness/lag_max")
     return {
@@ -35,15 +35,19 @@ def figures(data: RunData) -> dict[str, Any]:
         "steps": int(number(data.steps[-1]["step"]) or 0) if data.steps else 0,
         "train/reward_mean_start": _mean(rewards[:_ENDS]),
         "train/reward_mean_end": _mean(rewards[-_ENDS:]),
-        "eval/reward_mean_start": evals[0] if len(evals) > 1 else None,
-        "eval/reward_mean": evals[-1] if evals else None,
-        "timing/elapsed_s": elapsed,
+        **eval_figures({int(number(line["step"]) or 0): line for line in data.evals}),
+        "timing/elapsed_s": _whole_time(data, elapsed),
         "throughput/generated_tokens_s": _rate(data.last("rollout/tokens_generated"), elapsed),
         "throughput/trained_tokens_s": _rate(sum(data.values("train/tokens")) or None, elapsed),
         "timing/overlap_efficiency": _mean(data.values("timing/overlap_efficiency")),
         "staleness/lag_max": int(max(lags)) if lags else None,
-        "failures": total(data, Severity.FAILURE),
+        "failures": failed_attempts(data),
     }
+
+
+def _whole_time(data: RunData, to_last_step: float | None) -> float | None:
+    """Seconds of training, as `summary.json` says; up to the last step where there is none."""
+    return number(data.summary.get("timing/elapsed_s") if data.summary else None) or to_last_step
 
 
 def _mean(values: Sequence[float]) -> float | None:
@@ -118,7 +122,7 @@ def _tiles(data: RunData, found: dict[str, Any]) -> list[Html]:
         ),
         _tile(
             "Held-out reward",
-            _change(found["eval/reward_mean_start"], found["eval/reward_mean"]),
+            _change(found["eval/reward_mean_start"] if found["eval/step"] else None, found["eval/reward_mean"]),
             "",
             _about_evals(found),
         ),
@@ -141,7 +145,9 @@ def _change(start: float | None, end: float | None) -> Html | str:
 def _about_evals(found: dict[str, Any]) -> str:
     if found["eval/reward_mean"] is None:
         return "no evaluation"
-    return "one evaluation" if found["eval/reward_mean_start"] is None else "first and last evaluation"
+    if not found["eval/step"]:
+        return "one evaluation"
+    return "last evaluation" if found["eval/reward_mean_start"] is None else "first and last evaluation"
 
 
 def _tile(label: str, value: Html | str, beside: str, below: str) -> Html:

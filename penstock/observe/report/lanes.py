@@ -43,7 +43,7 @@ def overlap_timeline(windows: Sequence[Window]) -> Html:
     ]
     bar = tag("div", tag("span", *tabs, class_="tabs"), tag("span", *tools, class_="tools"), class_="controls")
     panels = [_panel(window, place, hidden=place != chosen) for place, window in enumerate(windows)]
-    return tag("div", bar, _legend(), *panels, class_="lanes")
+    return tag("div", bar, _legend(windows), *panels, class_="lanes")
 
 
 def _range(window: Window) -> str:
@@ -51,14 +51,16 @@ def _range(window: Window) -> str:
     return f"step {first}" if first == last else f"steps {first}–{last}"
 
 
-def _legend() -> Html:
-    entries = (
+def _legend(windows: Sequence[Window]) -> Html:
+    entries = [
         ("engine busy", "c1"),
         ("trainer busy", "c2"),
         ("engines paused for weights", "c4"),
         ("group ready", "c5"),
         ("trainer waits for groups", "c6"),
-    )
+    ]
+    if any(window.other for window in windows):
+        entries.append(("checkpoint or evaluation", "c3"))
     keys = [tag("span", tag("i", class_=f"key fill {colour}"), name) for name, colour in entries]
     return tag("p", *keys, class_="legend")
 

@@ -36,16 +36,17 @@ def render_page(data: RunData) -> str:
         tag("title", f"{data.folder.name} – Penstock report"),
         tag("style", Html(style)),
     )
-    sections = [
-        reward_section(data),
-        time_section(data),
-        staleness_section(data),
-        optimisation_section(data),
-        throughput_section(data),
-        samples_section(data),
-        events_section(data),
-        _settings_section(data),
+    learned = [
+        reward_section(data) or _without_steps(data, "reward", "Reward"),
+        time_section(data) or _without_steps(data, "time", "Where the time goes"),
+        staleness_section(data) or _without_steps(data, "staleness", "Staleness"),
+        optimisation_section(data) or _without_steps(data, "optimisation", "Optimisation"),
+        throughput_section(data) or _without_steps(data, "throughput", "Throughput and responses"),
+        samples_section(data) or _without_steps(data, "samples", "Sample responses"),
     ]
+    happened = [events_section(data)]
+    # Of a run that trained nothing, the first thing to read is why.
+    sections = [*(learned + happened if data.steps else happened + learned), _settings_section(data)]
     toggle = tag("button", "Theme", type="button", class_="theme", title="light, dark, or the system's setting")
     body = tag(
         "body",
@@ -55,6 +56,11 @@ def render_page(data: RunData) -> str:
         tag("script", Html(script)),
     )
     return f"<!doctype html>\n{tag('html', head, body, lang='en')}\n"
+
+
+def _without_steps(data: RunData, name: str, title: str) -> Html:
+    """A line for a section that needs steps, where there are none; other empty sections are left out."""
+    return NOTHING if data.steps else section(name, title, tag("p", "No step has finished.", class_="note"))
 
 
 def _settings_section(data: RunData) -> Html:

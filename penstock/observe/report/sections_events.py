@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import datetime
 
 from penstock.observe.event_kinds import Severity, meaning_of, severity_of
-from penstock.observe.report.data import RunData
+from penstock.observe.report.data import RunData, RunStatus
 from penstock.observe.report.event_data import KindTally
 from penstock.observe.report.markup import NOTHING, Html, join, tag
 from penstock.observe.report.numerals import counted
@@ -19,6 +19,12 @@ _MOST_CAUSES, _LONGEST_CAUSE = 3, 400
 def total(data: RunData, severity: Severity) -> int:
     """How many events of this severity there were."""
     return sum(tally.count for tally in _of(data, severity).values())
+
+
+def failed_attempts(data: RunData) -> int:
+    """How many failures there were. That the run ended by them is not one more; a run that failed has at least one."""
+    ends = data.events.count("run_failed")
+    return total(data, Severity.FAILURE) - ends or ends
 
 
 def _of(data: RunData, severity: Severity) -> dict[str, KindTally]:
@@ -34,8 +40,10 @@ def events_section(data: RunData) -> Html:
         _of(data, severity)
         for severity in (Severity.FAILURE, Severity.NOTABLE, Severity.WASTE, Severity.CHOSEN, Severity.ROUTINE)
     )
+    killed = _killed(data)
     body = [
-        _table(bad, start) if bad else tag("p", "Nothing went wrong.", class_="good"),
+        killed,
+        _table(bad, start) if bad else None if killed else tag("p", "Nothing went wrong.", class_="good"),
         end_of_run(data.events),
         raised_causes(data.events),
         dropped_prompts(data.events),
@@ -46,6 +54,17 @@ def events_section(data: RunData) -> Html:
         tag("details", tag("summary", "Routine events"), _table(routine, start)) if routine else None,
     ]
     return section("failures", "Failures and events", join(body))
+
+
+def _killed(data: RunData) -> Html | None:
+    """How many processes of the run are gone without a word, where some are."""
+    count = data.events.vanished + (data.status is RunStatus.CUT_OFF)
+    if not count:
+        return None
+    processes = "A process" if count == 1 else f"{count:,} processes"
+    resumed = "" if data.status is RunStatus.CUT_OFF else " The run was resumed."
+    text = f"{processes} of the run ended without a word: killed (kill -9, out of memory), or the machine stopped."
+    return tag("p", text, resumed, class_="warn")
 
 
 def _table(kinds: Mapping[str, KindTally], start: datetime | None) -> Html:

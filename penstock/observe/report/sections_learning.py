@@ -35,6 +35,8 @@ _PASS_AT = re.compile(r"eval/pass@\d+")
 _EXTREME = re.compile(r"_(mean|max|min)$")
 _CURVE = 3
 """Fewer evaluations than this are no curve."""
+_MOST_CHARTS = 80
+"""Charts of metrics that have none of their own."""
 _SHOWN_ELSEWHERE = (
     _COMPONENT,
     "staleness/lag_histogram/",
@@ -78,7 +80,7 @@ def reward_section(data: RunData) -> Html:
         ),
         line_chart("Held-out prompts", held_out, note=note, size=LARGE, y_range=scale),
         line_chart("Reward by environment", by_environment, note="running means", size=LARGE, y_range=scale),
-        line_chart("Components of the reward", _components(data), note="running means", size=LARGE),
+        line_chart("Components of the reward", _components(data), note="running means", size=LARGE, names_single=True),
     ]
     return section("reward", "Reward", join(charts))
 
@@ -158,7 +160,10 @@ def other_metrics(data: RunData) -> Html:
     if not charts:
         return NOTHING
     summary = tag("summary", f"All other metrics ({len(charts)})")
-    return tag("details", summary, tag("div", *charts[:80], class_="multiples"))
+    left_out = len(charts) - _MOST_CHARTS
+    text = f"The first {_MOST_CHARTS} are shown; {left_out:,} more are in metrics.jsonl."
+    note = tag("p", text, class_="note after") if left_out > 0 else None
+    return tag("details", summary, tag("div", *charts[:_MOST_CHARTS], class_="multiples"), note)
 
 
 def quantity_of(key: str) -> str:
