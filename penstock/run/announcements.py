@@ -8,7 +8,7 @@ from pathlib import Path
 from penstock.config.models import RunConfig
 from penstock.observe.event_kinds import meaning_of
 from penstock.run.build import Training
-from penstock.run.commands import resume_command
+from penstock.run.given_objects import way_to_resume
 from penstock.run.problems import Problem
 from penstock.run.records import RunRecords
 from penstock.run.resume import ResumePoint
@@ -61,7 +61,7 @@ def tell_nothing_left(records: RunRecords, config: RunConfig, steps: int) -> str
     records.view.note(f"nothing left to train: this run already finished at step {steps}")
     return (
         f"This run already finished at step {steps}: {why}. Nothing was trained. To train further: "
-        f"{resume_command(config.run_dir, more)}"
+        f"{way_to_resume(config, config.run_dir, more)}"
     )
 
 
