@@ -123,6 +123,39 @@ class TestTheAnswer:
         assert "`orchestrator.rollouts_per_example` of prime-rl is `rollout.group_size` here" in several
         assert "`orchestrator.eval.rollouts_per_example` of prime-rl is `eval.samples_per_prompt` here" in several
 
+    @pytest.mark.parametrize(
+        ("path", "said"),
+        [
+            ("temperature", "`temperature` is `rollout.sampling.temperature` here"),
+            (
+                "gradient_accumulation_steps",
+                "`gradient_accumulation_steps` is `training.minibatches_per_step` here (their `steps_per_generation` "
+                "divided by it)",
+            ),
+            (
+                "grpo.use_leave_one_out_baseline",
+                "`grpo.use_leave_one_out_baseline` is `algorithm.advantage.kind: leave_one_out` here (with "
+                "`grpo.normalize_rewards`; without it `rloo`)",
+            ),
+            ("trainer.max_steps", "`trainer.max_steps` is `training.max_steps` here"),
+            (
+                "policy.generation.vllm_cfg.tensor_parallel_size",
+                "`policy.generation.vllm_cfg.tensor_parallel_size` has no equivalent yet: one process, one device",
+            ),
+            (
+                "use_vllm",
+                "`use_vllm` has no equivalent yet: there is no vLLM, and embedded is the only engine",
+            ),
+            ("vllm_gpu_memory_utilization", "`vllm_gpu_memory_utilization` has no equivalent: the cache has a fixed"),
+            ("vllm_tensor_parallel_size", "`vllm_tensor_parallel_size` has no equivalent yet: one process, one device"),
+            ("actor_rollout_ref.actor.fsdp_config.param_offload", "`actor.fsdp_config.param_offload` has no equiv"),
+            ("actor_rollout_ref.rollout.free_cache_engine", "`rollout.free_cache_engine` has no equivalent: "),
+        ],
+    )
+    def test_says_of_one_name_only_what_is_about_it(self, path: str, said: str) -> None:
+        found = answer(path.split("."), 1) or ""
+        assert found == said or (not said.endswith((")", "here", "device")) and found.startswith(said))
+
     @pytest.mark.parametrize("path", ["zork", "training.enabled", "buffer.n", "data.name", "rollout.split"])
     def test_is_silent_where_a_name_says_nothing(self, path: str) -> None:
         assert answer(path.split("."), 1) is None
