@@ -29,9 +29,9 @@ def train(
     """Train a model.
 
     Everything the run writes goes to the folder `run_dir`. With --json, stdout gets one JSON object per line: each step
-    and evaluation as it finishes, and the result last. Ctrl-C discards the open step (or finishes it, if its optimizer
-    update has started), saves a checkpoint, exits, and prints the command to resume with; a second Ctrl-C exits at
-    once. Closing the terminal does not stop the run.
+    and evaluation as it finishes, and the result last. Ctrl-C discards the open step (or finishes it, if its update has
+    started), saves a checkpoint, exits, and prints how to resume; a second Ctrl-C exits at once. Closing the terminal
+    does not stop the run.
 
     \b
     Example:

@@ -89,7 +89,7 @@ async def test_a_cancelled_sync_is_carried_to_its_end() -> None:
 
 
 def test_receivers_need_names_of_their_own() -> None:
-    with pytest.raises(SetupError, match="names of their own"):
+    with pytest.raises(SetupError, match="names must be unique"):
         WeightSynchronizer([Receiver("a"), Receiver("a")])
 
 
