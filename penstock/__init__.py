@@ -19,6 +19,9 @@ _LAZY = {
     "evaluate": "penstock.run.front_door",
     "verify": "penstock.run.front_door",
     "report": "penstock.run.front_door",
+    "Logger": "penstock.observe.loggers.base",
+    "RunInfo": "penstock.observe.loggers.base",
+    "Outcome": "penstock.observe.loggers.base",
     "RunResult": "penstock.run.life",
     "EvalResult": "penstock.run.evaluate",
     "VerifyReport": "penstock.run.verify.findings",
@@ -35,6 +38,8 @@ _LAZY = {
     "ChunkResult": "penstock.training.interface",
     "StepResult": "penstock.training.interface",
     "grpo_advantages": "penstock.algorithms.advantages",
+    "LossTokens": "penstock.algorithms.custom",
+    "SampleScores": "penstock.algorithms.custom",
     "put_group": "penstock.rollout.put_group",
     "DataPlaneClient": "penstock.data_plane.client",
     "MemoryDataPlane": "penstock.data_plane.adapters.memory",
@@ -48,6 +53,9 @@ _LAZY = {
     "SingleTurnEnvironment": "penstock.rollout.environments.single_turn",
     "MultiTurnEnvironment": "penstock.rollout.environments.multi_turn",
     "Prompt": "penstock.rollout.prompts",
+    "Split": "penstock.rollout.environments.base",
+    "Observation": "penstock.rollout.environments.multi_turn",
+    "Done": "penstock.rollout.environments.multi_turn",
     "Trajectory": "penstock.rollout.environments.base",
     "PenstockError": "penstock.errors",
     "ConfigError": "penstock.errors",
@@ -59,6 +67,8 @@ __all__ = ["__version__", *_LAZY]
 
 if TYPE_CHECKING:  # for type checkers, which cannot follow the lazy names below
     from penstock.algorithms.advantages import grpo_advantages as grpo_advantages
+    from penstock.algorithms.custom import LossTokens as LossTokens
+    from penstock.algorithms.custom import SampleScores as SampleScores
     from penstock.buffer.replay_buffer import ReplayBuffer as ReplayBuffer
     from penstock.buffer.samplers.base import BucketSampler as BucketSampler
     from penstock.buffer.samplers.base import StalenessSampler as StalenessSampler
@@ -74,14 +84,20 @@ if TYPE_CHECKING:  # for type checkers, which cannot follow the lazy names below
     from penstock.errors import ConfigError as ConfigError
     from penstock.errors import PenstockError as PenstockError
     from penstock.errors import SetupError as SetupError
+    from penstock.observe.loggers.base import Logger as Logger
+    from penstock.observe.loggers.base import Outcome as Outcome
+    from penstock.observe.loggers.base import RunInfo as RunInfo
     from penstock.observe.report.build import WrittenReport as WrittenReport
     from penstock.rollout.engines.base import GenerationRequest as GenerationRequest
     from penstock.rollout.engines.base import GenerationResult as GenerationResult
     from penstock.rollout.engines.base import SamplingParams as SamplingParams
     from penstock.rollout.engines.embedded.engine import EmbeddedEngine as EmbeddedEngine
     from penstock.rollout.environments.base import Environment as Environment
+    from penstock.rollout.environments.base import Split as Split
     from penstock.rollout.environments.base import Trajectory as Trajectory
+    from penstock.rollout.environments.multi_turn import Done as Done
     from penstock.rollout.environments.multi_turn import MultiTurnEnvironment as MultiTurnEnvironment
+    from penstock.rollout.environments.multi_turn import Observation as Observation
     from penstock.rollout.environments.single_turn import SingleTurnEnvironment as SingleTurnEnvironment
     from penstock.rollout.prompts import Prompt as Prompt
     from penstock.rollout.put_group import put_group as put_group

@@ -7,6 +7,7 @@ import inspect
 import re
 import sys
 from collections.abc import Iterator
+from enum import Enum
 from typing import Any
 
 from pydantic import BaseModel
@@ -30,6 +31,15 @@ _SECTIONS = {
     "PenstockError": "Errors",
 }
 """Headings, by the first name below each."""
+_ABOUT = {
+    "Runs": """
+In the signatures, `Settings` is a `RunConfig`, the path of a YAML file, or the settings as a mapping. `Rewards` is a
+reward function, or a list of functions, of `(function, weight)` pairs and of mappings such as
+`{"function": f, "batched": True}`. `MakesEnvironment` and `MakesSampler` are classes, or functions that return an
+`Environment` or a `StalenessSampler`.
+"""
+}
+"""What is said below a heading."""
 _WIDTH = 100
 
 
@@ -40,7 +50,7 @@ def reference() -> str:
         if name.startswith("__"):
             continue
         if name in _SECTIONS:
-            parts.append(f"\n## {_SECTIONS[name]}\n")
+            parts.append(f"\n## {_SECTIONS[name]}\n{_ABOUT.get(_SECTIONS[name], '')}")
         parts.append(_entry(name, getattr(penstock, name)))
     return "".join(parts)
 
@@ -55,6 +65,8 @@ def _entry(name: str, thing: Any) -> str:
     elif hasattr(thing, "from_pretrained"):
         made = thing.from_pretrained
         parts += [_text(thing), _code(_call(f"{name}.from_pretrained", made)), _text(made)]
+    elif issubclass(thing, Enum):
+        return f"\n{parts[0]}\n\n{_text(thing)} One of {', '.join(f'`{each}`' for each in thing)}.\n"
     elif inspect.isabstract(thing) or _is_protocol(thing) or _is_error(thing):
         parts += [_text(thing)]
     else:

@@ -9,12 +9,17 @@ from __future__ import annotations
 
 import re
 import sys
+import threading
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from penstock.errors import ConfigError
 
 _objects: dict[str, object] = {}
+_users: Counter[str] = Counter()
+"""How many calls that are still going on were given the object of a name; both change together, under the lock."""
+_lock = threading.Lock()
 
 
 def __getattr__(name: str) -> object:
@@ -40,10 +45,14 @@ def is_importable(module: str) -> bool:
     return not made_here and getattr(sys.modules.get(module, sys), "__spec__", None) is not None
 
 
+def is_only_here(path: str) -> bool:
+    """Whether `path` names an object that was given from Python and that no other process can import."""
+    return path.partition(":")[0] == __name__
+
+
 def is_lost(path: str) -> bool:
     """Whether `path` names an object that was given to another process, or to an earlier call."""
-    module, _, name = path.partition(":")
-    return module == __name__ and name not in _objects
+    return is_only_here(path) and path.partition(":")[2] not in _objects
 
 
 def lost_words(path: str) -> str:
@@ -59,18 +68,25 @@ def lost_words(path: str) -> str:
 def available(objects: Mapping[str, object]) -> Iterator[None]:
     """Inside this context the paths of `objects`, as `import_path` gives them, mean these objects.
 
+    Calls may overlap in any order: an object stays until the last of those that were given it has ended.
     `ConfigError` where another call, which is still going on, was given a different object of the same name.
     """
-    mine = {path.partition(":")[2]: thing for path, thing in objects.items() if path.startswith(f"{__name__}:")}
-    taken = [name for name, thing in mine.items() if _objects.get(name, thing) is not thing]
-    if taken:
-        raise ConfigError(
-            [f"{taken[0]}: another run in this process was given a different object of this name; rename one of them"]
-        )
-    added = mine.keys() - _objects.keys()
-    _objects.update(mine)
+    mine = {path.partition(":")[2]: thing for path, thing in objects.items() if is_only_here(path)}
+    with _lock:
+        taken = [name for name, thing in mine.items() if _objects.get(name, thing) is not thing]
+        if taken:
+            raise ConfigError(
+                [
+                    f"{taken[0]}: another run in this process was given a different object of this name; rename one "
+                    "of them"
+                ]
+            )
+        _objects.update(mine)
+        _users.update(mine.keys())
     try:
         yield
     finally:
-        for name in added:
-            del _objects[name]
+        with _lock:
+            _users.subtract(mine.keys())
+            for name in [name for name in mine if not _users[name]]:
+                del _objects[name], _users[name]

@@ -45,3 +45,11 @@ def test_all_names_are_offered_and_none_is_imported_before_it_is_used() -> None:
     assert set(NAMES) <= set(dir(penstock))
     code = "import penstock, sys; dir(penstock); assert not {'torch', 'pydantic', 'transformers'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_every_class_in_a_public_signature_is_public_or_explained() -> None:
+    text = reference()
+    for alias in ("Settings", "Rewards", "MakesEnvironment", "MakesSampler"):
+        assert f"`{alias}` " in text.split("### ")[0], alias
+    used = {"Logger", "RunInfo", "Outcome", "Done", "Observation", "Split", "LossTokens", "SampleScores"}
+    assert used <= set(NAMES)

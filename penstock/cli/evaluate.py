@@ -48,8 +48,6 @@ def evaluate(target: Target, overrides: Overrides = None, checkpoint: Checkpoint
             raise ConfigError(["is not the folder of a run: it has no config.yaml"], source=target)
         if checkpoint is not None and run_dir is None:
             raise ConfigError(["is a settings file: --checkpoint needs the folder of a run"], source=target)
-        if run_dir is not None and any(each.partition("=")[0].strip() == "model.path" for each in overrides or []):
-            raise ConfigError(["model.path: cannot be set with the folder of a run, which has its own"], source=target)
         settings = load_config(run_dir / "config.yaml" if run_dir else target, overrides or [])
         find_local_modules()
         from penstock.run.evaluate import evaluate as run_evaluation

@@ -11,6 +11,7 @@ from pydantic_core import ErrorDetails
 from penstock.config.base import Section
 from penstock.config.keys import Location, join, locate, required_keys
 from penstock.config.other_names.ours import RENAMED, RENAMED_VALUES
+from penstock.config.other_names.values import ALGORITHMS, foreign_value
 from penstock.config.unknown_keys import nearest, renamed, unknown_key
 from penstock.text import cut
 
@@ -35,6 +36,8 @@ _BOUNDS = {
 }
 _LONGEST_LINE = 1_000
 """Characters of a line: what a file holds by mistake may be of any length."""
+_TYPO = 0.85
+"""How alike a name is to what is a typo of it: one or two letters of a long name, none of `grpo` or `gspo`."""
 
 
 def problems_of(error: ValidationError, root: type[Section]) -> list[str]:
@@ -82,7 +85,7 @@ def _wrong_value(kind: str, value: Any, context: dict[str, Any], where: Location
     if kind == "literal_error" and where.place:
         names = [str(name) for name in _literal_names(where.place.annotation)]
         now = RENAMED_VALUES.get(where.key, {}).get(value) if isinstance(value, str) else None
-        return f"`{value}` is `{now}` here" if now else unknown_name(value, names)
+        return f"`{value}` is `{now}` here" if now else unknown_name(value, names, where.key)
     if kind in _BOUNDS:
         name, words = _BOUNDS[kind]
         return f"must be {words} {context[name]:g}, got {show(value)}"
@@ -97,12 +100,17 @@ def _wrong_value(kind: str, value: Any, context: dict[str, Any], where: Location
     return message[:1].lower() + message[1:]
 
 
-def unknown_name(value: Any, names: Sequence[str]) -> str:
-    """The reason for a value that is not one of `names`."""
+def unknown_name(value: Any, names: Sequence[str], key: str = "") -> str:
+    """The reason for a value of the setting `key` that is not one of `names`.
+
+    What another system calls so comes first, then a guess; algorithms are guessed only where it can only be a typo.
+    """
     if len(names) == 1:
         return f"unknown {show(value)}; the only choice is {names[0]}"
-    match = nearest(value, names) if isinstance(value, str) else None
     listed = ", ".join(names)
+    if said := foreign_value(key, value):
+        return f"unknown {show(value)}; {said} (one of {listed})"
+    match = nearest(value, names, cutoff=_TYPO if key in ALGORITHMS else 0.6) if isinstance(value, str) else None
     return f"unknown {show(value)}; " + (f"did you mean {match}? (one of {listed})" if match else f"one of {listed}")
 
 
@@ -165,7 +173,7 @@ def _wrong_kind(where: Location, value: Any) -> Iterator[str]:
         if key not in map(RENAMED.get, old):
             yield f"{key}: is required; one of {', '.join(kinds)}"
     else:
-        yield f"{key}: {unknown_name(value[tag] if isinstance(value, dict) else value, kinds)}"
+        yield f"{key}: {unknown_name(value[tag] if isinstance(value, dict) else value, kinds, key)}"
 
 
 def _not_a_section(where: Location, value: Any) -> str:

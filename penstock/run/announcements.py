@@ -10,7 +10,7 @@ from penstock.config.staleness import WindowedStaleness
 from penstock.observe.display import Display
 from penstock.observe.event_kinds import meaning_of
 from penstock.run.build import Training
-from penstock.run.commands import resume_command
+from penstock.run.given_objects import way_to_resume
 from penstock.run.problems import Level, Problem
 from penstock.run.records import RunRecords
 from penstock.run.resume import ResumePoint
@@ -65,7 +65,7 @@ def tell_nothing_left(view: Display, config: RunConfig, steps: int, early: objec
     view.note(f"nothing left to train: this run already finished at step {steps}")
     return (
         f"This run already finished at step {steps}: {why}. Nothing was trained. To train further: "
-        f"{resume_command(config.run_dir, more)}"
+        f"{way_to_resume(config, config.run_dir, more)}"
     )
 
 

@@ -234,7 +234,8 @@ def _refuse_a_run(folder: Path) -> None:
     if there:
         raise SetupError(
             f"run_dir: {str(folder)!r} already holds a run ({', '.join(there)}); choose another folder (run_dir=...), "
-            f"continue it: penstock resume {folder}, or start over and move the old run aside: --from-scratch"
+            f"continue it: penstock resume {folder}, or start over and move the old run aside: --from-scratch "
+            "(from_scratch=True in Python)"
         )
 
 

@@ -11,10 +11,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from penstock.config.loading import load_config
 from penstock.config.models import EvalConfig, RunConfig
 from penstock.controller.failure import describe
 from penstock.controller.failure_causes import FailureCauses
-from penstock.errors import EnvironmentFailure, EvaluationError, OverlongPrompt, SetupError
+from penstock.errors import ConfigError, EnvironmentFailure, EvaluationError, OverlongPrompt, SetupError
 from penstock.observe.console import failure_text
 from penstock.observe.events import EventLog
 from penstock.rollout.engines.base import GenerationEngine, SamplingParams
@@ -195,14 +196,21 @@ def evaluate_model(config: RunConfig, run_dir: Path | None = None, checkpoint: s
     """Evaluate `config.model`, or a checkpoint of `run_dir`, on the held-out prompts.
 
     `checkpoint` is the name of one (`step_40`), or `best` by `checkpoint.best_metric`; without it the newest is taken.
+    `ConfigError` where `config` names another model than the run's, which would not be the one evaluated.
     """
     if run_dir is not None:
+        _refuse_another_model(config, run_dir)
         folder = chosen_checkpoint(run_dir / "checkpoints", checkpoint, config.checkpoint)
         require_good(folder, RunIdentity.read(run_dir).run_id, "eval")
         # A checkpoint's weights are whole, whether adapters were trained or not.
         model = config.model.model_copy(update={"path": str(folder), "lora": None})
         config = config.model_copy(update={"model": model})
     return run_loop(_evaluate(config))
+
+
+def _refuse_another_model(config: RunConfig, run_dir: Path) -> None:
+    if config.model.path != load_config(run_dir / "config.yaml").model.path:
+        raise ConfigError(["model.path: cannot be set with the folder of a run, which has its own"], str(run_dir))
 
 
 async def _evaluate(config: RunConfig) -> EvalResult:

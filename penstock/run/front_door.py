@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -9,13 +10,14 @@ from typing import Any
 
 from penstock import given
 from penstock.buffer.samplers.base import StalenessSampler
-from penstock.config.loading import dump_config, parse_config, read_settings
+from penstock.config.loading import dump_config, load_config, parse_config, read_settings
 from penstock.config.models import RunConfig
 from penstock.config.overrides import apply_overrides
 from penstock.config.yaml_dialect import parse_yaml
 from penstock.errors import ConfigError
 from penstock.observe.loggers.base import Logger
 from penstock.observe.report.build import WrittenReport, write_report
+from penstock.observe.streams import say_last
 from penstock.rollout.environments.base import Environment
 from penstock.run import train as runs
 from penstock.run.evaluate import EvalResult, evaluate_model
@@ -51,13 +53,15 @@ def train(
     run that is in the folder already is moved aside first, as a whole.
 
     A function or class replaces what the settings name: `reward` is a reward function (environment `function`), or a
-    list of functions and `(function, weight)` pairs; `environment` is an environment class (environment `custom`),
+    list of functions, of `(function, weight)` pairs and of mappings such as `{"function": f, "batched": True}`, with
+    the settings of `rollout.environment.rewards`; `environment` is an environment class (environment `custom`),
     `staleness` the class of a staleness policy; `loss` and `advantage` are those of `algorithm`. Settings of the
-    section that belong to another choice are dropped; `args` of the same choice are kept. An object that other
-    processes can import is saved under its name, and `penstock resume` finds it. Any other (a lambda, a class of a
-    notebook) stays in this process, and must be given to `resume` again.
+    section that belong to another choice are dropped, unless `overrides` give them; `args` of the same choice are kept.
+    An object that other processes can import is saved under its name, and `penstock resume` finds it. Any other (a
+    lambda, a class of a notebook) stays in this process, and must be given to `resume` again.
 
-    Ctrl-C and SIGTERM stop the run with a checkpoint; the result then says `interrupted`. Inside a running event loop,
+    Ctrl-C and SIGTERM stop the run with a checkpoint; the result then says `interrupted`, and its `resume_command` how
+    to go on. Inside a running event loop,
     as in a notebook, the run has a thread and a loop of its own; the call waits for it and hands these signals on.
 
     A run that fails leaves its folder, with a summary that says why, and raises.
@@ -65,7 +69,8 @@ def train(
     objects = GivenObjects(reward, environment, staleness, loss, advantage)
     with given.available(objects.by_path):
         settings = _config(config, overrides, objects)
-        return beside_running_loop(runs.train, settings, loggers, from_scratch=from_scratch)
+        result = beside_running_loop(runs.train, settings, loggers, from_scratch=from_scratch)
+    return _told(result)
 
 
 def resume(
@@ -95,9 +100,10 @@ def resume(
     objects = GivenObjects(reward, environment, staleness, loss, advantage)
     with given.available(objects.by_path):
         laid_over = [*overrides, *_resume_overrides(Path(run_dir), overrides, objects)]
-        return beside_running_loop(
+        result = beside_running_loop(
             runs.resume, Path(run_dir), laid_over, loggers, checkpoint=checkpoint, from_scratch=from_scratch
         )
+    return _told(result)
 
 
 def evaluate(
@@ -118,11 +124,9 @@ def evaluate(
     run_dir = _run_folder(target)
     if checkpoint is not None and run_dir is None:
         raise ConfigError(["checkpoint: needs the folder of a run, not a configuration"])
-    if run_dir is not None and any(each.partition("=")[0].strip() == "model.path" for each in overrides):
-        raise ConfigError(["model.path: cannot be set with the folder of a run, which has its own"], str(run_dir))
     with given.available(objects.by_path):
         settings = _config(target if run_dir is None else run_dir / "config.yaml", overrides, objects)
-        require_given(settings, ("reward", "environment"))
+        require_given(settings, "penstock.evaluate(..., ", ("reward", "environment"))
         return beside_running_loop(evaluate_model, settings, run_dir, checkpoint)
 
 
@@ -148,7 +152,7 @@ def verify(
     objects = GivenObjects(reward, environment, staleness, loss, advantage)
     with given.available(objects.by_path):
         settings = _config(config, overrides, objects)
-        require_given(settings)
+        require_given(settings, "penstock.verify(..., ")
         return beside_running_loop(run_checks, settings, Limits(groups, seconds), notify)
 
 
@@ -160,20 +164,40 @@ def report(run_dir: str | os.PathLike[str], output: str | os.PathLike[str] | Non
     return write_report(Path(run_dir), None if output is None else Path(output))
 
 
+def _told(result: RunResult) -> RunResult:
+    """The result; a run that was cut short says how to resume it, where it shows anything."""
+    file = result.run_dir / "config.yaml"
+    if result.is_cut_short and file.is_file() and load_config(file).observe.console != "off":
+        with contextlib.suppress(OSError, ValueError):  # nobody reads it; the run has ended well
+            say_last(f"resume with: {result.resume_command}\n")
+    return result
+
+
 def _config(config: Settings, overrides: Sequence[str], objects: GivenObjects) -> RunConfig:
     """The configuration, with overrides and then objects laid over it, checked once it is whole."""
     _require_text(overrides)
     if isinstance(config, RunConfig):
         if not overrides and not objects.by_path:
             return config
-        settings, source = apply_overrides(parse_yaml(dump_config(config)), overrides, RunConfig), None
+        settings, source = parse_yaml(dump_config(config)), None
     elif isinstance(config, Mapping):
-        settings, source = apply_overrides(dict(config), overrides, RunConfig), None
+        settings, source = dict(config), None
     else:
-        settings, source = read_settings(config, overrides), os.fspath(config)
-    for key, section in objects.sections(settings).items():
-        settings = _replaced(settings, key.split("."), section)
-    return parse_config(settings, source)
+        settings, source = read_settings(config), os.fspath(config)
+    settings = apply_overrides(_with_objects(settings, objects), overrides, RunConfig)
+    return parse_config(_with_objects(settings, objects), source)
+
+
+def _with_objects(settings: Mapping[str, Any], objects: GivenObjects) -> dict[str, Any]:
+    """A copy of the settings with the sections that name the objects.
+
+    Made before overrides and after them: what the file says for another choice is dropped, what overrides say is meant
+    for the objects, and no override takes an object's place.
+    """
+    named = dict(settings)
+    for key, section in objects.sections(named).items():
+        named = _replaced(named, key.split("."), section)
+    return named
 
 
 def _replaced(settings: Mapping[str, Any], key: Sequence[str], section: Mapping[str, Any]) -> dict[str, Any]:
@@ -188,7 +212,9 @@ def _replaced(settings: Mapping[str, Any], key: Sequence[str], section: Mapping[
 def _resume_overrides(run_dir: Path, overrides: Sequence[str], objects: GivenObjects) -> list[str]:
     _require_text(overrides)
     source = run_dir / "config.yaml"
-    return objects.overrides(read_settings(source, overrides)) if objects.by_path and source.is_file() else []
+    if not objects.by_path or not source.is_file():
+        return []
+    return objects.overrides(apply_overrides(_with_objects(read_settings(source), objects), overrides, RunConfig))
 
 
 def _require_text(overrides: Sequence[str]) -> None:

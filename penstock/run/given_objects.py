@@ -5,13 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from pathlib import Path
+from typing import Any, get_args
 
 from penstock import given
+from penstock.config.algorithm import AdvantageConfig, CustomAdvantage, CustomLoss, LossConfig
+from penstock.config.base import Section
 from penstock.config.loading import dump_config
 from penstock.config.models import RunConfig
+from penstock.config.staleness import CustomStaleness, StalenessConfig
 from penstock.config.yaml_dialect import parse_yaml
 from penstock.errors import ConfigError
+from penstock.run.commands import resume_command
 
 IMPORT_PATH = "import_path"
 """The setting that names code, in every section."""
@@ -26,6 +31,14 @@ class _Place:
     choice: str
     shared: tuple[str, ...] = ()
     """Settings of the section that belong to every choice."""
+    not_its_own: frozenset[str] = frozenset()
+    """Settings of other choices that this one lacks."""
+
+
+def _others(choices: Any, own: type[Section]) -> frozenset[str]:
+    """Settings that one of the choices has and `own` has not."""
+    sections: tuple[type[Section], ...] = get_args(get_args(choices)[0])
+    return frozenset(name for section in sections for name in section.model_fields) - own.model_fields.keys()
 
 
 _SEVERAL = "rewards"
@@ -34,16 +47,25 @@ _OF_ENVIRONMENTS = ("timeout_seconds", "workers", "in_process")
 _PLACES = {
     "reward": _Place("rollout.environment", "kind", "function", _OF_ENVIRONMENTS),
     "environment": _Place("rollout.environment", "kind", "custom", _OF_ENVIRONMENTS),
-    "staleness": _Place("staleness", "policy", "custom"),
-    "loss": _Place("algorithm.loss", "kind", "custom", ("aggregation", "constant_length")),
-    "advantage": _Place("algorithm.advantage", "kind", "custom"),
+    "staleness": _Place("staleness", "policy", "custom", (), _others(StalenessConfig, CustomStaleness)),
+    "loss": _Place(
+        "algorithm.loss", "kind", "custom", ("aggregation", "constant_length"), _others(LossConfig, CustomLoss)
+    ),
+    "advantage": _Place("algorithm.advantage", "kind", "custom", (), _others(AdvantageConfig, CustomAdvantage)),
 }
 
 
 _WANTED = dict.fromkeys(_PLACES, "a function or a class") | {
-    "reward": "a function, or a list of functions and of (function, weight) pairs"
+    "reward": "a function, or a list of functions, of (function, weight) pairs and of mappings with a function and its "
+    "settings"
 }
-Rewards = Callable[..., object] | Sequence[Callable[..., object] | tuple[Callable[..., object], float]]
+_FUNCTION = "function"
+"""The entry of such a mapping that is the function."""
+Reward = Callable[..., object] | tuple[Callable[..., object], float] | Mapping[str, Any]
+"""One of several: a function, `(function, weight)`, or `{"function": f, "weight": 0.5, "batched": True}` with any
+settings of `rollout.environment.rewards`."""
+Rewards = Callable[..., object] | Sequence[Reward]
+"""A reward function, or a list of several."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +87,7 @@ class GivenObjects:
         if wrong:
             raise ConfigError(wrong)
         paths = [given.import_path(thing) for _, thing in self._objects()]
-        shared = [path for path in paths if paths.count(path) > 1]
+        shared = [path for path in paths if paths.count(path) > 1 and not given.is_only_here(path)]
         if shared:
             raise ConfigError([f"{shared[0].partition(':')[2]}: two objects have this name; rename one of them"])
 
@@ -75,27 +97,40 @@ class GivenObjects:
     def _objects(self) -> Iterator[tuple[str, Any]]:
         """Every single object."""
         for name, thing in self._given():
-            for one in [each for each, _ in _weighted(thing)] if isinstance(thing, list | tuple) else [thing]:
+            for one in [each for each, _ in _entries(thing)] if isinstance(thing, list | tuple) else [thing]:
                 yield name, one
+
+    def _paths(self) -> Iterator[tuple[str, Any]]:
+        """Every single object with its import path; of those that only this process has, the second `lambda` is
+        `lambda_2`."""
+        seen: list[str] = []
+        for _, thing in self._objects():
+            path = given.import_path(thing)
+            seen.append(path)
+            count = seen.count(path)
+            yield path if count == 1 else f"{path}_{count}", thing
 
     @property
     def by_path(self) -> dict[str, object]:
         """The objects by the import path that settings know them by."""
-        return {given.import_path(thing): thing for _, thing in self._objects()}
+        return dict(self._paths())
 
     def sections(self, settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         """The sections that change, by dotted key, as they become.
 
-        A section that chose something else before keeps only what belongs to every choice.
+        A section that chose something else before keeps only what belongs to every choice. `ConfigError` where one that
+        chose nothing has settings that an object has no use for.
         """
         changed = {}
+        paths = (path for path, _ in self._paths())
         for name, thing in self._given():
             place = _PLACES[name]
             before = _section(settings, place.section)
             same = before.get(place.chosen_by, place.choice) == place.choice
             kept = before if same else {key: before[key] for key in place.shared if key in before}
             kept = {key: value for key, value in kept.items() if key not in (IMPORT_PATH, _SEVERAL)}
-            changed[place.section] = {**kept, place.chosen_by: place.choice, **_named(thing, before)}
+            _refuse_unused([key for key in kept if key in place.not_its_own], name, place.section)
+            changed[place.section] = {**kept, place.chosen_by: place.choice, **_named(thing, before, paths)}
         return changed
 
     def overrides(self, settings: Mapping[str, Any]) -> list[str]:
@@ -103,20 +138,32 @@ class GivenObjects:
         return [f"{key}={json.dumps(section)}" for key, section in self.sections(settings).items()]
 
 
-def _named(thing: Any, before: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that name an object, or several rewards, which keep the settings they had."""
+def _refuse_unused(keys: Sequence[str], name: str, section: str) -> None:
+    reason = f"belongs to the built-in choices of {section}, and you pass {name}=...; remove it, or give it in"
+    if keys:
+        raise ConfigError([f"{section}.{key}: {reason} {section}.args" for key in keys])
+
+
+def _named(thing: Any, before: Mapping[str, Any], paths: Iterator[str]) -> dict[str, Any]:
+    """The settings that name an object, or several rewards, which keep the settings they had, by the next paths."""
     if not isinstance(thing, list | tuple):
-        return {IMPORT_PATH: given.import_path(thing)}
+        return {IMPORT_PATH: next(paths)}
     had = {each.get(IMPORT_PATH): each for _, each in _several(before)}
-    named = [(given.import_path(function), weight) for function, weight in _weighted(thing)]
-    weights = [{} if weight is None else {"weight": weight} for _, weight in named]
-    return {
-        _SEVERAL: [{**had.get(path, {}), IMPORT_PATH: path, **w} for (path, _), w in zip(named, weights, strict=True)]
-    }
+    named = [(next(paths), settings) for _, settings in _entries(thing)]
+    return {_SEVERAL: [{**had.get(path, {}), IMPORT_PATH: path, **settings} for path, settings in named]}
 
 
-def _weighted(rewards: Sequence[Any]) -> list[tuple[Any, float | None]]:
-    return [each if isinstance(each, tuple) and len(each) == 2 else (each, None) for each in rewards]
+def _entries(rewards: Sequence[Any]) -> list[tuple[Any, dict[str, Any]]]:
+    """Each function with the settings that were given with it."""
+    return [_entry(each) for each in rewards]
+
+
+def _entry(reward: Any) -> tuple[Any, dict[str, Any]]:
+    if isinstance(reward, Mapping) and _FUNCTION in reward:
+        return reward[_FUNCTION], {name: value for name, value in reward.items() if name != _FUNCTION}
+    if isinstance(reward, tuple) and len(reward) == 2:
+        return reward[0], {"weight": reward[1]}
+    return reward, {}
 
 
 def _section(settings: Mapping[str, Any], key: str) -> Mapping[str, Any]:
@@ -126,23 +173,49 @@ def _section(settings: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
-def require_given(config: RunConfig, names: Sequence[str] = tuple(_PLACES)) -> None:
-    """Raise `ConfigError` where settings name an object that was given from Python, but not to this call."""
+def require_given(config: RunConfig, call: str, names: Sequence[str] = tuple(_PLACES)) -> None:
+    """Raise `ConfigError` where settings name an object that was given from Python, but not to this call.
+
+    `call` is what to call with the object, up to it: `penstock.evaluate(..., `.
+    """
+    problems = [
+        f"{key}: {given.lost_words(path)}: {call}{name}=...)"
+        for name, key, path in _only_here(config)
+        if name in names and given.is_lost(path)
+    ]
+    if problems:
+        raise ConfigError(problems)
+
+
+def resume_call(run_dir: str | Path, *overrides: str) -> str:
+    """The call that resumes a run from Python, up to the objects that it must be given."""
+    changed = f"{list(overrides)!r}, " if overrides else ""
+    return f"penstock.resume({str(run_dir)!r}, {changed}"
+
+
+def way_to_resume(config: RunConfig, run_dir: str | Path, *overrides: str) -> str:
+    """The command that resumes a run; the call where it was given objects that only Python can give again.
+
+    Example: a run that was given a lambda as its reward has `penstock.resume('/runs/first', reward=...)`.
+    """
+    names = dict.fromkeys(name for name, _, _ in _only_here(config))
+    if not names:
+        return resume_command(run_dir, *overrides)
+    return f"{resume_call(run_dir, *overrides)}{', '.join(f'{name}=...' for name in names)})"
+
+
+def _only_here(config: RunConfig) -> Iterator[tuple[str, str, str]]:
+    """Objects that no other process can import: the keyword for each, the setting that names it, and its path."""
     settings = parse_yaml(dump_config(config))
-    problems = []
-    for name in names:
+    for name in _PLACES:
         place = _PLACES[name]
         section = _section(settings, place.section)
         if section.get(place.chosen_by) != place.choice:
             continue
         several = {f"{_SEVERAL}[{i}].{IMPORT_PATH}": each.get(IMPORT_PATH) for i, each in _several(section)}
         for key, path in ({IMPORT_PATH: section.get(IMPORT_PATH)} | several).items():
-            if isinstance(path, str) and given.is_lost(path):
-                again = f"{name}={'[...]' if several else path.partition(':')[2]}"
-                call = f"penstock.resume({config.run_dir!r}, {again})"
-                problems.append(f"{place.section}.{key}: {given.lost_words(path)}, with {again}: {call}")
-    if problems:
-        raise ConfigError(problems)
+            if isinstance(path, str) and given.is_only_here(path):
+                yield name, f"{place.section}.{key}", path
 
 
 def _several(section: Mapping[str, Any]) -> list[tuple[int, Mapping[str, Any]]]:

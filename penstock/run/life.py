@@ -42,6 +42,7 @@ from penstock.run.checkpoint import CheckpointOwner, CheckpointStore
 from penstock.run.checkpoint_proof import prove_checkpoint
 from penstock.run.directory import RunDirectory
 from penstock.run.forced_end import ForcedEnd
+from penstock.run.given_objects import way_to_resume
 from penstock.run.periodic_eval import Evaluations
 from penstock.run.problems import Problem
 from penstock.run.prompt_lengths import refuse_overlong
@@ -69,6 +70,14 @@ class RunResult:
     """`max_steps`, `data_exhausted`, `max_minutes`, `early_stop` or `interrupted`."""
     nothing_left: str | None = None
     """Where a resume had no step to train, as the run had finished before: that, and how to train on."""
+    resume_command: str = ""
+    """What resumes the run: a `penstock resume` for the shell; where the run was given objects that no other process
+    can import, the call of `penstock.resume` that must give them again."""
+
+    @property
+    def is_cut_short(self) -> bool:
+        """Whether it ended with steps left to train."""
+        return self.stopped_by in ("interrupted", "max_minutes")
 
 
 class RunLife:
@@ -118,7 +127,8 @@ class RunLife:
                         summary = await self._records.close(stopped_by)
                     finally:
                         await self._forced.leave()
-        return RunResult(summary, self._directory.path, stopped_by, self._nothing_left)
+        command = way_to_resume(self._config, self._directory.path)
+        return RunResult(summary, self._directory.path, stopped_by, self._nothing_left, command)
 
     async def _serve_and_train(self) -> str:
         if self._point is None:

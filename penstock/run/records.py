@@ -22,8 +22,8 @@ from penstock.observe.report.build import write_report
 from penstock.observe.samples import SampleLog
 from penstock.observe.streams import say_last
 from penstock.observe.timeline import Timeline
-from penstock.run.commands import resume_command
 from penstock.run.directory import RunDirectory
+from penstock.run.given_objects import way_to_resume
 from penstock.run.provenance import provenance
 from penstock.run.record_marks import RecordsSnapshot
 from penstock.run.recorder import Recorder
@@ -53,6 +53,7 @@ class RunRecords:
         self._config = config
         self._directory = directory
         self._origin = provenance(config.seed)
+        self._way_on = way_to_resume(config, directory.path)
         self._problems: list[str] = []
         self._opened = False
         self._lost = False
@@ -102,8 +103,8 @@ class RunRecords:
             if not file.is_in_place():
                 raise RecordError(
                     f"{str(file.path)!r} was deleted, replaced or changed during the run, so the run's records "
-                    "would be lost. Put the file back and resume from the last checkpoint: penstock resume "
-                    f"{self._directory.path}; or start over with --from-scratch"
+                    f"would be lost. Put the file back and resume from the last checkpoint: {self._way_on}; or start "
+                    "over with --from-scratch (from_scratch=True in Python)"
                 )
 
     def snapshot(self, begun: RecordsSnapshot | None = None) -> RecordsSnapshot:
@@ -143,7 +144,7 @@ class RunRecords:
             self._attempt(lambda: self.events.emit("run_failed", cause=why))
             self._attempt(lambda: self.events.emit("run_ended", stopped_by=stopped_by, steps=self.metrics.steps))
             self._attempt(self.events.close)
-        way_on = "" if self._lost else f"resume with: {resume_command(self._directory.path)}\n"
+        way_on = "" if self._lost else f"resume with: {self._way_on}\n"
         self._attempt(lambda: say_last(f"penstock: {why}\n{way_on}"))
 
     def hurry(self) -> None:

@@ -17,7 +17,7 @@ from penstock.run.aside import refuse_settings_inside, set_aside
 from penstock.run.checks import check_config
 from penstock.run.directory import RunDirectory
 from penstock.run.finished import finished_run
-from penstock.run.given_objects import require_given
+from penstock.run.given_objects import require_given, resume_call
 from penstock.run.life import RunLife, RunResult
 from penstock.run.record_marks import refuse_other_events, refuse_other_records
 from penstock.run.resume import own_config, resume_point
@@ -41,7 +41,7 @@ def train(
     of JSON, in place of what `config.observe.console` shows.
     """
     hold_standard_descriptors()
-    require_given(config)
+    require_given(config, "penstock.train(..., ")
     config = _with_absolute_places(config)
     warnings = check_config(config, from_scratch=from_scratch)
     aside = None
@@ -93,7 +93,7 @@ def resume(
     hold_standard_descriptors()
     folder = Path(run_dir).absolute()
     config = own_config(folder, overrides)
-    require_given(config)
+    require_given(config, resume_call(run_dir))
     if from_scratch:
         if checkpoint is not None:
             raise ConfigError(["--from-scratch starts over and --checkpoint resumes; use only one of them"])

@@ -108,8 +108,8 @@ class TestChoices:
         assert problems(staleness__policy="windowd") == [
             f"staleness.policy: unknown 'windowd'; did you mean windowed? (one of {self.KINDS})"
         ]
-        assert problems(algorithm__correction__kind="tiz") == [
-            "algorithm.correction.kind: unknown 'tiz'; did you mean tis? (one of none, tis, icepop, "
+        assert problems(algorithm__correction__kind="icepopp") == [
+            "algorithm.correction.kind: unknown 'icepopp'; did you mean icepop? (one of none, tis, icepop, "
             "sequence_masked, decoupled)"
         ]
 

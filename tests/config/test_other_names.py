@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,16 @@ from typer.testing import CliRunner
 
 from penstock.cli.main import app
 from penstock.config.keys import all_keys
+from penstock.config.loading import parse_config
 from penstock.config.models import RunConfig
 from penstock.config.other_names.answers import answer
 from penstock.config.other_names.ours import BEFORE
 from penstock.config.other_names.page import filled, places
 from penstock.config.other_names.rows import Name, Row
 from penstock.config.other_names.tables import DEFAULTS, FOREIGN, TABLES
+from penstock.config.other_names.values import FOREIGN_VALUES
 from penstock.config.yaml_dialect import write_yaml
+from penstock.errors import ConfigError
 from tests.config.settings import problems, settings
 
 PAGE = Path(__file__).parents[2] / "docs" / "coming-from.md"
@@ -119,9 +123,110 @@ class TestTheAnswer:
         assert "`orchestrator.rollouts_per_example` of prime-rl is `rollout.group_size` here" in several
         assert "`orchestrator.eval.rollouts_per_example` of prime-rl is `eval.samples_per_prompt` here" in several
 
+    @pytest.mark.parametrize(
+        ("path", "said"),
+        [
+            ("temperature", "`temperature` is `rollout.sampling.temperature` here"),
+            (
+                "gradient_accumulation_steps",
+                "`gradient_accumulation_steps` is `training.minibatches_per_step` here (their `steps_per_generation` "
+                "divided by it)",
+            ),
+            (
+                "grpo.use_leave_one_out_baseline",
+                "`grpo.use_leave_one_out_baseline` is `algorithm.advantage.kind: leave_one_out` here (with "
+                "`grpo.normalize_rewards`; without it `rloo`)",
+            ),
+            ("trainer.max_steps", "`trainer.max_steps` is `training.max_steps` here"),
+            (
+                "policy.generation.vllm_cfg.tensor_parallel_size",
+                "`policy.generation.vllm_cfg.tensor_parallel_size` has no equivalent yet: one process, one device",
+            ),
+            (
+                "use_vllm",
+                "`use_vllm` has no equivalent yet: there is no vLLM, and embedded is the only engine",
+            ),
+            ("vllm_gpu_memory_utilization", "`vllm_gpu_memory_utilization` has no equivalent: the cache has a fixed"),
+            ("vllm_tensor_parallel_size", "`vllm_tensor_parallel_size` has no equivalent yet: one process, one device"),
+            ("actor_rollout_ref.actor.fsdp_config.param_offload", "`actor.fsdp_config.param_offload` has no equiv"),
+            ("actor_rollout_ref.rollout.free_cache_engine", "`rollout.free_cache_engine` has no equivalent: "),
+        ],
+    )
+    def test_says_of_one_name_only_what_is_about_it(self, path: str, said: str) -> None:
+        found = answer(path.split("."), 1) or ""
+        assert found == said or (not said.endswith((")", "here", "device")) and found.startswith(said))
+
     @pytest.mark.parametrize("path", ["zork", "training.enabled", "buffer.n", "data.name", "rollout.split"])
     def test_is_silent_where_a_name_says_nothing(self, path: str) -> None:
         assert answer(path.split("."), 1) is None
+
+
+class TestValues:
+    """A value that another system has is answered with ours, never with an algorithm that only looks like it."""
+
+    @pytest.mark.parametrize(
+        ("key", "value", "said"),
+        [
+            ("algorithm.loss.kind", "grpo", "`grpo` is `algorithm.loss.kind: ppo_clip` here"),
+            ("algorithm.loss.kind", "ppo", "`ppo` is `algorithm.loss.kind: ppo_clip` here"),
+            ("algorithm.loss.kind", "dapo", "`dapo` is `algorithm.loss.kind: ppo_clip` here"),
+            ("algorithm.loss.kind", "dr_grpo", "`algorithm.loss.aggregation: token_sum_norm` here"),
+            ("algorithm.loss.aggregation", "token-mean", "`algorithm.loss.aggregation: token_mean` here"),
+            ("algorithm.loss.aggregation", "seq-mean-token-mean", "`algorithm.loss.aggregation: sequence_mean` here"),
+            ("algorithm.loss.aggregation", "seq-mean-token-sum", "`algorithm.loss.constant_length: 1`"),
+            (
+                "algorithm.loss.aggregation",
+                "seq-mean-token-sum-norm",
+                "`algorithm.loss.aggregation: token_sum_norm` here",
+            ),
+            ("algorithm.advantage.kind", "dr_grpo", "`algorithm.advantage.normalize_std: false`"),
+            ("algorithm.advantage.kind", "gae", "`gae` has no equivalent: there is no critic"),
+            ("algorithm.advantage.kind", "reinforce_plus_plus", "`algorithm.advantage.kind: reinforce_pp` here"),
+            ("algorithm.correction.kind", "sequence_mask", "`algorithm.correction.kind: sequence_masked` here"),
+            ("staleness.policy", "one-step-off-policy", "`staleness.policy: in_order` here"),
+        ],
+    )
+    def test_of_others_are_answered(self, key: str, value: str, said: str) -> None:
+        [line] = problems(**{key.replace(".", "__"): value})
+        assert line.startswith(f"{key}: unknown '{value}'; ")
+        assert said in line
+        assert "did you mean" not in line
+
+    @pytest.mark.parametrize("value", ["gspx", "pgpo", "ppo_kl", "cppo"])
+    def test_algorithms_are_not_guessed(self, value: str) -> None:
+        for key in ("algorithm__loss__kind", "algorithm__advantage__kind"):
+            [line] = problems(**{key: value})
+            assert "did you mean" not in line
+
+    @pytest.mark.parametrize(
+        ("key", "value", "meant"),
+        [
+            ("algorithm__loss__kind", "reinforse", "reinforce"),
+            ("algorithm__advantage__kind", "leave_one_ot", "leave_one_out"),
+            ("algorithm__correction__kind", "sequence_maskd", "sequence_masked"),
+        ],
+    )
+    def test_typos_of_long_names_are(self, key: str, value: str, meant: str) -> None:
+        [line] = problems(**{key: value})
+        assert f"did you mean {meant}?" in line
+
+    def test_every_answer_names_settings_and_values_of_ours(self) -> None:
+        for key, values in FOREIGN_VALUES.items():
+            assert key in KEYS
+            for said in values.values():
+                for code in re.findall(r"`([a-z_]+\.[a-z_.]+(?:: \w+)?)`", said):
+                    own, _, value = code.partition(": ")
+                    assert own in KEYS, code
+                    if own in (*FOREIGN_VALUES,) and value:
+                        assert not any(f"unknown '{value}'" in line for line in _problems_of(own, value)), code
+
+
+def _problems_of(key: str, value: str) -> list[str]:
+    try:
+        parse_config(settings(**{key.replace(".", "__"): value}))
+    except ConfigError as error:
+        return error.problems
+    return []
 
 
 class TestConfigCheck:

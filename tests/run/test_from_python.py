@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import signal
 import subprocess
 import sys
+import threading
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +21,7 @@ from penstock.buffer.samplers.windowed import Windowed
 from penstock.config import rollout
 from penstock.config.loading import dump_config, load_config
 from penstock.config.yaml_dialect import parse_yaml
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, SetupError
 from penstock.rollout.environments import Prompt, SingleTurnEnvironment, Split
 from penstock.rollout.environments.reward_pool import RewardPool
 from penstock.run.given_objects import GivenObjects
@@ -78,7 +81,9 @@ def test_a_resume_needs_the_function_again_and_says_so_otherwise(data_config: pe
         return float(len(response))
 
     run_dir = penstock.train(data_config, reward=first).run_dir
-    with pytest.raises(ConfigError, match=r"given from Python.*give it again, from Python, with reward=first"):
+    with pytest.raises(
+        ConfigError, match=r"given from Python.*again, from Python: penstock\.resume\(.*, reward=\.\.\.\)"
+    ):
         penstock.resume(run_dir, ["training.max_steps=3"])
     result = penstock.resume(run_dir, ["training.max_steps=3"], reward=first)
     assert result.summary["steps"] == 3
@@ -91,7 +96,7 @@ def test_the_command_line_cannot_resume_what_only_python_has(data_config: pensto
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "rollout.environment.import_path: lambda is an object that was given from Python" in done.stderr
-    assert "with reward=lambda" in done.stderr
+    assert "reward=...)" in done.stderr
     assert "Traceback" not in done.stderr
     check = [
         sys.executable,
@@ -139,13 +144,13 @@ def test_classes_take_the_place_of_environment_and_staleness_policy(make_config:
     saved = parse_yaml((result.run_dir / "config.yaml").read_text(encoding="utf-8"))
     assert saved["rollout"]["environment"]["import_path"] == "tests.run.test_from_python:Digits"
     assert saved["staleness"]["import_path"] == "penstock.given:Policy"
-    with pytest.raises(ConfigError, match=r"staleness\.import_path.*staleness=Policy"):
+    with pytest.raises(ConfigError, match=r"staleness\.import_path.*staleness=\.\.\."):
         penstock.resume(result.run_dir, ["training.max_steps=3"])
 
     class Other(Policy):
         pass
 
-    with pytest.raises(ConfigError, match=r"staleness\.import_path: is penstock\.given:Other now"):
+    with pytest.raises(ConfigError, match=r"staleness\.import_path: is now penstock\.given:Other"):
         penstock.resume(result.run_dir, ["training.max_steps=3"], staleness=Other)
     assert penstock.resume(result.run_dir, ["training.max_steps=3"], staleness=Policy).summary["steps"] == 3
 
@@ -170,7 +175,7 @@ def test_a_function_is_the_loss_and_a_class_the_advantage(data_config: penstock.
     saved = parse_yaml((result.run_dir / "config.yaml").read_text(encoding="utf-8"))["algorithm"]
     assert saved["loss"]["import_path"] == "penstock.given:surrogate"
     assert saved["advantage"]["import_path"] == "tests.run.test_from_python:Centred"
-    with pytest.raises(ConfigError, match=r"algorithm\.loss\.import_path: surrogate .* with loss=surrogate"):
+    with pytest.raises(ConfigError, match=r"algorithm\.loss\.import_path: surrogate .*, loss=\.\.\."):
         penstock.resume(result.run_dir, ["training.max_steps=3"])
     assert penstock.resume(result.run_dir, ["training.max_steps=3"], loss=surrogate).summary["steps"] == 3
 
@@ -218,8 +223,14 @@ def test_results_are_frozen_and_a_run_is_evaluated_and_reported_by_its_folder(da
         return float(len(response))
 
     trained = penstock.train(data_config, ["training.max_steps=1", "eval.at_end=true"], reward=reward)
-    with pytest.raises(ConfigError, match="with reward=reward"):
+    with pytest.raises(ConfigError, match=r"again, from Python: penstock\.evaluate\(\.\.\., reward=\.\.\.\)"):
         penstock.evaluate(trained.run_dir)
+    for override in ("model.path=/nonexistent", "model={path: /nonexistent}"):
+        with pytest.raises(ConfigError, match=r"model.path: cannot be set with the folder of a run"):
+            penstock.evaluate(trained.run_dir, [override], reward=reward)
+    with pytest.raises(SetupError, match=r"already holds a run.*from_scratch=True"):
+        penstock.train(data_config, reward=reward)
+    assert trained.resume_command == f"penstock.resume({str(trained.run_dir)!r}, reward=...)"
     evaluated = penstock.evaluate(trained.run_dir, checkpoint="step_1", reward=reward)
     assert evaluated.model.endswith("step_1")
     assert evaluated.reward_mean == pytest.approx(trained.summary["eval/reward_mean"])
@@ -243,10 +254,11 @@ def test_verify_checks_a_run_with_the_function_it_was_given(data_config: penstoc
 @pytest.mark.parametrize(
     ("objects", "message"),
     [
-        ({"reward": 3}, "reward: give a function, or a list of functions .*, not 3"),
+        ({"reward": 3}, "reward: give a function, or a list of functions, .*, not 3"),
         ({"staleness": "windowed"}, "staleness: give a function or a class, not 'windowed'"),
         ({"reward": [letters, (letters, 0.5)]}, "letters: two objects have this name"),
         ({"reward": letters, "environment": Digits}, "use only one of them"),
+        ({"environment": Counter}, "Counter is not an environment: it has no method prompts; it has no method run"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(
@@ -306,3 +318,77 @@ def test_two_calls_at_once_may_share_an_object_but_not_a_name() -> None:
         with pytest.raises(ConfigError, match="different object of this name"), given.available({path: other}):
             pass
     assert given.is_lost(path)
+
+
+def test_an_object_stays_until_the_last_of_two_overlapping_calls_has_ended() -> None:
+    def one() -> None: ...
+
+    path = given.import_path(one)
+    first, second = given.available({path: one}), given.available({path: one})
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert not given.is_lost(path)
+    second.__exit__(None, None, None)
+    assert given.is_lost(path)
+
+
+def test_lambdas_and_partials_have_numbers_and_rewards_any_settings() -> None:
+    def grouped(response: list[str]) -> list[float]:
+        return [0.0] * len(response)
+
+    first, second = (lambda response: 1.0), (lambda response: 2.0)
+    objects = GivenObjects(reward=[first, (second, 0.5), {"function": grouped, "batched": True, "weight": 2.0}])
+    (section,) = objects.sections({}).values()
+    assert section["rewards"] == [
+        {"import_path": "penstock.given:lambda"},
+        {"import_path": "penstock.given:lambda_2", "weight": 0.5},
+        {"import_path": "penstock.given:grouped", "batched": True, "weight": 2.0},
+    ]
+    assert list(objects.by_path.values()) == [first, second, grouped]
+
+
+def test_a_batched_function_gets_its_groups(data_config: penstock.RunConfig) -> None:
+    sizes: list[int] = []
+
+    def grouped(response: list[str]) -> list[float]:
+        sizes.append(len(response))
+        return [float(len(each)) for each in response]
+
+    result = penstock.train(data_config, ["training.max_steps=1"], reward=[{"function": grouped, "batched": True}])
+    assert result.summary["steps"] == 1
+    assert set(sizes) == {data_config.rollout.group_size}
+
+
+def test_settings_that_a_given_loss_does_not_have_are_said_to(data_config: penstock.RunConfig) -> None:
+    def surrogate(tokens: Any) -> Any:
+        return -tokens.logprobs_T
+
+    for overrides in (["algorithm.loss.clip_ratio_high=0.3"], ["algorithm.loss={clip_ratio_high: 0.3}"]):
+        with pytest.raises(ConfigError, match=r"algorithm.loss.clip_ratio_high: belongs to the built-in .*loss=\.\.\."):
+            penstock.train(data_config, overrides, loss=surrogate)
+
+
+def test_overrides_of_the_same_call_are_meant_for_the_object(data_config: penstock.RunConfig) -> None:
+    seen: list[float] = []
+
+    def scored(response: str, worth: float) -> float:
+        seen.append(worth)
+        return worth
+
+    assert data_config.rollout.environment.kind == "math"
+    penstock.evaluate(data_config, ["rollout.environment.args={worth: 2.5}"], reward=scored)
+    assert set(seen) == {2.5}
+
+
+def test_a_run_that_is_interrupted_says_how_to_resume_it(
+    data_config: penstock.RunConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stopping(response: str) -> float:
+        if threading.current_thread() is not threading.main_thread():
+            signal.raise_signal(signal.SIGINT)
+        return 1.0
+
+    result = penstock.train(data_config, ["observe.console=plain", "training.max_steps=10000"], reward=stopping)
+    assert result.stopped_by == "interrupted"
+    assert f"resume with: penstock.resume({str(result.run_dir)!r}, reward=...)\n" in capsys.readouterr().err

@@ -51,3 +51,14 @@ def test_a_run_whose_files_were_never_opened_leaves_them_as_they_are(
     said = capsys.readouterr().err
     assert said == f"penstock: interrupted while loading\nresume with: penstock resume {tmp_path / 'run'}\n"
     directory.close()
+
+
+def test_a_run_that_only_python_can_resume_says_the_call(
+    make_config: ConfigMaker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = RunDirectory(tmp_path / "run")
+    given = {"kind": "function", "import_path": "penstock.given:lambda"}
+    config = make_config(**{"rollout.environment": given, "data": {"train_path": "prompts.jsonl"}})
+    RunRecords(config, directory, []).last_words("error", "the loop is blocked")
+    assert f"resume with: penstock.resume({str(tmp_path / 'run')!r}, reward=...)\n" in capsys.readouterr().err
+    directory.close()

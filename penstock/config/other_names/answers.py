@@ -117,5 +117,5 @@ def _by_last_part() -> dict[str, tuple[_Entry, ...]]:
 def _entries() -> Iterator[_Entry]:
     for table in FOREIGN.values():
         for row in table.rows:
-            for name, ours in row.pairs():
-                yield _Entry(table.system, name, ours, row.ours, row.note)
+            for (name, ours), note in zip(row.pairs(), row.notes(), strict=True):
+                yield _Entry(table.system, name, ours, row.ours, note)

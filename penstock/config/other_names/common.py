@@ -21,6 +21,7 @@ COMMON = Table(
             "`reward_fn`, `reward_func`",
             "`rollout.environment.import_path`",
             "with `rollout.environment.kind: function`",
+            for_each=True,
         ),
         Row("`gamma`, `gae_lambda`", "no equivalent: there is no critic"),
     ),

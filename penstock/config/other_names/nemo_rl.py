@@ -22,6 +22,7 @@ MODEL = Table(
             "`policy.dtensor_cfg.lora_cfg.match_all_linear`, `policy.dtensor_cfg.lora_cfg.target_modules`",
             "`model.lora.target_modules`",
             "`all-linear` or a list",
+            for_each=True,
         ),
         Row("`grpo.num_prompts_per_step`", "`training.prompt_groups_per_step`"),
         Row("`grpo.num_generations_per_prompt`", "`rollout.group_size`"),
@@ -40,7 +41,7 @@ MODEL = Table(
         Row("`grpo.max_num_steps`, `grpo.max_num_epochs`", "`training.max_steps`, `data.epochs`"),
         Row(
             "`cluster.num_nodes`, `cluster.gpus_per_node`, `policy.dtensor_cfg.tensor_parallel_size`, "
-            "`policy.megatron_cfg.enabled`",
+            "`policy.megatron_cfg.enabled`, `policy.generation.vllm_cfg.tensor_parallel_size`",
             "no equivalent yet: one process, one device",
         ),
     ),
@@ -142,6 +143,10 @@ MATHEMATICS = Table(
             "`algorithm.advantage.kind: leave_one_out`",
             "both on. First only: `rloo`. Second only: `grpo`. Neither: `grpo` with "
             "`algorithm.advantage.normalize_std: false`",
+            for_each=(
+                "with `grpo.normalize_rewards`; without it `rloo`",
+                "with `grpo.use_leave_one_out_baseline`; without it `grpo`",
+            ),
         ),
         Row(
             "`grpo.adv_estimator.name: reinforce_plus_plus`",

@@ -19,8 +19,10 @@ PRIME_RL = Table(
             "`orchestrator.group_size`, `orchestrator.batch_size`",
             "`rollout.group_size`, `training.prompt_groups_per_step`",
             "their batch counts responses",
+            for_each=("", "their batch counts responses; ours is theirs divided by the group size"),
         ),
         Row("`orchestrator.rollouts_per_example`", "`rollout.group_size`", "the name of `group_size` in some versions"),
+        Row("`trainer.max_steps`, `orchestrator.max_steps`", "`training.max_steps`"),
         Row("`orchestrator.token_batch_size`", "no equivalent: a step is a number of groups"),
         Row("`orchestrator.max_inflight_rollouts`", "`rollout.max_inflight_groups`", "responses there, groups here"),
         Row("`orchestrator.oversampling_factor`", "`rollout.max_inflight_groups`", "theirs is a multiple of the batch"),
@@ -59,18 +61,31 @@ PRIME_RL = Table(
             "`trainer.loss.import_path`, `trainer.loss.kwargs`",
             "`algorithm.loss.import_path`, `algorithm.loss.args`",
             "with `algorithm.loss.kind: custom`; `module:callable` here",
+            for_each=(
+                "with `algorithm.loss.kind: custom`; `module:callable` here",
+                "with `algorithm.loss.kind: custom`",
+            ),
         ),
         Row(
             "`orchestrator.advantage.import_path`, `orchestrator.advantage.kwargs`",
             "`algorithm.advantage.import_path`, `algorithm.advantage.args`",
             "with `algorithm.advantage.kind: custom`; `module:callable` here",
+            for_each=(
+                "with `algorithm.advantage.kind: custom`; `module:callable` here",
+                "with `algorithm.advantage.kind: custom`",
+            ),
         ),
         Row(
             "`trainer.optim.lr`, `trainer.optim.weight_decay`, `trainer.optim.max_norm`",
             "`training.optimizer.lr`, `training.optimizer.weight_decay`, `training.optimizer.max_grad_norm`",
             "AdamW is the only optimizer",
         ),
-        Row("`trainer.optim.betas1`, `trainer.optim.betas2`", "`training.optimizer.betas`", "a list of both"),
+        Row(
+            "`trainer.optim.betas1`, `trainer.optim.betas2`",
+            "`training.optimizer.betas`",
+            "a list of both",
+            for_each=True,
+        ),
         Row(
             "`trainer.scheduler.type`, `trainer.scheduler.warmup_steps`",
             "`training.optimizer.schedule`, `training.optimizer.warmup_steps`",

@@ -37,6 +37,17 @@ class Row:
     theirs: str
     ours: str
     note: str = ""
+    for_each: bool | tuple[str, ...] = False
+    """What an answer about one name of several adds. True: the note, which holds for each. Texts: one for each name.
+    False: nothing, as the note is about the names together. An answer about a single name has the note anyway."""
+
+    def notes(self) -> Iterator[str]:
+        """What an answer about each name of theirs adds."""
+        names = list(self.names())
+        if isinstance(self.for_each, tuple):
+            yield from self.for_each
+        else:
+            yield from [self.note if self.for_each or len(names) == 1 else ""] * len(names)
 
     def pairs(self) -> Iterator[tuple[Name, tuple[str, ...]]]:
         """Each name of theirs with the settings of ours it corresponds to; none where there is no equivalent."""

@@ -42,6 +42,7 @@ MODEL = Table(
             "`steps_per_generation`, `gradient_accumulation_steps`",
             "`training.minibatches_per_step`",
             "the first divided by the second",
+            for_each=("divided by `gradient_accumulation_steps`", "their `steps_per_generation` divided by it"),
         ),
         Row(
             "`per_device_train_batch_size`",
@@ -76,6 +77,7 @@ GENERATION = Table(
             "`rollout.sampling.temperature`, `rollout.sampling.top_p`, `rollout.sampling.top_k`, "
             "`rollout.sampling.min_p`",
             "with the last three the trainer's log-probs are over the tokens that were left; theirs are over all",
+            for_each=("", *3 * ("the trainer's log-probs are over the tokens that were left; theirs are over all",)),
         ),
         Row("`repetition_penalty`", "no equivalent"),
         Row(
@@ -89,10 +91,17 @@ GENERATION = Table(
             "with `data.chat_template: true`; one that the template does not read is refused",
         ),
         Row(
-            "`use_vllm`, `vllm_mode`, `use_transformers_continuous_batching`",
-            "`rollout.engine.kind: embedded`",
-            "the only engine; `rollout.engine.max_num_seqs` requests decode at the same time",
+            "`use_vllm`, `vllm_mode`",
+            "no equivalent yet: there is no vLLM, and embedded is the only engine",
+            "`rollout.engine.max_num_seqs` requests decode at the same time",
         ),
+        Row("`use_transformers_continuous_batching`", "always on", "in the engine `embedded`"),
+        Row(
+            "`vllm_gpu_memory_utilization`",
+            "no equivalent: the cache has a fixed size",
+            "`rollout.engine.max_num_seqs` times `rollout.engine.max_model_len` tokens",
+        ),
+        Row("`vllm_tensor_parallel_size`", "no equivalent yet: one process, one device"),
         Row(
             "`GRPOTrainer(train_dataset)`, `GRPOTrainer(eval_dataset)`",
             "`data.train_path`, `data.eval_path`",
@@ -104,6 +113,7 @@ GENERATION = Table(
             "`GRPOTrainer(reward_funcs)`, `reward_weights`",
             "`rollout.environment.rewards`",
             "with `rollout.environment.kind: function`; each has a weight; a reward model has no equivalent",
+            for_each=True,
         ),
         Row(
             "`multi_objective_aggregation`",
@@ -114,6 +124,7 @@ GENERATION = Table(
             "`GRPOTrainer(tools)`, `GRPOTrainer(environment_factory)`, `max_tool_calling_iterations`",
             "`rollout.environment.kind: custom`",
             "or `verifiers:<environment>`, or the built-in `calculator`; turns are limited by the environment",
+            for_each=True,
         ),
     ),
 )
@@ -154,6 +165,7 @@ MATHEMATICS = Table(
             "`algorithm.loss.clip_ratio_low`, `algorithm.loss.clip_ratio_high`",
             "ours are independent: set both. With one update per step the ratio is 1 and neither clips, "
             "unless `algorithm.old_policy: engine`",
+            for_each=True,
         ),
         Row("`delta`", "`algorithm.loss.dual_clip`", "the same bound on tokens with a negative advantage"),
         Row("`scale_rewards: group`", "`algorithm.advantage.kind: grpo`", "same standard deviation and epsilon"),
@@ -195,7 +207,7 @@ MATHEMATICS = Table(
             "`training.optimizer.lr`, `training.optimizer.weight_decay`, `training.optimizer.eps`",
             "AdamW is the only optimizer",
         ),
-        Row("`adam_beta1`, `adam_beta2`", "`training.optimizer.betas`", "a list of both"),
+        Row("`adam_beta1`, `adam_beta2`", "`training.optimizer.betas`", "a list of both", for_each=True),
         Row(
             "`lr_scheduler_type`, `warmup_steps`",
             "`training.optimizer.schedule`, `training.optimizer.warmup_steps`",

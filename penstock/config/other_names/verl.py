@@ -34,6 +34,7 @@ MODEL = Table(
             "`actor.ppo_micro_batch_size_per_gpu`, `actor.use_dynamic_bsz`, `actor.ppo_max_token_len_per_gpu`",
             "`training.max_tokens_per_microbatch`",
             "always by tokens",
+            for_each=True,
         ),
         Row("`actor.ppo_epochs`", "no equivalent: a group is trained once"),
         Row("`trainer.total_epochs`, `trainer.total_training_steps`", "`data.epochs`, `training.max_steps`"),
@@ -57,11 +58,13 @@ GENERATION = Table(
             "`data.max_prompt_length`, `rollout.max_model_len`",
             "`rollout.engine.max_model_len`",
             "prompt and response together",
+            for_each=True,
         ),
         Row(
             "`data.truncation`, `data.filter_overlong_prompts`",
             "`data.overlong`",
             "`error`, `truncate_left` for their `left`, or `drop` for their filter",
+            for_each=True,
         ),
         Row("`rollout.temperature`, `rollout.top_p`", "`rollout.sampling.temperature`, `rollout.sampling.top_p`"),
         Row("`rollout.top_k`", "`rollout.sampling.top_k`", "all tokens: -1 there, 0 here"),
@@ -71,6 +74,11 @@ GENERATION = Table(
             "`rollout.gpu_memory_utilization`",
             "no equivalent",
             "the cache has `rollout.engine.max_num_seqs` times `rollout.engine.max_model_len` tokens",
+        ),
+        Row("`rollout.free_cache_engine`", "no equivalent: the engine keeps its cache while the trainer works"),
+        Row(
+            "`actor.fsdp_config.param_offload`, `actor.fsdp_config.optimizer_offload`",
+            "no equivalent: weights and optimizer stay on the device",
         ),
         Row("`rollout.calculate_log_probs`", "always on"),
         Row(
@@ -85,6 +93,7 @@ GENERATION = Table(
             "`reward.custom_reward_function.path`, `reward.custom_reward_function.name`",
             "`rollout.environment.import_path`",
             "`module:name`; with `rollout.environment.kind: function`",
+            for_each=True,
         ),
         Row("`data.reward_fn_key`", "no equivalent: one reward for all data"),
         Row("`reward.num_workers`", "`rollout.environment.workers`"),
@@ -93,6 +102,7 @@ GENERATION = Table(
             "`rollout.multi_turn.enable`, `rollout.multi_turn.tool_config_path`, `rollout.agent.default_agent_loop`",
             "`rollout.environment.kind: custom`",
             "or `verifiers:<environment>`, or the built-in `calculator`",
+            for_each=True,
         ),
         Row(
             "`rollout.multi_turn.max_assistant_turns`",
@@ -141,6 +151,7 @@ MATHEMATICS = Table(
             "`actor.use_kl_loss`, `actor.kl_loss_coef`",
             "`algorithm.kl.coefficient`",
             "with `algorithm.kl.place: loss`, the default",
+            for_each=True,
         ),
         Row(
             "`actor.kl_loss_type: low_var_kl`, `mse`",
@@ -196,6 +207,7 @@ MATHEMATICS = Table(
             "`reward.reward_manager.name: dapo`, `reward.reward_kwargs.overlong_buffer_cfg.enable`",
             "`algorithm.reward.overlong: soft`",
             "the limit is `rollout.sampling.max_new_tokens`",
+            for_each=True,
         ),
         Row(
             "`reward.reward_kwargs.overlong_buffer_cfg.len`, `reward.reward_kwargs.overlong_buffer_cfg.penalty_factor`",
@@ -242,6 +254,7 @@ STALENESS = Table(
             "`algorithm.rollout_correction.rollout_rs: seq_sum_k1`, `seq_mean_k1`",
             "`algorithm.correction.kind: sequence_masked`",
             "`algorithm.correction.mean`: `sum` and `geometric`; ours weights those it keeps by the same ratio",
+            for_each=("with `algorithm.correction.mean: sum`", "with `algorithm.correction.mean: geometric`"),
         ),
         Row(
             "other values of `algorithm.rollout_correction.rollout_rs`, "
@@ -253,6 +266,7 @@ STALENESS = Table(
             "`trainer.v1.trainer_mode: colocate_async`, `separate_async`",
             "`staleness.policy: windowed`",
             "the policy does not decide where things run",
+            for_each=True,
         ),
         Row(
             "`trainer.v1.sampler.max_off_policy_threshold`",

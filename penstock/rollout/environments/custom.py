@@ -48,11 +48,13 @@ def make_custom(
         wanted = {name: offered[name] for name in _OFFERED if name in parameters and name not in args}
         inspect.signature(made).bind(**args, **wanted)
     except (TypeError, ValueError) as error:
+        _refuse_another_class(made, path)
         given = ", ".join(args) or "nothing"
         raise ConfigError(
             [f"{_KEY}: {path} cannot be constructed with rollout.environment.args ({given}): {error}"]
         ) from error
     if "data" not in wanted and settings:
+        _refuse_another_class(made, path)
         reason = f"has no effect, because {path} takes no parameter named data; remove it"
         raise ConfigError([f"{key}: {reason}" for key in settings])
     try:
@@ -65,9 +67,20 @@ def make_custom(
     return environment  # type: ignore[no-any-return]
 
 
+def _refuse_another_class(made: Any, path: str) -> None:
+    """Refuse a class without the methods of an environment, whatever else is wrong with how it would be constructed."""
+    wrong = _missing(made) if isinstance(made, type) else []
+    if wrong:
+        raise ConfigError([f"{_KEY}: {path} is not an environment: it {'; it '.join(wrong)}"])
+
+
+def _missing(environment: Any) -> list[str]:
+    return [f"has no method {name}" for name in ("prompts", "run", "close") if not callable(_get(environment, name))]
+
+
 def _check(environment: Any, path: str) -> None:
     """Refuse what is not an `Environment`, with what it lacks."""
-    wrong = [f"has no method {name}" for name in ("prompts", "run", "close") if not callable(_get(environment, name))]
+    wrong = _missing(environment)
     if not isinstance(_get(environment, "name"), str):
         wrong.append("has no name, or one that is not text")
     for name in ("run", "close"):
