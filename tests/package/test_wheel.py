@@ -41,7 +41,7 @@ def short(prompt, response, answer):
 RUN = """
 run_dir: runs/first
 model: {path: model}
-data: {train_path: train.jsonl, eval_path: train.jsonl, eval_size: 4}
+data: {train_path: train.jsonl, eval_path: train.jsonl, eval_size: 8}
 rollout:
   environment: {kind: function, import_path: "my_rewards:short"}
   group_size: 2

@@ -62,7 +62,8 @@ def test_a_part_that_cannot_be_closed_takes_no_other_along(
 def test_a_full_disk_ends_the_run_with_the_name_of_the_file(make_config: ConfigMaker, tmp_path: Path) -> None:
     """The operating system refuses every file above a few kilobytes, so events or metrics cannot grow."""
     (tmp_path / "run.yaml").write_text(
-        dump_config(make_config(**{"checkpoint.at_end": False, "training.max_steps": 6})), encoding="utf-8"
+        dump_config(make_config(**{"checkpoint": {"at_end": False, "every_minutes": None}, "training.max_steps": 6})),
+        encoding="utf-8",
     )
     command = f"ulimit -f 8; exec {sys.executable} -m penstock.cli train {tmp_path / 'run.yaml'}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=100)

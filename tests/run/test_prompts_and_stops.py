@@ -74,8 +74,8 @@ def test_an_evaluation_ends_its_responses_at_them_too(make_config: ConfigMaker) 
         evaluate(make_config(**plain, **{"rollout.sampling": {"max_new_tokens": 40} | stops}, **{"eval.greedy": False}))
         for stops in ({"stop": STOPS}, {})
     )
-    assert with_stops["truncation_rate"] < without["truncation_rate"]
-    assert with_stops["response_length_mean"] < without["response_length_mean"]
+    assert with_stops["eval/truncation_rate"] < without["eval/truncation_rate"]
+    assert with_stops["eval/response_length_mean"] < without["eval/response_length_mean"]
 
 
 def test_verify_shows_the_first_prompt_as_the_model_sees_it(make_config: ConfigMaker, tmp_path: Path) -> None:
