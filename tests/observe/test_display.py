@@ -129,17 +129,15 @@ def test_without_a_display_a_closed_terminal_is_told_too(monkeypatch: pytest.Mon
 def test_it_leaves_no_thread_and_takes_the_streams_back(monkeypatch: pytest.MonkeyPatch) -> None:
     stdout = taken_stdout(monkeypatch)
 
-    def writers() -> list[str]:
-        return [thread.name for thread in threading.enumerate() if thread.name == "stdout-writer"]
+    def writers() -> set[threading.Thread]:
+        return {thread for thread in threading.enumerate() if thread.name == "stdout-writer"}
 
     before = writers()
     display = opened(Told(), "table")
-    assert len(writers()) == len(before) + 1
+    (ours,) = writers() - before
     display.close()
-    for thread in threading.enumerate():
-        if thread.name == "stdout-writer" and thread.is_alive() and len(writers()) > len(before):
-            thread.join(10)
-    assert len(writers()) == len(before)
+    ours.join(10)
+    assert not ours.is_alive()
     assert sys.stdout is stdout
 
 

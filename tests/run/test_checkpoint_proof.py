@@ -115,7 +115,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
     "copied step": (copied, r"penstock\.json: is of step 2, not 3: the folder was copied or renamed"),
     "another run": (of_another_run, r"penstock\.json: belongs to another run \(0123456789abcdef; this one is "),
     "zeroed ledger": (lambda s: zero(s / LEDGER), r"controller/ledger\.safetensors: its content has changed"),
-    "shortened ledger": (lambda s: cut(s / LEDGER), r"controller/ledger\.safetensors: has \d+ bytes, and \d+ were"),
+    "shortened ledger": (lambda s: cut(s / LEDGER), r"controller/ledger\.safetensors: has \d+ bytes, but \d+ were"),
     "no config.json": (lambda s: (s / "config.json").unlink(), r" config\.json: is missing"),
     "no ledger": (lambda s: (s / LEDGER).unlink(), r"controller/ledger\.safetensors: is missing"),
     "more": (

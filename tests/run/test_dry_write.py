@@ -46,7 +46,7 @@ def test_a_checkpoint_is_tried_before_the_first_step_and_again_on_resume(make_co
     real = sum(path.stat().st_size for path in (run_dir / "checkpoints/step_3").rglob("*") if path.is_file())
     assert found[1]["bytes"] == pytest.approx(real, rel=0.05)
     content = json.loads((run_dir / "trace.json").read_text())
-    spans = [span for span in content if span["ph"] == "B" and span["name"].startswith("proving")]
+    spans = [span for span in content if span["ph"] == "B" and span["name"].startswith("testing that a checkpoint")]
     assert [span["args"]["step"] for span in spans] == [3]
 
 
