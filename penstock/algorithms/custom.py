@@ -40,8 +40,7 @@ class LossTokens:
     logprobs_T: Tensor
     """Log-probs under the weights that are being trained; the only ones that carry a gradient."""
     old_logprobs_T: Tensor
-    """Those of `algorithm.old_policy`. With one update per step and `trainer` they are `logprobs_T` without
-    gradient."""
+    """Those of `algorithm.old_policy`. With `trainer` and one update per step: `logprobs_T` without gradient."""
     advantages_T: Tensor
     """Each token's advantage: its sample's, less the KL to go if the penalty is in the reward."""
     engine_logprobs_T: Tensor
