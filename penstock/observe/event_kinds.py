@@ -23,7 +23,7 @@ class Severity(Enum):
 
 @dataclass(frozen=True)
 class EventKind:
-    """What is known of all events of one name."""
+    """What is known about all events of one name."""
 
     severity: Severity
     meaning: str
@@ -99,12 +99,12 @@ EVENT_KINDS: dict[str, EventKind] = {
 
 
 def severity_of(event: str) -> Severity:
-    """How much an event matters; one that is not known is worth a look."""
+    """How much an event matters; an unknown one is worth a look."""
     kind = EVENT_KINDS.get(event)
     return kind.severity if kind is not None else Severity.NOTABLE
 
 
 def meaning_of(event: str) -> str | None:
-    """What an event means; None where that is not known."""
+    """What an event means; None if that is unknown."""
     kind = EVENT_KINDS.get(event)
     return kind.meaning if kind is not None else None

@@ -53,8 +53,7 @@ class LeanBody:
         return ids_BL.shape[1] <= self._longest and weight.dtype is self._epsilon.dtype and weight.device.type == "cpu"
 
     def __call__(self, ids_BL: Tensor, predictors_N: Tensor) -> Tensor:
-        """The last hidden states `[N, H]` at places of the flattened rows, each of which sees only the tokens before
-        it."""
+        """The last hidden states `[N, H]` at places of the flattened rows; each sees the tokens before it."""
         body = self._body
         places = Places.of(ids_BL, predictors_N)
         hidden_TH: Tensor = body.embed_tokens(ids_BL.flatten()[places.place_T])

@@ -22,8 +22,7 @@ from penstock.weights.source import WeightSource
 
 @dataclass(frozen=True)
 class NothingTrained:
-    """The trainer's share of a checkpoint: none. The rest of the checkpoint lets a recording resume where it
-    stopped."""
+    """The trainer's share of a checkpoint: none. The other files let a recording resume where it stopped."""
 
     bytes_to_come: int = 0
 
