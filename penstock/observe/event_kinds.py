@@ -53,7 +53,7 @@ EVENT_KINDS: dict[str, EventKind] = {
     ),
     "logger_behind": EventKind(Severity.FAILURE, "a logger could not keep up and started to lose records"),
     "logger_gaps": EventKind(Severity.FAILURE, "a logger lost records; metrics.jsonl has them"),
-    # Not a failure more: attempts, prompts and responses that failed by the cause are counted as what they are.
+    # Not another failure: attempts, prompts and responses that failed for this cause are counted separately.
     "environment_failed": EventKind(
         Severity.NOTABLE,
         "a reward or environment failed for a new reason; with traceback, prompt and response",

@@ -15,8 +15,7 @@ from penstock.observe.loggers.base import Logger, Outcome, RunInfo
 from penstock.observe.loggers.worker import LoggerThread
 
 QUEUED_RECORDS = 1000
-"""Records that may wait for a logger. A step is one record, so this covers hours of server downtime in a few
-megabytes."""
+"""Records that may wait for a logger. A step is one record: hours of server downtime fit in a few megabytes."""
 START_SECONDS = 60.0
 CLOSE_SECONDS = 30.0
 _QUIET_SECONDS = 1.0
