@@ -41,7 +41,7 @@ class JsonlWriter:
     lines.
 
     Example: `JsonlWriter(path, opened=False)` touches nothing on disk until `open` is called; two writes and `mark`
-    then give the size and digest of two lines, which the file begins with for as long as it is this file.
+    then give the size and digest of two lines, with which this file will always begin.
     """
 
     def __init__(self, path: str | Path, *, opened: bool = True) -> None:

@@ -25,8 +25,8 @@ class Lane:
     """One row of the timeline: spans that follow each other or nest, one writer at a time.
 
     `begin` and `end` enclose something with parts; it is written when it begins, so a killed run shows it. `switch`
-    says what happens from now on, inside what has begun; it is written at the next switch or end. `record` adds a span
-    that is known only after it has ended.
+    says what happens from now on, inside what has begun; the next `begin`, `end` or `switch` writes it. `record` adds a
+    span that is known only after it has ended.
 
     Invariant: spans nest. `begin`, `end` and `switch` end what the last `switch` began, and a recorded span does not
     begin before the end of the one recorded before it.

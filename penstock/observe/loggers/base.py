@@ -1,4 +1,4 @@
-"""The interface that every logger has, and what it is told about the run."""
+"""The interface that every logger has, and what it learns about the run."""
 
 from __future__ import annotations
 

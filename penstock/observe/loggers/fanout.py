@@ -68,7 +68,7 @@ class Loggers:
     ) -> None:
         """Have the summary written and everything closed, within the time limit; further calls do nothing.
 
-        If that takes more than a moment, `say` is called with the loggers it waits for.
+        If that takes more than a moment, `say` is called with a line that names the loggers it waits for.
         """
         if self._closed:
             return

@@ -92,7 +92,7 @@ class LoggerThread:
             self._changed.notify()
 
     def has_ended(self, seconds: float) -> bool:
-        """Whether the thread finishes within this many seconds; one that never started is not waited for."""
+        """Whether the thread finishes within this many seconds; a logger that never started is not waited for."""
         started = self._started
         if self._thread is None or not started.done() or started.cancelled() or started.exception() is not None:
             return True

@@ -191,8 +191,7 @@ def _all_values(line: Line) -> tuple[float, ...]:
 
 
 def _shown_values(lines: Sequence[Line]) -> list[float]:
-    """The values that the axis must hold: all except the few that would flatten the others. Dots are always
-    included."""
+    """The values that the axis must hold: all except the few that would flatten the others. Dots always count."""
     raw = _raw(lines)
     values = sorted(chain.from_iterable(map(_all_values, raw)))
     kept = _without_outliers(values)

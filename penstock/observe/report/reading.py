@@ -52,8 +52,7 @@ def read_text(path: Path) -> str | None:
 
 
 def parsed(line: bytes) -> Any:
-    """JSON, or None for text that is not JSON or too deeply nested; NaN and infinity, which JSON lacks, are None
-    too."""
+    """JSON, or None for text that is not JSON or is nested too deeply; NaN and infinity become None too."""
     try:
         return json.loads(line, parse_constant=lambda name: None)
     except (ValueError, RecursionError):

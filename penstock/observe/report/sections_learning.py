@@ -86,8 +86,7 @@ def reward_section(data: RunData) -> Html:
 
 
 def _held_out(data: RunData) -> tuple[list[Line], str]:
-    """The evaluations alone, as curves: reward and pass@k, and a note; no line if the chart above already shows
-    everything."""
+    """The evaluations alone, as curves: reward and pass@k, and a note; no line if the chart above shows it all."""
     names = {key: None for line in data.evals for key in line if _PASS_AT.fullmatch(key)}
     passes = sorted(names, key=lambda key: int(key.partition("@")[2]))
     if not passes and len(data.evals) < _CURVE:
