@@ -1,7 +1,7 @@
 """Advantages: how good a sample was, compared with the other samples of its prompt group or of its batch.
 
 In functions of a group the last axis is the group and leading axes, if any, are separate groups; `S` runs over all
-samples of a batch. Everything is worked out in float64 and returned in the format of the rewards.
+samples of a batch. Everything is computed in float64 and returned in the dtype of the rewards.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ def grpo_advantages(rewards_G: Tensor, *, normalize_std: bool = True, epsilon: f
     """Group-relative advantages: reward minus the group's mean, optionally over the group's standard deviation.
 
     The deviation is the sample one (divisor G - 1) and `epsilon` is added to it, as in TRL and verl; the paper (Shao et
-    al., 2024) leaves both open. Without the deviation it is the advantage of Dr. GRPO (Liu et al., 2025).
+    al., 2024) leaves both open. Without the deviation, this is the advantage of Dr. GRPO (Liu et al., 2025).
 
-    Invariants: a group without spread gets exact zeros, whatever the rounding of its mean; so does a group of one.
+    Invariants: a group without spread gets exact zeros even if its mean is rounded; so does a group of one.
     """
     exact_G = rewards_G.to(torch.float64)
     centred_G = exact_G - exact_G.mean(-1, keepdim=True)
@@ -43,8 +43,8 @@ def leave_one_out_advantages(rewards_G: Tensor, *, epsilon: float = 1e-4) -> Ten
     """Reward minus the mean of the others, over the standard deviation of the others (plus `epsilon`).
 
     Baseline and scale are both independent of the sample. The deviation is the sample one: divisor G - 2 for the G - 1
-    others. Where the others do not differ among themselves (the only success of a group, or a group of two) they give
-    no scale, and the difference is left undivided: as in RLOO, and bounded by the range of the rewards.
+    others. If the others do not differ among themselves (the only success of a group, or a group of two), they give no
+    scale and the difference stays undivided, as in RLOO; it is bounded by the range of the rewards.
 
     Exact zeros without spread and for a group of one.
     """
@@ -77,8 +77,8 @@ def max_normalized_advantages(rewards_G: Tensor, *, epsilon: float = 1e-8) -> Te
 def whitened_advantages(rewards_S: Tensor, weights_S: Tensor, *, epsilon: float = 1e-8) -> Tensor:
     """`(reward - mean) / (std + epsilon)` over the whole batch, mean and variance weighted by `weights_S`.
 
-    With ones every sample counts the same; with response lengths every token does, which carries its sample's value. A
-    sample of weight zero counts for nothing, whatever it holds, and gets zero. Exact zeros for a batch without spread.
+    With ones, every sample counts the same; with response lengths, every token does, and carries its sample's value. A
+    sample of weight zero is ignored, even if it holds NaN, and gets zero. Exact zeros for a batch without spread.
     """
     advantages_S, _ = reinforce_pp_advantages(
         rewards_S,
@@ -109,8 +109,8 @@ def reinforce_pp_advantages(
     Returns the per-sample part `(R_s - mean) / (std + epsilon)` and a scalar tensor `beta / (std + epsilon)`: a token's
     advantage is the first minus the second times its K_t.
 
-    A sample without tokens counts for nothing, whatever it holds, and gets zero. Exact zeros for both parts where no
-    return differs from another because rewards are all equal and the KL sums zero.
+    A sample without tokens is ignored, even if it holds NaN, and gets zero. Both parts are exact zeros if all returns
+    are equal because all rewards are equal and the KL sums are zero.
     """
     lengths_S = lengths_S.to(torch.float64)
     inside_S = lengths_S > 0
@@ -138,9 +138,9 @@ def reinforce_pp_baseline_advantages(
 ) -> Tensor:
     """REINFORCE++-baseline (Hu, 2025): the group's mean is subtracted, the rest is whitened over all tokens.
 
-    `group_S` tells groups apart by any integers. All samples of a group count for its mean, also those without tokens,
-    which get zero themselves. A batch in which no group has spread gets exact zeros; in others a group without spread
-    gets the (small) shift of the whitening, as its samples' zero is not the mean over tokens.
+    `group_S` tells groups apart by any integers. All samples of a group count towards its mean, including those without
+    tokens, which get zero themselves. A batch in which no group has spread gets exact zeros; in any other batch, a
+    group without spread gets the (small) shift of the whitening, because its samples' zero is not the mean over tokens.
     """
     dense_S = dense_rows(group_S)
     exact_S = rewards_S.to(torch.float64)

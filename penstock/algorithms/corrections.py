@@ -1,10 +1,10 @@
-"""Engine and trainer compute the same log-probs with different code: measuring the difference and making up for it.
+"""Engine and trainer compute the same log-probs with different code: measuring and correcting the difference.
 
-The engine sampled, the trainer computes gradients; with r = p_trainer / p_engine a token's loss times r has the mean it
-would have had under the trainer's policy. The corrections differ in how they bound r. Their weights carry no gradient
-and multiply `weights_T` of a loss, which leaves out the tokens outside the mask whatever weight they got. log r is held
-at `LOG_RATIO_LIMIT` before it is exponentiated, so that no weight is infinite; what is left out is decided without that
-limit. A NaN inside the mask stays a NaN and so reaches the check for non-finite losses.
+The engine sampled, the trainer computes gradients; with r = p_trainer / p_engine, a token's loss times r has the mean
+it would have under the trainer's policy. The corrections differ in how they bound r. Their weights carry no gradient
+and multiply `weights_T` of a loss, which ignores tokens outside the mask regardless of their weight. log r is clamped
+at `LOG_RATIO_LIMIT` before it is exponentiated, so no weight is infinite; which tokens are masked is decided without
+that limit. A NaN inside the mask stays a NaN and so reaches the check for non-finite losses.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ def truncated_importance_weights(trainer_logprobs_T: Tensor, engine_logprobs_T: 
 
 
 def icepop_weights(trainer_logprobs_T: Tensor, engine_logprobs_T: Tensor, *, low: float, high: float) -> Tensor:
-    """The token's ratio where it lies in [low, high], else zero (IcePop, "Every step evolves", Ling team, 2025).
+    """The token's ratio if it lies in [low, high], else zero (IcePop, "Every step evolves", Ling team, 2025).
 
-    A token on which engine and trainer disagree badly, in either direction, is left out rather than cut to a bound.
+    A token on which engine and trainer disagree badly, in either direction, is masked rather than clipped to a bound.
     """
     with torch.no_grad():
         delta_T = trainer_logprobs_T - engine_logprobs_T
@@ -50,11 +50,11 @@ def sequence_masked_weights(
     high: float,
     mean: Literal["sum", "geometric"],
 ) -> Tensor:
-    """The ratio of the whole response for each of its tokens where it lies in [low, high], else zero.
+    """The ratio of the whole response for each of its tokens if it lies in [low, high], else zero.
 
-    `sum`: the ratio of the responses' probabilities, exp of the sum of the log-ratios inside the mask; the unbiased
-    one, whose spread grows with the length. `geometric`: exp of their mean, comparable across lengths. `low` None is no
-    lower bound. `rows_T` tells rows apart by any integers; a row lies whole in one microbatch.
+    `sum`: the ratio of the responses' probabilities, exp of the sum of the log-ratios inside the mask; unbiased, but
+    its spread grows with the length. `geometric`: exp of their mean, comparable across lengths. `low` None means no
+    lower bound. `rows_T` tells rows apart by any integers; a row is never split across microbatches.
     """
     with torch.no_grad():
         inside_T = mask_T > 0
@@ -69,10 +69,10 @@ def sequence_masked_weights(
 
 
 def decoupled_weights(proximal_logprobs_T: Tensor, engine_logprobs_T: Tensor, *, cap: float | None) -> Tensor:
-    """`p_proximal / p_engine` per token, zero where it exceeds `cap` (None: never).
+    """`p_proximal / p_engine` per token, zero if it exceeds `cap` (None: never).
 
-    Decoupled PPO (Hilton et al., 2022; AReaL, Fu et al., 2025): the clip holds the policy near a recent proximal one,
-    while this weight makes up for the older behaviour policy that sampled.
+    Decoupled PPO (Hilton et al., 2022; AReaL, Fu et al., 2025): the clip keeps the policy near a recent proximal one,
+    while this weight corrects for the older behaviour policy that sampled.
     """
     with torch.no_grad():
         delta_T = proximal_logprobs_T - engine_logprobs_T
@@ -81,7 +81,7 @@ def decoupled_weights(proximal_logprobs_T: Tensor, engine_logprobs_T: Tensor, *,
 
 
 def _ratio(log_ratio_T: Tensor) -> Tensor:
-    """exp, of no more than `LOG_RATIO_LIMIT`; a ratio near zero needs no limit."""
+    """exp, with its argument clamped at `LOG_RATIO_LIMIT`; a ratio near zero needs no limit."""
     return log_ratio_T.clamp(max=LOG_RATIO_LIMIT).exp()
 
 
@@ -89,9 +89,9 @@ def mismatch_metrics(trainer_logprobs_T: Tensor, engine_logprobs_T: Tensor, mask
     """How far the engine, which sampled, and the trainer disagree on the sampled tokens.
 
     With r = p_trainer / p_engine, `r - 1 - log r` (Schulman's k3) has the mean KL(engine || trainer) over tokens that
-    the engine sampled, and is never negative. Includes what the policy moved since the tokens were sampled. Where
-    sampling is truncated, both sides are distributions over the tokens that were left, and so is the KL. Tokens outside
-    the mask do not count, whatever they hold.
+    the engine sampled, and is never negative. This includes how far the policy has moved since the tokens were sampled.
+    If sampling is truncated, both sides are distributions over the tokens that were kept, and so is the KL. Tokens
+    outside the mask do not count, even if they hold NaN.
     """
     with torch.no_grad():
         inside_T = mask_T > 0
@@ -109,9 +109,10 @@ def mismatch_metrics(trainer_logprobs_T: Tensor, engine_logprobs_T: Tensor, mask
 
 
 def correction_metrics(correction_T: Tensor, mask_T: Tensor, *, cap: float | None = None) -> dict[str, Metric]:
-    """The mean weight that a correction gave, and the share of tokens whose weight it cut or took away.
+    """The mean weight that a correction gave, and the share of tokens whose weight it clipped or zeroed.
 
-    With `cap`, for a correction that cuts: the share cut to the cap. Without, for one that masks: the share of zeros.
+    With `cap`, for a correction that clips: the share clipped to the cap. Without, for one that masks: the share of
+    zeros.
     """
     with torch.no_grad():
         inside_T = mask_T > 0

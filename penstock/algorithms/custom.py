@@ -1,7 +1,7 @@
-"""What losses and advantages of the user's own are given, what they give back, and how that is checked.
+"""What custom losses and advantages receive, what they return, and how that is checked.
 
-A custom loss and a custom advantage are callables of one argument each, `LossTokens` and `SampleScores`; settings of
-theirs are bound before. Errors name the import path, as it is the user's code that is to be looked at.
+A custom loss and a custom advantage are callables of one argument each, `LossTokens` and `SampleScores`; their settings
+are bound beforehand. Errors name the import path, because the user's code is the place to look.
 """
 
 from __future__ import annotations
@@ -23,43 +23,43 @@ _LONGEST_TRACEBACK = 8_000
 
 
 class CustomCodeError(PenstockError):
-    """A custom loss or advantage raised, or gave back something that cannot be used."""
+    """A custom loss or advantage raised, or returned something that cannot be used."""
 
     trace: UserTrace | None = None
-    """Where it raised; None where it did not."""
+    """Where it raised; None if it did not."""
 
 
 @dataclass(frozen=True)
 class LossTokens:
-    """What a custom loss is given: the trained tokens of one microbatch, `T` of them.
+    """What a custom loss receives: the trained tokens of one microbatch, `T` of them.
 
-    Which rows share a microbatch is decided by their lengths and by what arrived first, so the loss of a token may
-    depend on its own row and on nothing else: `penstock verify` checks it.
+    Row lengths and arrival order decide which rows share a microbatch, so the loss of a token may depend only on its
+    own row: `penstock verify` checks this.
     """
 
     logprobs_T: Tensor
     """Log-probs under the weights that are being trained; the only ones that carry a gradient."""
     old_logprobs_T: Tensor
-    """Those of `algorithm.old_policy`. With one update a step and `trainer` they are `logprobs_T` without gradient."""
+    """Those of `algorithm.old_policy`. With `trainer` and one update per step: `logprobs_T` without gradient."""
     advantages_T: Tensor
-    """Each token's advantage: its sample's, less the KL to go where the penalty is in the reward."""
+    """Each token's advantage: its sample's, less the KL to go if the penalty is in the reward."""
     engine_logprobs_T: Tensor
     """Log-probs under the distribution that the engine drew the tokens from."""
     mask_T: Tensor
-    """How much each token counts: 1, as tokens that do not count are not there."""
+    """How much each token counts: always 1, because tokens that do not count are not included."""
     rows_T: Tensor
-    """Which response each token belongs to; tokens of a response are neighbours and in order, and all of them are
-    there. `penstock.algorithms.rows` has sums over them."""
+    """Which response each token belongs to; the tokens of a response are contiguous, in order and complete.
+    `penstock.algorithms.rows` has sums over them."""
 
 
 PolicyLoss = Callable[[LossTokens], Tensor | tuple[Tensor, Mapping[str, Tensor]]]
-"""From tokens to the loss of each, or to that and numbers to record by name, one per token: `train/loss/<name>` is
-their mean."""
+"""Maps tokens to the loss of each, or to that plus named metrics to record, one number per token: `train/loss/<name>`
+is their mean."""
 
 
 @dataclass(frozen=True)
 class SampleScores:
-    """What a custom advantage is given: the samples of one group, or of a whole step; `S` of them, in float64."""
+    """What a custom advantage receives: the samples of one group, or of a whole step; `S` of them, in float64."""
 
     rewards_S: Tensor
     """As shaped by `algorithm.reward`."""
@@ -70,7 +70,7 @@ class SampleScores:
 
 
 AdvantageEstimator = Callable[[SampleScores], Any]
-"""From scores to an advantage for each sample: a tensor, an array or a list of numbers."""
+"""Maps scores to an advantage for each sample: a tensor, an array or a list of numbers."""
 
 
 def custom_loss(loss: PolicyLoss, tokens: LossTokens, weights_T: Tensor, path: str) -> LossSum:
@@ -116,7 +116,7 @@ def _called(code: Callable[[Any], Any], argument: Any, name: str) -> Any:
 
 
 def _raised(name: str, error: Exception) -> CustomCodeError:
-    """What user code raised, with the line of its own that it came from."""
+    """What user code raised, with the line of user code it came from."""
     places, said = user_places(error.__traceback__), named_error(error)
     place = innermost(places)
     where = "" if place is None else f" ({place[0].rpartition('/')[2]}, line {place[1]}, in {place[2]})"

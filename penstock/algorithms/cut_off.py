@@ -18,11 +18,11 @@ class CutOff:
     fraction: str
     """The metric with the share of all tokens that lost their gradient."""
     out_of: str | None
-    """The metric with the share of all tokens that could; None where all of them could."""
+    """The metric with the share of all tokens that could; None if all of them could."""
     advice: str
 
     def share(self, metrics: Mapping[str, float], prefix: str = "") -> float | None:
-        """The share that lost its gradient among those that could; None where there are none, or no such metric."""
+        """The share that lost its gradient among those that could; None if there are none, or no such metric."""
         lost = metrics.get(prefix + self.fraction)
         could = 1.0 if self.out_of is None else metrics.get(prefix + self.out_of, 0.0)
         return None if lost is None or could <= 0 else lost / could

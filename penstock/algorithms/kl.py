@@ -16,7 +16,7 @@ class KlEstimator(Enum):
     """Estimators of KL(policy || reference) from tokens that the policy sampled (Schulman, "Approximating KL
     divergence", 2020), with l = log p_policy - log p_reference.
 
-    Their means are one thing, their gradients as a loss term another. On tokens of the policy itself:
+    Their means and their gradients as a loss term are different matters. On tokens that the policy itself sampled:
 
     - the gradient of k1 has the mean zero (it is the score function), so k1 belongs in the reward, not in the loss;
     - the gradient of k2 has the mean of the gradient of KL(policy || reference), exactly;
@@ -25,7 +25,7 @@ class KlEstimator(Enum):
     """
 
     K1 = "k1"
-    """l: its mean is the KL; of either sign, so the noisiest of the three."""
+    """l: its mean is the KL; it can take either sign, so it is the noisiest of the three."""
     K2 = "k2"
     """l^2 / 2: its mean is the KL only to leading order."""
     K3 = "k3"
@@ -33,14 +33,14 @@ class KlEstimator(Enum):
 
 
 K3_LOSS_LIMIT = 10.0
-"""What a token's k3 may add to a loss at most where the policy is below the reference: there it grows like the inverse
-of the policy's odds, and one token could outweigh a whole batch. verl has the same limit, on both sides."""
+"""The most a token's k3 may add to a loss when the policy is below the reference: there it grows like the inverse of
+the policy's odds, and one token could outweigh a whole batch. verl has the same limit, on both sides."""
 
 
 def kl_estimate(logprobs_T: Tensor, reference_logprobs_T: Tensor, estimator: KlEstimator) -> Tensor:
     """The estimate for each token in float64, differentiable in `logprobs_T`; see `KlEstimator` for the gradients.
 
-    In k3, -l is held at `LOG_RATIO_LIMIT` before it is exponentiated.
+    In k3, -l is clamped at `LOG_RATIO_LIMIT` before it is exponentiated.
     """
     log_ratio_T = logprobs_T.to(torch.float64) - reference_logprobs_T.detach().to(torch.float64)
     if estimator is KlEstimator.K1:
@@ -56,10 +56,10 @@ def kl_loss(
 ) -> LossSum:
     """The KL penalty as a loss term, before its coefficient; `weights_T` and `mask_T` as for the policy losses.
 
-    Where the policy is below the reference, a token's k3 is held at `K3_LOSS_LIMIT`, without a gradient beyond it.
+    When the policy is below the reference, a token's k3 is clamped at `K3_LOSS_LIMIT`, without a gradient beyond it.
 
-    The metric `kl_reference` is k3 whatever the estimator, without that limit, so that runs can be compared. With K1
-    the gradient is noise around zero: `algorithm.kl` accepts it in the reward only.
+    The metric `kl_reference` is always k3, without that limit and for any estimator, so that runs can be compared. With
+    K1 the gradient is noise around zero: `algorithm.kl` accepts it in the reward only.
     """
     inside_T = mask_T > 0
     logprobs_T = logprobs_T.masked_fill(~inside_T, 0.0)

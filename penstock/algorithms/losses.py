@@ -1,12 +1,11 @@
 """Policy losses over flat tokens. They return sums; the train step, which alone knows N, divides.
 
-T runs over the tokens of one microbatch in any order. `mask_T` says whether a token counts (1) or not (0);
-`weights_T` is what its loss is multiplied by: the mask itself for `token_mean`, the mask over the sequence's
-count for `sequence_mean`, the mask over a constant for `token_sum_norm`, times a correction where there is
-one.
+T runs over the tokens of one microbatch in any order. `mask_T` says whether a token counts (1) or not (0); `weights_T`
+is what its loss is multiplied by: the mask itself for `token_mean`, the mask over the sequence's count for
+`sequence_mean`, the mask over a constant for `token_sum_norm`, times a correction if there is one.
 
-Every loss keeps to this: gradients flow through `logprobs_T` only; tokens outside the mask contribute nothing, whatever
-they hold (NaN, infinities); numbers are worked out in float64; nothing waits for the device.
+Every loss follows these rules: gradients flow through `logprobs_T` only; tokens outside the mask contribute nothing,
+even if they hold NaN or infinities; everything is computed in float64; nothing waits for the device.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ from penstock.algorithms.reduction import Metric, Normaliser
 from penstock.algorithms.rows import dense_rows, row_totals
 
 LOG_RATIO_LIMIT = 20.0
-"""Log-ratios are held inside +-20 before they are exponentiated, as in verl: e^20, about 5e8, leaves room for sums over
-tokens and for the backward pass in any number format, whereas an infinite ratio turns a cut-off gradient (0) into
-0 * inf = NaN. A ratio beyond it is held without a gradient."""
+"""Log-ratios are clamped to +-20 before they are exponentiated, as in verl: e^20, about 5e8, leaves room for sums over
+tokens and for the backward pass in any dtype, whereas an infinite ratio turns a cut-off gradient (0) into 0 * inf =
+NaN. A ratio beyond it is clamped and has no gradient."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,7 @@ class LossSum:
     """A loss before normalisation."""
 
     total: Tensor
-    """Differentiable float64 scalar, `sum(values * weights)`: of opposite signs, terms cancel, and digits with them."""
+    """Differentiable float64 scalar, `sum(values * weights)`: terms of opposite sign cancel and lose digits."""
     metrics: dict[str, Metric]
 
 
@@ -50,7 +49,7 @@ def ppo_clip_loss(
     With `old_logprobs_T = logprobs_T.detach()` the ratio is exactly one and the gradient that of plain policy gradient.
 
     `dual_clip` (Ye et al., 2020), a number above one, bounds the loss of tokens with A < 0, which is otherwise
-    unbounded in the ratio, by `-dual_clip * A`; where the bound holds the gradient is cut off.
+    unbounded in the ratio, by `-dual_clip * A`; where the bound applies, the gradient is cut off.
     """
     inside_T = mask_T > 0
     log_ratio_T = _log_ratio(logprobs_T, old_logprobs_T, inside_T)
@@ -87,9 +86,9 @@ def gspo_loss(
     """Clipped policy gradient with one ratio per response: `-min(s * A, clip(s) * A)` (GSPO, Zheng et al., 2025).
 
     `s` is the geometric mean of the ratios of the row's tokens inside the mask, so every one of them carries a share of
-    the row's gradient. `rows_T` tells rows apart by any integers; a row lies whole in one microbatch, and its advantage
-    is the same for all its tokens. Each token holds its row's value: with sequence-level weights, which add up to one
-    over a row, the row adds its value once.
+    the row's gradient. `rows_T` tells rows apart by any integers; a row is never split across microbatches, and its
+    advantage is the same for all its tokens. Each token holds its row's value: with sequence-level weights, which add
+    up to one over a row, the row adds its value once.
 
     Clip fractions and the mean ratio are over sequences, `approx_kl` is over tokens.
     """
@@ -127,8 +126,8 @@ def cispo_loss(
     """`-stopgrad(clip(ratio, 1 - clip_ratio_low, 1 + clip_ratio_high)) * A * logprob` (CISPO, MiniMax-M1, 2025).
 
     The clip bounds the weight of a token and never its gradient, so no token is dropped: rare tokens, whose ratio moves
-    most, keep teaching. `clip_ratio_low` None is no lower bound. A token counts as clipped wherever its weight was cut,
-    whatever the sign of its advantage.
+    most, keep teaching. `clip_ratio_low` None means no lower bound. A token counts as clipped if its weight was
+    clipped, regardless of the sign of its advantage.
     """
     inside_T = mask_T > 0
     with torch.no_grad():
@@ -144,17 +143,17 @@ def cispo_loss(
 
 
 def reinforce_loss(logprobs_T: Tensor, advantages_T: Tensor, weights_T: Tensor, mask_T: Tensor) -> LossSum:
-    """`-A * logprob`, weighted and summed (Williams, 1992): no ratio, no clip, and no metrics of them."""
+    """`-A * logprob`, weighted and summed (Williams, 1992): no ratio, no clip, and no metrics for them."""
     inside_T = mask_T > 0
     values_T = -_masked(advantages_T, inside_T) * logprobs_T.to(torch.float64).masked_fill(~inside_T, 0.0)
     return LossSum(weighted_sum(values_T, weights_T, inside_T), {})
 
 
 def entropy_bonus(entropy_T: Tensor, weights_T: Tensor, mask_T: Tensor) -> LossSum:
-    """`-sum(entropy * weights)`, before its coefficient: a loss term that is less where the distribution is wider.
+    """`-sum(entropy * weights)`, before its coefficient: a loss term that is lower for a wider distribution.
 
-    `entropy_T` is the entropy of the next-token distribution: over the whole vocabulary, or, where sampling is
-    truncated, over the tokens that were kept. Here gradients flow through it.
+    `entropy_T` is the entropy of the next-token distribution: over the whole vocabulary or, if sampling is truncated,
+    over the tokens that were kept. Here gradients flow through it.
     """
     inside_T = mask_T > 0
     values_T = -entropy_T.to(torch.float64).masked_fill(~inside_T, 0.0)
@@ -164,7 +163,7 @@ def entropy_bonus(entropy_T: Tensor, weights_T: Tensor, mask_T: Tensor) -> LossS
 def weighted_sum(values_T: Tensor, weights_T: Tensor, inside_T: Tensor) -> Tensor:
     """`sum(values * weights)` over the tokens inside, in float64; gradients through the values only.
 
-    Values outside are finite already; weights outside may be anything, such as a correction worked out from NaN.
+    Values outside are finite already; weights outside may be anything, such as a correction computed from NaN.
     """
     return (values_T * _masked(weights_T, inside_T)).sum()
 
@@ -180,7 +179,7 @@ def _log_ratio(logprobs_T: Tensor, old_logprobs_T: Tensor, inside_T: Tensor) -> 
 
 
 def _clip_metrics(low_T: Tensor, high_T: Tensor, shares_T: Tensor, normaliser: Normaliser) -> dict[str, Metric]:
-    """For the clipped losses a token counts where the clipped branch is the smaller one: its gradient is cut off."""
+    """In the clipped losses, a token counts if the clipped branch is the smaller one: its gradient is cut off."""
     return {
         "clip_fraction": Metric(((low_T | high_T) * shares_T).sum(), normaliser),
         "clip_low_fraction": Metric((low_T * shares_T).sum(), normaliser),

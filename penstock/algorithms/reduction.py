@@ -44,7 +44,7 @@ _JOIN: Mapping[Normaliser, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 class MetricAccumulator:
-    """Joins metric parts in float64, on the device they are on; nothing waits for the device before `reduce`.
+    """Combines metric parts in float64, on the device they are on; nothing waits for the device before `reduce`.
 
     Invariant: a metric has one normaliser for as long as the accumulator lives.
 
@@ -67,7 +67,7 @@ class MetricAccumulator:
             self._parts[name] = Metric(value, part.normaliser)
 
     def reduce(self, *, tokens: float, sequences: float) -> dict[str, float]:
-        """The step's numbers. A mean over nothing is NaN-free: it is left out."""
+        """The step's numbers. A mean over nothing is left out rather than NaN."""
         if not self._parts:
             return {}
         divisors = {Normaliser.TOKENS: tokens, Normaliser.SEQUENCES: sequences}

@@ -17,12 +17,12 @@ def shape_rewards(
     overlong_buffer: float = 0,
     overlong_penalty: float = 1.0,
 ) -> Tensor:
-    """Scale, then clip, then add the punishment of long responses; worked out in float64.
+    """Scale, then clip, then add the penalty for long responses; computed in float64.
 
-    The punishment is DAPO's soft one (Yu et al., 2025): nothing up to `overlong_limit - overlong_buffer` tokens, from
-    there down in a straight line to `-overlong_penalty` at the limit, and no lower beyond it. It comes last, in the
-    units of the clipped reward, so that neither scale nor clip can take it away. Without a buffer it is a step: nothing
-    up to and at the limit, the whole penalty beyond. `overlong_limit` None is no punishment.
+    The penalty is DAPO's soft one (Yu et al., 2025): zero up to `overlong_limit - overlong_buffer` tokens, then linear
+    down to `-overlong_penalty` at the limit, and constant beyond it. It comes last, in the units of the clipped reward,
+    so neither scale nor clip can remove it. Without a buffer it is a step: zero up to and including the limit, the
+    whole penalty beyond. `overlong_limit` None means no penalty.
     """
     shaped_S = rewards_S.to(torch.float64) * scale
     if clip_low is not None or clip_high is not None:
@@ -37,6 +37,6 @@ def shape_rewards(
 def has_spread(rewards_G: Tensor) -> Tensor:
     """Whether the rewards of a group differ at all; the last axis is the group, leading axes are separate groups.
 
-    Without spread a group-relative advantage is zero throughout: dynamic sampling replaces such groups.
+    Without spread, all group-relative advantages are zero: dynamic sampling replaces such groups.
     """
     return rewards_G.amax(-1) != rewards_G.amin(-1)

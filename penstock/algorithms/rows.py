@@ -31,8 +31,8 @@ def suffix_sums(values_T: Tensor, rows_T: Tensor) -> Tensor:
     """For each token, the sum over itself and the later tokens of its row, in float64.
 
     The tokens of a row are contiguous and in order. In round k a token takes in the sum that starts 2^k tokens after
-    it, if that is still in its row, so log2(T) rounds do; no row's numbers enter another row's sums, not even as
-    rounding.
+    it, if that is still in its row, so log2(T) rounds are enough; no row's numbers enter another row's sums, not even
+    as rounding.
     """
     sums_T = values_T.to(torch.float64)
     reach = 1

@@ -1,4 +1,4 @@
-"""The progress of a run on the console: a live table for a terminal, a line a step elsewhere, or nothing."""
+"""The progress of a run on the console: a live table on a terminal, one line per step elsewhere, or nothing."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _BAR = 24
 
 
 class ProgressView(Protocol):
-    """What a run tells the person who follows it. Calls after `close` do nothing."""
+    """What a run shows to the person who follows it. Calls after `close` do nothing."""
 
     def expect(self, steps: int | None) -> None:
-        """The run will have this many steps; None when there is no telling."""
+        """The run will have this many steps; None when that is unknown."""
 
     def on_step(self, metrics: Metrics) -> None:
         """A step is finished; any of the metrics may be missing."""
@@ -43,10 +43,10 @@ class ProgressView(Protocol):
         """Something happened; the view decides whether a person wants to know."""
 
     def note(self, text: str) -> None:
-        """A line that is shown as it is."""
+        """Show a line unchanged."""
 
     def close(self) -> None:
-        """Leave the console in order; further calls do nothing."""
+        """Leave the console in a clean state; further calls do nothing."""
 
 
 def make_console(
@@ -58,7 +58,7 @@ def make_console(
 ) -> ProgressView:
     """The view for `observe.console`; `auto` is a table on a terminal that can redraw, and plain lines elsewhere.
 
-    `failed` is told what goes wrong where a view draws by itself; what goes wrong in a call is raised there.
+    `failed` receives errors from a view that draws by itself; an error in a call is raised there.
     """
     if mode == "off":
         return SilentView()
@@ -114,7 +114,7 @@ class _StepClock:
 
 
 class PlainView:
-    """One line a step, and one for each important event."""
+    """One line per step, and one for each important event."""
 
     def __init__(self, console: Console, max_steps: int | None, clock: Clock = time.monotonic) -> None:
         self._console = console
@@ -147,14 +147,14 @@ class PlainView:
             self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
-        """Print no more."""
+        """Stop printing."""
         self._closed = True
 
 
 class TableView:
     """A live table of the last steps with a progress bar above and recent important events below.
 
-    Rich redraws from a thread of its own, so everything it reads is guarded by one lock.
+    Rich redraws from its own thread, so one lock guards everything it reads.
     """
 
     def __init__(
@@ -194,7 +194,7 @@ class TableView:
             self._rows.append(dict(metrics))
 
     def on_event(self, name: str, fields: Mapping[str, Any]) -> None:
-        """Show the event below the table if it is important; one that has much to tell, above it."""
+        """Show the event below the table if it is important; one with many details, above it."""
         if name in _TOLD_WHOLE and (text := _TOLD_WHOLE[name](fields)):
             self.note(text)
         if progress.is_important(name):
@@ -207,13 +207,13 @@ class TableView:
             self._live.console.print(text, markup=False, highlight=False)
 
     def close(self) -> None:
-        """Draw a last time and stop redrawing."""
+        """Draw one last time and stop redrawing."""
         if not self._closed:
             self._closed = True
             self._live.stop()
 
     def render(self, width: int | None = None) -> RenderableType:
-        """What the console shows now; `width` is that of the console by default."""
+        """What the console shows now; `width` defaults to the console's."""
         width = width or self._console.width
         with self._lock:
             rows, events = list(self._rows), list(self._events)
@@ -225,7 +225,7 @@ class TableView:
         return Group(*parts)
 
     def _redrawn(self) -> RenderableType:
-        """For Rich's thread, which has nobody to raise to."""
+        """For Rich's thread, which has no caller to raise to."""
         try:
             return self.render()
         except Exception as error:
@@ -258,7 +258,7 @@ def failure_text(fields: Mapping[str, Any]) -> str:
 
 
 def _end_text(fields: Mapping[str, Any]) -> str:
-    """Where the user's code raised that ended the run; empty where it did not."""
+    """Where the user's code raised the error that ended the run; empty if it did not."""
     if not fields.get("traceback"):
         return ""
     return "\n".join([cut(f"  ! run_failed: {fields.get('cause')}", _LONGEST_LINE), *_traceback_lines(fields)])
@@ -274,7 +274,7 @@ _TOLD_WHOLE: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "environment_failed": failure_text,
     "run_failed": _end_text,
 }
-"""Events that are shown with all of their facts."""
+"""Events that are shown with all their details."""
 
 
 def _steps_table(rows: list[dict[str, float]], width: int) -> Table:

@@ -19,7 +19,7 @@ from penstock.observe.sinks import point_away
 from penstock.observe.streams import QueuedWriter, guarded, guarded_lines
 
 PATIENCE_SECONDS = 2.0
-"""How long the end of a run waits for a reader that takes nothing."""
+"""How long the end of a run waits for a reader that reads nothing."""
 _TELL_SECONDS = 1.0
 _HUNG_UP = "the terminal was closed (SIGHUP)"
 
@@ -27,30 +27,30 @@ _log = logging.getLogger(__name__)
 
 
 class Report(Protocol):
-    """Tells of an event; called from any thread."""
+    """Reports an event; called from any thread."""
 
     def __call__(self, event: str, /, **fields: Any) -> None:
         """Record it."""
 
 
 class Display:
-    """The view of `observe.console` on this process's stdout, as long as that can be written.
+    """The view of `observe.console` on this process's stdout, as long as stdout is writable.
 
     Invariants:
-    - no call raises, whatever the view or the stream does, and none waits for a reader but `settle` and `close`, which
-      wait for a bounded time;
+    - no call raises, no matter what the view or the stream does, and none waits for a reader except `settle` and
+      `close`, which wait for a bounded time;
     - when stdout fails or is closed, when the terminal is closed, or when the view raises, the display is lost: it
       shows nothing more, and `report("display_lost", cause=...)` is called, once;
-    - while stdout is not read it shows nothing either, and that is told in the same way each time; it is back when
-      somebody reads on.
+    - while stdout is not read it shows nothing either, and each time that is reported in the same way; it comes back
+      when reading continues.
 
     Example, `penstock train run.yaml | head -1`: `head` takes the first line and ends. The next line cannot be written:
-    the stream is lost, `display_lost` says "stdout: Broken pipe", stdout leads nowhere from then on, and the steps that
-    follow are in `metrics.jsonl` only.
+    the stream is lost, `display_lost` says "stdout: Broken pipe", stdout is discarded from then on, and later steps
+    appear in `metrics.jsonl` only.
     """
 
     def __init__(self, mode: ConsoleMode, max_steps: int | None, report: Report, json_to: TextIO | None = None) -> None:
-        """With `json_to`, whatever the mode, JSON lines for programs go there and nothing else is shown."""
+        """With `json_to`, JSON lines for programs go there and nothing else is shown, in any mode."""
         self._mode: ConsoleMode = mode
         self._json_to = json_to
         self._max_steps = max_steps
@@ -71,7 +71,7 @@ class Display:
             self._guard(self._open)
 
     def expect(self, steps: int | None) -> None:
-        """The run will have this many steps; None when there is no telling."""
+        """The run will have this many steps; None when that is unknown."""
         self._guard(lambda: self._view.expect(steps))
 
     def on_step(self, metrics: Metrics) -> None:
@@ -87,13 +87,13 @@ class Display:
         self._guard(lambda: self._view.on_event(name, fields))
 
     def note(self, text: str) -> None:
-        """A line that is shown as it is."""
+        """Show a line unchanged."""
         self._guard(lambda: self._view.note(text))
 
     def terminal_closed(self) -> None:
-        """The terminal of this process is gone: what still wants to write there must not fail either.
+        """The terminal of this process is gone: later writes to it must not fail either.
 
-        That is one `display_lost` too, also where stdout is a file, which goes on to be written.
+        That is one `display_lost` too, even if stdout is a file, which is still written.
         """
         for number in self._terminals:
             with suppress(OSError):
@@ -108,14 +108,14 @@ class Display:
             self._writer.lose(_HUNG_UP)
 
     def settle(self) -> None:
-        """Wait a moment until all is shown, so that a display that nobody reads is known while events are taken."""
+        """Wait briefly until all is shown, so that an unread display is noticed while events can still be recorded."""
         waits_for_result = self._json_to is not None and self._own_stream is None  # which comes on the same stream
         if self._writer is not None and not waits_for_result and not self._writer.drain(PATIENCE_SECONDS):
             self._writer.lose(f"stdout: nobody read it for {PATIENCE_SECONDS:g} s at the end of the run")
             self._told.wait(_TELL_SECONDS)
 
     def close(self) -> None:
-        """Leave the console in order; further calls do nothing."""
+        """Leave the console in a clean state; further calls do nothing."""
         view, self._view = self._view, SilentView()
         self._guard(view.close)
         self.settle()
@@ -148,14 +148,14 @@ class Display:
     def _guard(self, act: Callable[[], object]) -> None:
         try:
             act()
-        except Exception as error:  # noqa: BLE001 - whatever it was, the run goes on
+        except Exception as error:  # noqa: BLE001 - the run continues after any error
             self._failed(error)
 
     def _failed(self, error: Exception) -> None:
         self._lose(f"{type(error).__name__}: {error}")
 
     def _lose_stream(self, cause: str) -> None:
-        """stdout takes nothing: the view goes on where it may take something again, which costs nobody anything."""
+        """stdout accepts nothing: the view continues if stdout may accept writes again, which costs nothing."""
         if self._writer is None or self._writer.is_lost:
             self._lose(cause)
         else:
@@ -175,7 +175,7 @@ class Display:
     def _tell(self, cause: str) -> None:
         try:
             self._report("display_lost", cause=cause)
-        except Exception as error:  # noqa: BLE001 - there is nobody to raise to, and showing must not end a run
+        except Exception as error:  # noqa: BLE001 - there is no caller to raise to, and showing must not end a run
             _log.warning("the display is off (%s), which is not recorded: %s", cause, error)
 
 

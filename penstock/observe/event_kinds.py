@@ -23,7 +23,7 @@ class Severity(Enum):
 
 @dataclass(frozen=True)
 class EventKind:
-    """What is known of all events of one name."""
+    """What is known about all events of one name."""
 
     severity: Severity
     meaning: str
@@ -53,7 +53,7 @@ EVENT_KINDS: dict[str, EventKind] = {
     ),
     "logger_behind": EventKind(Severity.FAILURE, "a logger could not keep up and started to lose records"),
     "logger_gaps": EventKind(Severity.FAILURE, "a logger lost records; metrics.jsonl has them"),
-    # Not a failure more: attempts, prompts and responses that failed by the cause are counted as what they are.
+    # Not another failure: attempts, prompts and responses that failed for this cause are counted separately.
     "environment_failed": EventKind(
         Severity.NOTABLE,
         "a reward or environment failed for a new reason; with traceback, prompt and response",
@@ -99,12 +99,12 @@ EVENT_KINDS: dict[str, EventKind] = {
 
 
 def severity_of(event: str) -> Severity:
-    """How much an event matters; one that is not known is worth a look."""
+    """How much an event matters; an unknown one is worth a look."""
     kind = EVENT_KINDS.get(event)
     return kind.severity if kind is not None else Severity.NOTABLE
 
 
 def meaning_of(event: str) -> str | None:
-    """What an event means; None where that is not known."""
+    """What an event means; None if that is unknown."""
     kind = EVENT_KINDS.get(event)
     return kind.meaning if kind is not None else None

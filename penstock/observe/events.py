@@ -1,4 +1,4 @@
-"""The log of what happened besides steps: failures, drops, retries, version changes."""
+"""The log of what happened other than steps: failures, drops, retries, version changes."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def _now() -> datetime:
 
 
 class EventLog:
-    """Writes `{"time": ..., "event": name, ...fields}` lines, counts them by name and tells the listeners.
+    """Writes `{"time": ..., "event": name, ...fields}` lines, counts them by name and notifies the listeners.
 
-    Without a path events are counted and passed on but not written. With `opened=False` lines are kept in memory until
-    `open` writes them. A listener that raises is reported once and no longer called: showing events must not be able to
+    Without a path, events are counted and passed on but not written. With `opened=False`, lines are kept in memory
+    until `open` writes them. A listener that raises is reported once and no longer called: showing events must never
     end a run.
     """
 
@@ -45,7 +45,7 @@ class EventLog:
         self._listeners: list[Listener] = []
 
     def emit(self, event: str, /, **fields: Any) -> None:
-        """Record one event; its texts are made safe to write, as they come from anybody's code."""
+        """Record one event; its texts are made safe to write, because they may come from any code."""
         clashing = [name for name in _RESERVED if name in fields]
         if clashing:
             raise ValueError(f"{', '.join(clashing)}: a field of the event {event!r} may not have this name")
@@ -73,7 +73,7 @@ class EventLog:
                 self._writer.write(line)
 
     def sync(self) -> None:
-        """Bring the file to the disk itself; blocks."""
+        """Flush the file to the disk itself; blocks."""
         if self._writer is not None and self._held is None:
             self._writer.sync()
 
@@ -88,7 +88,7 @@ class EventLog:
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many events there were, by name, and by name and value of `kind` and `error` where they have one."""
+        """How many events there were, by name, and by name and value of `kind` and `error` if present."""
         with self._lock:
             return dict(self._counts)
 
@@ -98,7 +98,7 @@ class EventLog:
         return {name: count for name, count in self.counts.items() if "/" not in name}
 
     def restore_counts(self, counts: Mapping[str, int]) -> None:
-        """Count on from an earlier process of the same run."""
+        """Continue the counts of an earlier process of the same run."""
         with self._lock:
             self._counts.update(counts)
 
@@ -126,7 +126,7 @@ class EventLog:
     def _tell(self, listener: Listener, event: str, fields: Mapping[str, Any]) -> None:
         try:
             listener(event, fields)
-        except Exception:  # noqa: BLE001 - whatever it raised, the run goes on
+        except Exception:  # noqa: BLE001 - the run continues after any error
             _log.exception("a listener of the event log raised and is no longer called")
             with self._lock:
                 if listener in self._listeners:

@@ -1,4 +1,4 @@
-"""The life of every prompt group as a track of its own: generating, ready, training, and how it ended."""
+"""The life of every prompt group as its own track: generating, ready, training, and how it ended."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CATEGORY = "group"
 
 
 class Phase(Enum):
-    """What a group is in; the value is the name of the span."""
+    """The phase a group is in; the value is the name of the span."""
 
     GENERATING = "generating"
     """Dispatched: waiting for the engine, generating, being scored and written."""
@@ -32,9 +32,9 @@ class GroupEnd(Enum):
     EVICTED = "evicted"
     """Became too stale in the buffer."""
     ABORTED = "aborted"
-    """Became too stale while it was generated."""
+    """Became too stale while being generated."""
     RETRIED = "retried"
-    """Failed; its prompt goes on under another group id."""
+    """Failed; its prompt continues under another group id."""
     DROPPED = "dropped"
     """Failed; its prompt is given up."""
     OVERLONG = "overlong"
@@ -55,8 +55,8 @@ class _Life:
 class GroupLives:
     """Writes the nestable async events of the format: a span for the life, and inside it one for each phase.
 
-    Calls about a group that is not alive do nothing. Facts that become known on the way (`note`) are written with the
-    end of the life.
+    Calls about a group that is not alive do nothing. Facts learned along the way (`note`) are written with the end of
+    the life.
 
     Example: `dispatched("g", prompt_id="p")`, `committed("g")`, `selected("g", step=3)`, `ended("g", TRAINED)` writes
     b(group) b(generating) e(generating) b(ready) e(ready) b(training) e(training) e(group, end=trained).

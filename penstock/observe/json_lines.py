@@ -1,4 +1,4 @@
-"""The progress of a run for programs: one JSON object a line, with its `type`."""
+"""The progress of a run for programs: one JSON object per line, with its `type`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from penstock.observe.progress import Metrics
 
 
 class JsonLinesView(SilentView):
-    """Writes what `metrics.jsonl` gets, as it happens; `type` says whether it is of a `step` or an `eval`.
+    """Writes what `metrics.jsonl` gets, as it happens; `type` says whether it is for a `step` or an `eval`.
 
-    Each line is written in one call, so that a stream that cannot take it loses it whole.
+    Each line is written in one call, so a stream that cannot accept it loses all of it.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -25,5 +25,5 @@ class JsonLinesView(SilentView):
             self._stream.write(json_line({"type": kind, **record}))
 
     def close(self) -> None:
-        """Write no more."""
+        """Stop writing."""
         self._closed = True

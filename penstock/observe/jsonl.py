@@ -1,4 +1,4 @@
-"""One flat JSON object a line, appended and flushed at once, so that a killed run leaves complete lines."""
+"""One flat JSON object per line, appended and flushed at once, so a killed run leaves complete lines."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _DIGEST_BYTES = 16
 
 @dataclass(frozen=True)
 class RecordMark:
-    """What a file of lines held at one moment: so many bytes, with this digest. Lines that follow do not change it."""
+    """What a file of lines held at one moment: its size in bytes and its digest. Later lines do not change it."""
 
     size: int
     digest: str
@@ -35,12 +35,13 @@ class JsonlWriter:
     """Appends records to a file; safe to call from several threads.
 
     A line torn by a crash is cut off when the file is opened again. NaN and infinity are written as null, since JSON
-    has neither; scalars of numpy and torch are written as numbers, and what JSON has no form for as text.
+    has neither; scalars of numpy and torch are written as numbers, and values that JSON cannot express as text.
 
-    A disk that refuses raises `RecordError`; what it took of the line is cut off again, so the file keeps whole lines.
+    A failed disk write raises `RecordError`; the part of the line already written is cut off, so the file keeps whole
+    lines.
 
     Example: `JsonlWriter(path, opened=False)` touches nothing on disk until `open` is called; two writes and `mark`
-    then give the size and digest of two lines, which the file begins with for as long as it is this file.
+    then give the size and digest of two lines, with which this file will always begin.
     """
 
     def __init__(self, path: str | Path, *, opened: bool = True) -> None:
@@ -53,7 +54,7 @@ class JsonlWriter:
             self.open()
 
     def open(self) -> None:
-        """Make the file, or go on with the one that is there; it is read once, for `mark`."""
+        """Create the file, or continue an existing one; it is read once, for `mark`."""
         with writing(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._file = self.path.open("ab", buffering=0)
@@ -76,7 +77,7 @@ class JsonlWriter:
             return RecordMark(self._size, self._digest.hexdigest())
 
     def sync(self) -> None:
-        """Bring what was written to the disk itself; blocks, but nobody who writes meanwhile."""
+        """Flush what was written to the disk itself; blocks the caller, but not other writers."""
         with self._lock:
             own = os.dup(self._opened().fileno())
         try:
@@ -123,7 +124,7 @@ class JsonlWriter:
             raise
 
     def _cut_torn_line(self, appended: FileIO) -> int:
-        """Look for the end of the last whole line, from the end of the file backwards; the size that is left."""
+        """Look for the end of the last whole line, from the end of the file backwards; returns the remaining size."""
         size = begin = os.fstat(appended.fileno()).st_size
         with self.path.open("rb") as file:
             while begin > 0:
@@ -139,7 +140,7 @@ class JsonlWriter:
 
 
 def mark_of(path: Path, size: int) -> RecordMark:
-    """The mark of the first `size` bytes of a file, or of all where it has fewer; one that is not there is empty."""
+    """The mark of the first `size` bytes of a file, or of all if it has fewer; a missing file is empty."""
     digest, found = hashlib.blake2b(digest_size=_DIGEST_BYTES), 0
     if path.exists():
         for block in _blocks(path, size):
@@ -149,7 +150,7 @@ def mark_of(path: Path, size: int) -> RecordMark:
 
 
 def is_same_file(path: Path, descriptor: int) -> bool:
-    """Whether what is found under a path is what a descriptor has open."""
+    """Whether a path leads to the file that a descriptor has open."""
     try:
         return os.path.samestat(path.stat(), os.fstat(descriptor))
     except OSError:
@@ -166,7 +167,7 @@ def _blocks(path: Path, size: int) -> Iterator[bytes]:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn what the operating system refuses inside the block into an error that names the file."""
+    """Turn operating system errors inside the block into an error that names the file."""
     try:
         yield
     except OSError as error:
@@ -175,12 +176,12 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def json_line(content: Mapping[str, Any]) -> str:
-    """An object as a line of its own."""
+    """An object as its own line."""
     return json.dumps(plain(content), allow_nan=False) + "\n"
 
 
 def left_out_line(count: int) -> str:
-    """What a reader that did not keep up finds in place of lines of so many bytes."""
+    """What a reader that did not keep up finds in place of that many bytes of lines."""
     return json_line({"type": "left_out", "bytes": count})
 
 

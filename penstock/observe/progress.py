@@ -15,7 +15,7 @@ Metrics = Mapping[str, float]
 LINE = 120
 """Columns that a line of plain text may have."""
 EVAL_STEP = "eval/step"
-"""Beside the metrics of the last evaluation: the step it was after."""
+"""Next to the metrics of the last evaluation: the step it followed."""
 _SHOWN_ELSEWHERE = (
     "run_failed",
     "early_stop",
@@ -27,12 +27,12 @@ _SHOWN_ELSEWHERE = (
     "reward_in_process",
     "reward_log_failed",
 )
-"""Events that a person is told of in their own words."""
+"""Events that are shown to a person in their own words."""
 _MOST_PAIRS = 12
 _LONGEST = 1e12
-"""Seconds; what is beyond is no time that anybody measured."""
+"""Seconds; anything longer is not a measured time."""
 _TOLD_FIRST = ("prompt_id", "kind", "attempt", "step", "cause", "reason")
-"""Facts that stand first in an event's line, so that a long line does not lose the cause."""
+"""Facts that come first in an event's line, so that a long line does not lose the cause."""
 _TOKEN_RATES = ("throughput/generated_tokens_s", "throughput/trained_tokens_s")
 
 
@@ -49,7 +49,7 @@ class TimeLeft:
             self._recent.append(step_seconds)
 
     def after(self, step: int) -> float | None:
-        """Seconds from the end of `step` to the end of the run; None when there is no telling."""
+        """Seconds from the end of `step` to the end of the run; None when that is unknown."""
         if self.max_steps is None or not self._recent:
             return None
         return max(0, self.max_steps - step) * sum(self._recent) / len(self._recent)
@@ -58,7 +58,7 @@ class TimeLeft:
 def step_line(metrics: Metrics, max_steps: int | None, seconds_left: float | None, width: int = LINE) -> str:
     """`step 12/100  reward 0.42  lag 0.0/0  3,400 tok/s  0.91 s/step  ETA 1m20s`; what is missing is left out.
 
-    Where the line would be longer than `width`, so are the least important figures.
+    If the line would be longer than `width`, so are the least important figures.
     """
     parts = [(0, f"step {step_text(metrics, max_steps)}")]
     parts += [
@@ -117,7 +117,7 @@ def lag_text(metrics: Metrics) -> str:
 
 
 def rate_text(metrics: Metrics) -> str:
-    """Generated tokens per second; trained ones where only those are known."""
+    """Generated tokens per second; trained ones if only those are known."""
     return next((text for key in _TOKEN_RATES if (text := _number(metrics, key, ",.0f"))), "")
 
 
@@ -138,12 +138,12 @@ class Figure:
     column: str
     label: str
     text: Callable[[Metrics], str]
-    """Empty where the step does not have it."""
+    """Empty if the step does not have it."""
     unit: str = ""
     rank: int = 0
-    """What has the largest is left out first where there is little room."""
+    """The figure with the largest rank is left out first if there is little room."""
     in_lines: bool = True
-    """Whether lines have it too, which are not as wide as a table."""
+    """Whether lines, which are narrower than a table, show it too."""
 
 
 FIGURES = (
@@ -189,7 +189,7 @@ def event_line(event: str, fields: Mapping[str, Any], width: int = 240) -> str:
 
 
 def diagnosis_lines(fields: Mapping[str, Any]) -> list[str]:
-    """A stall in full: a line for what each part waits for, as `stalled` tells it."""
+    """A stall in full: a line for what each part waits for, as `stalled` reports it."""
     facts = dict(fields)
     stood = facts.pop("seconds", None)
     lines = ["nothing was committed or trained" + (f" for {stood:g} s" if _is_time(stood) else "")]
@@ -200,7 +200,7 @@ def diagnosis_lines(fields: Mapping[str, Any]) -> list[str]:
 
 
 def _pairs(values: Mapping[str, Any]) -> str:
-    """`group00000002 31 s, group00000005 12 s`; the longest waits first, and not more of them than one can read."""
+    """`group00000002 31 s, group00000005 12 s`; the longest waits first, and no more of them than one can read."""
     items = list(values.items())
     if items and all(_is_time(value) for _, value in items):
         items.sort(key=lambda item: -item[1])

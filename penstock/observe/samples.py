@@ -1,4 +1,4 @@
-"""`samples.jsonl`: a few responses of every step, whole, with what was thought of them."""
+"""`samples.jsonl`: a few whole responses of every step, with their scores."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class SampleRecord:
     components: Mapping[str, float] = field(default_factory=dict)
     """What its reward is made of, by name."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """What the environment measured of it."""
+    """What the environment measured about it."""
     rendered_prompt: str = ""
     """The prompt as the model saw it, special tokens included: what it was asked before it wrote anything."""
 
@@ -38,7 +38,7 @@ class SampleRecord:
 class SampleLog:
     """Says which of a step's responses to keep, and writes them; without a path, or with `per_step` 0, none.
 
-    The choice depends on the step alone and favours nothing, so that the kept rewards are typical of the run.
+    The choice depends only on the step and favours nothing, so the kept rewards are typical of the run.
     """
 
     def __init__(self, path: str | Path | None = None, per_step: int = 0) -> None:
@@ -58,11 +58,11 @@ class SampleLog:
             self._writer = JsonlWriter(self._path)
 
     def mark(self) -> RecordMark | None:
-        """What the file holds; None where it is not open."""
+        """What the file holds; None if it is not open."""
         return None if self._writer is None else self._writer.mark()
 
     def sync(self) -> None:
-        """Bring the file to the disk itself; blocks."""
+        """Flush the file to the disk itself; blocks."""
         if self._writer is not None:
             self._writer.sync()
 

@@ -12,7 +12,7 @@ _STANDARD = (1, 2)
 
 
 class Sink(Protocol):
-    """Where the bytes of a stream go in the end; may raise and may block."""
+    """Where the bytes of a stream finally go; may raise and may block."""
 
     def begin(self) -> None:
         """Called once, before anything is written."""
@@ -21,13 +21,13 @@ class Sink(Protocol):
         """Write all of it."""
 
     def give_up(self) -> None:
-        """Nothing more is written; whoever else writes to the same place must not meet what was met here."""
+        """Nothing more is written; other writers to the same place must not hit the same problem."""
 
     def take_back(self) -> None:
-        """After `give_up`: the place takes what is written again, from whoever else too."""
+        """After `give_up`: the place accepts writes again, including those of others."""
 
     def close(self) -> None:
-        """Let go."""
+        """Release it."""
 
 
 class DescriptorSink:
@@ -39,14 +39,14 @@ class DescriptorSink:
         self._own = os.dup(self._descriptor)
 
     def begin(self) -> None:
-        """Let what the stream itself still has go first, unless that would stick and hold its lock for ever."""
+        """Flush what the stream itself still holds first, unless that would hang and hold its lock forever."""
         writable = select.poll()
         writable.register(self._own, select.POLLOUT)
         if writable.poll(0):
             self._stream.flush()
 
     def write(self, content: bytes) -> None:
-        """Write all of it, also where the descriptor is a non-blocking one."""
+        """Write all of it, even if the descriptor is non-blocking."""
         rest = memoryview(content)
         while rest:
             try:
@@ -57,13 +57,13 @@ class DescriptorSink:
                 writable.poll()
 
     def give_up(self) -> None:
-        """Point stdout or stderr at nothing: what else is printed, also by other processes' code, must not fail."""
+        """Point stdout or stderr at nothing: other prints, including those of other processes' code, must not fail."""
         if self._descriptor in _STANDARD:
-            with contextlib.suppress(OSError):  # no descriptor is free: then it stays as it is
+            with contextlib.suppress(OSError):  # no descriptor is free: then it stays unchanged
                 point_away(self._descriptor)
 
     def take_back(self) -> None:
-        """Point stdout or stderr where they were."""
+        """Point stdout or stderr back where they were."""
         if self._descriptor in _STANDARD:
             with contextlib.suppress(OSError):
                 os.dup2(self._own, self._descriptor)
@@ -99,7 +99,7 @@ class TextSink:
 
 
 def hold_standard_descriptors() -> None:
-    """Give those of 0, 1 and 2 that are closed to nothing, or the next file opened would be somebody's stdout."""
+    """Point closed descriptors among 0, 1 and 2 at nothing; otherwise the next opened file would become stdout."""
     for descriptor in (0, *_STANDARD):
         try:
             os.fstat(descriptor)
@@ -108,7 +108,7 @@ def hold_standard_descriptors() -> None:
 
 
 def point_away(descriptor: int) -> None:
-    """Let a descriptor lead nowhere: what is written to it is gone, without an error."""
+    """Point a descriptor at nothing: writes to it vanish without an error."""
     nowhere = os.open(os.devnull, os.O_RDWR)
     if nowhere != descriptor:
         os.dup2(nowhere, descriptor)

@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 CAPACITY_BYTES = 2**20
-"""What may wait for a reader: hours of a run's lines."""
+"""How much may wait for a reader: hours of a run's lines."""
 STUCK_SECONDS = 10.0
-"""A full queue of which nothing was taken for so long belongs to a reader that is gone."""
+"""If nothing is taken from a full queue for this long, its reader is gone."""
 _PIECE_BYTES = 4096
-"""So much is written at a time, so that progress shows: a pipe takes it whole or not yet."""
+"""How much is written at a time, so that progress shows: a pipe accepts it whole or not yet."""
 _LAST_SECONDS = 1.0
-"""How long the end of the process waits for a reader that takes nothing of the last words."""
+"""How long the end of the process waits for a reader that does not read the last words."""
 
 Listener = Callable[[str], None]
 
@@ -35,13 +35,13 @@ class QueuedWriter(io.RawIOBase):
 
     Invariants, all under one condition:
     - at most `capacity` bytes wait; what does not fit is left out, and a line says how much;
-    - the first error of the sink, or `lose`, loses the stream for good: what waits is thrown away, and so is everything
-      written later; `cause` says why;
-    - a queue that is full and of which nothing was taken for `stuck_seconds` makes the stream stuck: it is as if lost,
-      until the sink takes something again;
-    - each listener is told of each loss, in a thread of its own; one that was stuck first is the same loss.
+    - the first error of the sink, or `lose`, loses the stream for good: waiting bytes are discarded, and so is
+      everything written later; `cause` says why;
+    - if nothing is taken from a full queue for `stuck_seconds`, the stream is stuck: it acts as if lost until the sink
+      accepts something again;
+    - each listener is notified of each loss, in its own thread; a stuck stream that is then lost counts as one loss.
 
-    Example with `capacity = 8` and a reader that has stopped: `write(b"step 1\\n")` is taken out at once and sticks in
+    Example with `capacity = 8` and a reader that has stopped: `write(b"step 1\\n")` is taken out at once and hangs in
     the sink, `write(b"step 2\\n")` waits, `write(b"step 3\\n")` is left out, and the first `write` that does not fit
     after `stuck_seconds` finds the stream stuck. None of them has waited. When the reader takes step 1 after all, later
     lines are shown again, after one that says how much was left out.
@@ -110,7 +110,7 @@ class QueuedWriter(io.RawIOBase):
         return len(piece)
 
     def lose(self, cause: str) -> None:
-        """Write no more, for this reason; a second call is a no-op, and nobody is told twice of one that is stuck."""
+        """Stop writing, for this reason; a second call is a no-op, and nobody is notified twice of a stuck stream."""
         with self._changed:
             self._stuck = False
             if self.cause is not None:
@@ -126,7 +126,7 @@ class QueuedWriter(io.RawIOBase):
         return self.cause is not None and not self._stuck
 
     def _cut_off(self, cause: str) -> tuple[Listener, ...]:
-        """Throw away what waits, and keep others from what was met here; whom to tell."""
+        """Discard waiting bytes and spare others the same problem; returns the listeners to notify."""
         self.cause = cause
         self._queue.clear()
         self._waiting = 0
@@ -143,7 +143,7 @@ class QueuedWriter(io.RawIOBase):
             self._sink.take_back()
 
     def when_lost(self, listener: Listener) -> None:
-        """Call `listener(cause)` when the stream is lost, or at once where it is."""
+        """Call `listener(cause)` when the stream is lost, or at once if it already is."""
         with self._changed:
             self._listeners.append(listener)
             cause = self.cause
@@ -151,12 +151,12 @@ class QueuedWriter(io.RawIOBase):
             listener(cause)
 
     def forget(self, listener: Listener) -> None:
-        """Tell this one no more."""
+        """Stop notifying this listener."""
         with self._changed:
             self._listeners.remove(listener)
 
     def drain(self, patience_seconds: float) -> bool:
-        """Wait until all is written, as long as something is taken every `patience_seconds`; whether it was."""
+        """Wait until all is written, as long as something is taken every `patience_seconds`; returns whether it was."""
         with self._changed:
             while self.cause is None and (self._queue or self._writing):
                 left = self._moved + patience_seconds - self._clock()
@@ -166,7 +166,7 @@ class QueuedWriter(io.RawIOBase):
             return self.cause is None
 
     def close(self) -> None:
-        """Take no more; what waits is still written. A second call is a no-op."""
+        """Accept no more; waiting bytes are still written. A second call is a no-op."""
         super().close()
         with self._changed:
             self._changed.notify_all()
@@ -180,7 +180,7 @@ class QueuedWriter(io.RawIOBase):
         return self.is_terminal
 
     def fileno(self) -> int:
-        """The descriptor of the stream beneath, for programs that are started with it."""
+        """The descriptor of the underlying stream, for programs that are started with it."""
         return super().fileno() if self._descriptor is None else self._descriptor
 
     def _run(self, sink: Sink) -> None:
@@ -193,7 +193,7 @@ class QueuedWriter(io.RawIOBase):
                         self._moved = self._clock()
                         if self.is_lost:
                             return
-        except Exception as error:  # noqa: BLE001 - whatever a display raises, the run goes on without it
+        except Exception as error:  # noqa: BLE001 - the run continues without a display that fails
             self.lose(f"{self._label}: {_words(error)}")
         finally:
             with self._changed:
@@ -239,8 +239,8 @@ class _Guarded(io.TextIOWrapper):
 def guarded(stream: TextIO | None, name: str) -> tuple[TextIO, QueuedWriter]:
     """A stream of text that ends where `stream` does and never raises or waits, and what is behind it.
 
-    None stands for a stream that was closed when the process began. Letters that the encoding lacks are escaped. One
-    that is guarded already is given back as it is.
+    None stands for a stream that was closed when the process began. Characters that the encoding lacks are escaped. A
+    stream that is already guarded is returned unchanged.
     """
     if isinstance(stream, _Guarded):
         return stream, stream.writer
@@ -261,7 +261,7 @@ def guarded(stream: TextIO | None, name: str) -> tuple[TextIO, QueuedWriter]:
 
 def guarded_lines(stream: TextIO | None, name: str, left_out_note: Callable[[int], str]) -> tuple[TextIO, QueuedWriter]:
     """As `guarded`, for lines that a program reads: a reader that stops is waited for, and lines that do not fit
-    meanwhile are replaced by `left_out_note`, a line too. One that is guarded already is given back as it is.
+    meanwhile are replaced by `left_out_note`, also a line. A stream that is already guarded is returned unchanged.
     """
     if isinstance(stream, _Guarded) or stream is None:
         return guarded(stream, name)
@@ -276,7 +276,7 @@ def guarded_lines(stream: TextIO | None, name: str, left_out_note: Callable[[int
 
 
 def say_last(text: str) -> None:
-    """Write to stderr in a process that ends right away: what is queued there, and in stdout, is waited for."""
+    """Write to stderr in a process that is about to end: waits for what is queued there and in stdout."""
     if sys.stderr is not None:
         sys.stderr.write(text)
         sys.stderr.flush()

@@ -24,15 +24,15 @@ _PROCESSES = ("controller", "trainer", "engines", "prompt groups")
 class Lane:
     """One row of the timeline: spans that follow each other or nest, one writer at a time.
 
-    `begin` and `end` enclose something with parts; it is written when it begins, so that a killed run shows it.
-    `switch` says what goes on from now on, inside whatever is begun; it is written when the next thing goes on.
-    `record` adds a span that is known only after it has ended.
+    `begin` and `end` enclose something with parts; it is written when it begins, so a killed run shows it. `switch`
+    says what happens from now on, inside what has begun; the next `begin`, `end` or `switch` writes it. `record` adds a
+    span that is known only after it has ended.
 
     Invariant: spans nest. `begin`, `end` and `switch` end what the last `switch` began, and a recorded span does not
     begin before the end of the one recorded before it.
 
     Example: `begin("step 3")`, `switch("waiting for groups")`, `switch("advantages")`, `end()` gives one span with two
-    inside, which together fill it from the first switch on.
+    inside, which together fill it from the first switch onwards.
     """
 
     def __init__(self, sink: TraceSink, now: Callable[[], float], pid: int, tid: int) -> None:
@@ -50,14 +50,14 @@ class Lane:
         self._write("B", name, self._now() * 1e6, self._pid, self._tid, args)
 
     def end(self, **args: Any) -> None:
-        """What was begun last ends; without anything begun, nothing happens."""
+        """End what was begun last; does nothing if nothing was begun."""
         self.switch(None)
         if self._open:
             name = self._open.pop()
             self._write("E", name, self._now() * 1e6, self._pid, self._tid, args)
 
     def switch(self, name: str | None, /, **args: Any) -> None:
-        """From now on `name` goes on here; None for nothing."""
+        """From now on `name` happens here; None for nothing."""
         now = self._now()
         if self._doing is not None:
             doing, began, facts = self._doing
@@ -67,7 +67,7 @@ class Lane:
 
     @contextmanager
     def span(self, name: str, /, **args: Any) -> Iterator[None]:
-        """`begin` and `end` around the block, whatever becomes of it."""
+        """`begin` and `end` around the block, even if it raises."""
         self.begin(name, **args)
         try:
             yield
@@ -75,7 +75,7 @@ class Lane:
             self.end()
 
     def record(self, name: str, began: float, ended: float, /, **args: Any) -> None:
-        """A span between two times of the timeline; its beginning is moved behind the end of the last one."""
+        """A span between two times of the timeline; its beginning is moved after the end of the last one."""
         began = max(began, self._recorded_to)
         self._recorded_to = max(ended, began)
         self._complete(name, began, self._recorded_to, args)
@@ -85,7 +85,7 @@ class Lane:
         self._write("i", name, self._now() * 1e6, self._pid, self._tid, args, s="t")
 
     def close(self) -> None:
-        """End whatever goes on."""
+        """End everything that is under way."""
         self.switch(None)
         while self._open:
             self.end()
@@ -99,8 +99,8 @@ class Lane:
 class Timeline:
     """Lanes by process and name, counters, marks for events, and the lives of prompt groups.
 
-    Everything is written as it happens; memory holds only what goes on now. Recording never fails a run. The clock is
-    in seconds; the timeline begins at 0 when it is made.
+    Everything is written as it happens; memory holds only what is happening now. Recording never fails a run. The clock
+    is in seconds; the timeline begins at 0 when it is created.
     """
 
     def __init__(self, sink: TraceSink, clock: Clock = time.monotonic) -> None:
@@ -134,7 +134,7 @@ class Timeline:
         return self._clock() - self._origin
 
     def lane(self, process: str, name: str) -> Lane:
-        """The row `name` of `process`; made when first asked for."""
+        """The row `name` of `process`; created on first use."""
         with self._lock:
             lane = self._lanes.get((process, name))
             if lane is None:
@@ -145,11 +145,11 @@ class Timeline:
         return lane
 
     def count(self, process: str, name: str, /, **values: float) -> None:
-        """The values of a counter from now on; written only where they changed."""
+        """The values of a counter from now on; written only if they changed."""
         self.count_from(self.now(), process, name, **values)
 
     def count_from(self, since: float, process: str, name: str, /, **values: float) -> None:
-        """The values of a counter from a time on that lies between the last reading and now."""
+        """The values of a counter starting at a time between the last reading and now."""
         if self._counts.get((process, name)) != values:
             self._counts[process, name] = values
             self._sink.write("C", name, since * 1e6, self._pid(process), 0, values)
@@ -160,7 +160,7 @@ class Timeline:
         self.lane("controller", "events").mark(name, **args)
 
     def close(self) -> None:
-        """End whatever goes on, and the file; further calls do nothing."""
+        """End everything that is under way, and the file; further calls do nothing."""
         for lane in self._lanes.values():
             lane.close()
         self.groups.close()

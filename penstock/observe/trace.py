@@ -1,4 +1,4 @@
-"""`trace.json` on disk: events of the Trace Event format, streamed as they come."""
+"""`trace.json` on disk: events of the Trace Event format, streamed as they happen."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, Protocol
 from penstock.observe.jsonl import plain, writing
 
 LIMIT_BYTES = 256 * 2**20
-"""Where a trace ends: viewers in a browser take no more, and a long run must not fill the disk."""
+"""Where a trace ends: browser viewers accept no more, and a long run must not fill the disk."""
 GATHER_SECONDS = 0.02
 """How long events are gathered before they are written together."""
 FULL = "the trace is full: nothing after this was recorded"
@@ -32,7 +32,7 @@ class TraceSink(Protocol):
     """Where the events of a timeline go."""
 
     def open(self) -> None:
-        """Begin to write, where that has not begun yet."""
+        """Begin to write, if that has not begun yet."""
 
     def write(self, ph: str, name: str, ts: float, pid: int, tid: int, args: Mapping[str, Any], **extra: Extra) -> None:
         """Take one event, in the format's own words; safe to call from several threads. `ts` is in microseconds."""
@@ -55,12 +55,12 @@ class NoTrace:
 
 
 class TraceFile:
-    """The JSON array form of the format, one event a line, written by a thread of its own within `GATHER_SECONDS`.
+    """The JSON array form of the format, one event per line, written by its own thread within `GATHER_SECONDS`.
 
     So recording neither waits for the disk nor gives up its turn in the interpreter, and a killed run leaves all but
     its last moment: an array that is not closed, which Perfetto and Chrome read. `close` makes it valid JSON. At
-    `limit_bytes` the trace ends with an event that says so. A disk that refuses, or does not keep up, ends the trace,
-    never the run. With `opened=False` there is no file, and events wait in memory, until `open` is called.
+    `limit_bytes` the trace ends with an event that says so. A disk that fails or does not keep up ends the trace, never
+    the run. With `opened=False` there is no file until `open` is called, and events wait in memory.
     """
 
     def __init__(self, path: str | Path, limit_bytes: int = LIMIT_BYTES, *, opened: bool = True) -> None:
@@ -73,14 +73,14 @@ class TraceFile:
             self.open()
 
     def open(self) -> None:
-        """Make the file, or empty the one that is there, and begin to write."""
+        """Create the file, or empty an existing one, and begin to write."""
         with writing(self.path):
             file = self.path.open("wb", buffering=0)
         self._thread = threading.Thread(target=self._run, args=(file,), name="trace", daemon=True)
         self._thread.start()
 
     def write(self, ph: str, name: str, ts: float, pid: int, tid: int, args: Mapping[str, Any], **extra: Extra) -> None:
-        """Append one event; nothing where the trace is closed or full. The arguments must not change any more."""
+        """Append one event; does nothing if the trace is closed or full. The arguments must not change afterwards."""
         if self._closed.is_set():
             return
         if self._inbox.qsize() >= MOST_WAITING:
@@ -91,7 +91,7 @@ class TraceFile:
         self._inbox.put((ph, name, ts, pid, tid, args, extra))
 
     def close(self) -> None:
-        """Write what is left and close the array."""
+        """Write the remaining events and close the array."""
         if not self._closed.is_set():
             self._closed.set()
             self._inbox.put(None)
@@ -102,7 +102,7 @@ class TraceFile:
         try:
             with file:
                 self._stream(file)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the run goes on without a trace
+        except Exception as error:  # noqa: BLE001 - the run continues without a trace after any error
             _log.warning("%s can no longer be written, the trace ends here: %s", self.path, error)
         finally:
             self._closed.set()
@@ -137,7 +137,7 @@ class TraceFile:
 def _encoded(
     ph: str, name: str, ts: float, pid: int, tid: int, args: Mapping[str, Any], extra: Mapping[str, Extra]
 ) -> bytes:
-    """The event as JSON. Put together by hand, as this costs a third of encoding it as an object."""
+    """The event as JSON. Built by hand, because that costs a third of encoding it as an object."""
     more = "".join(
         [
             f',"{key}":{value:.3f}' if isinstance(value, float) else f',"{key}":{_encode(value)}'
@@ -151,7 +151,7 @@ def _encoded(
 def _encoded_args(args: Mapping[str, Any]) -> str:
     try:
         return _encode(args)
-    except (TypeError, ValueError):  # NaN, or what JSON has no form for
+    except (TypeError, ValueError):  # NaN, or values that JSON cannot express
         return _encode(plain(args))
 
 

@@ -31,24 +31,24 @@ from penstock.errors import DataPlaneError
 from penstock.training.packing import Batching
 
 IMPOSSIBLE = -1e15
-"""The logit of a token that was not to be drawn: its probability is exactly zero, and, as the number is finite, so is
-everything that it is multiplied with."""
+"""The logit of a token that could not be drawn: its probability is exactly zero. The number is finite, and so are
+products with it."""
 _EXCLUDED_ELEMENTS = 2**24
-"""Logits that are marked at a time as possible or not."""
+"""How many logits are marked as possible or not at a time."""
 
 
 @dataclass(frozen=True)
 class KeptTokens:
-    """What truncated sampling left of the distributions of a chunk's tokens, `K` ids in all.
+    """The ids that truncated sampling kept for each of a chunk's tokens, `K` in all.
 
-    Token s was drawn from `ids_K[starts_S1[s] : starts_S1[s + 1]]`; from the whole vocabulary where that is empty.
+    Token s was drawn from `ids_K[starts_S1[s] : starts_S1[s + 1]]`; from the whole vocabulary if that is empty.
     """
 
     ids_K: Tensor
     starts_S1: Tensor
 
     def of(self, sources_T: Tensor) -> KeptTokens | None:
-        """The share of the tokens at `sources_T`; None where all of them were drawn from the whole vocabulary."""
+        """The share of the tokens at `sources_T`; None if all of them were drawn from the whole vocabulary."""
         counts_T = self.starts_S1.diff()[sources_T]
         starts_T1 = torch.nn.functional.pad(counts_T.cumsum(0), (1, 0))
         total = int(starts_T1[-1])
@@ -59,11 +59,11 @@ class KeptTokens:
         return KeptTokens(self.ids_K[place_K], starts_T1)
 
     def to(self, device: torch.device) -> KeptTokens:
-        """The ids where logits are; the starts, by which they are cut up, stay on the CPU."""
+        """The ids on the logits' device; the starts, which slice them, stay on the CPU."""
         return KeptTokens(self.ids_K.to(device), self.starts_S1)
 
     def exclude_(self, logits_CV: Tensor, first: int) -> Tensor:
-        """Make all other tokens impossible in the logits of the tokens from `first` on, in place."""
+        """Make all other tokens impossible in the logits of the tokens from `first` onwards, in place."""
         rows = max(1, _EXCLUDED_ELEMENTS // logits_CV.shape[1])
         for begin in range(0, logits_CV.shape[0], rows):
             part_CV = logits_CV[begin : begin + rows]
@@ -83,11 +83,11 @@ class Rows:
     ids_S: Tensor
     offsets_R1: Tensor
     kept: KeptTokens | None = None
-    """Where a token was drawn from less than the whole vocabulary."""
+    """Set if a token was drawn from less than the whole vocabulary."""
 
     @classmethod
     def of(cls, batch: SampleBatch) -> Rows:
-        """The `input_ids` of fetched rows, with `KEPT_FIELDS` where the rows have them."""
+        """The `input_ids` of fetched rows, with `KEPT_FIELDS` if the rows have them."""
         column = batch.jagged(INPUT_IDS)
         rows = cls(column.values.cpu(), column.offsets_R1)
         if KEPT_COUNTS not in batch.columns:
@@ -111,7 +111,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class TrainColumns:
-    """What the loss needs to know of each token and row, in float64 on the CPU.
+    """What the loss needs to know about each token and row, in float64 on the CPU.
 
     Invariants: a row's first token has mask 0; the masks sum to the chunk's valid tokens, the sequence weights (see
     `sequence_weights_S`) to its valid sequences.
@@ -160,12 +160,12 @@ class TrainColumns:
 
     @property
     def valid_tokens(self) -> float:
-        """N of a loss with `token_mean`, as far as this chunk goes."""
+        """This chunk's part of N for a loss with `token_mean`."""
         return float(self.mask_S.sum())
 
     @property
     def valid_sequences(self) -> float:
-        """N of a loss with `sequence_mean`, as far as this chunk goes."""
+        """This chunk's part of N for a loss with `sequence_mean`."""
         return float(self.valid_R.sum())
 
     @property
@@ -189,7 +189,7 @@ class Microbatch:
     targets_T: Tensor
     """The targets' ids."""
     kept: KeptTokens | None = None
-    """What the targets were drawn from, where that was less than the whole vocabulary."""
+    """What the targets were drawn from, if that was less than the whole vocabulary."""
 
     def to(self, device: torch.device) -> Microbatch:
         """The model's input on its device; `sources_T` stays with the chunk's columns."""
@@ -212,7 +212,7 @@ def build_microbatch(
     """Lay the rows at `indices` out for the model.
 
     Padding is on the right, where a causal model cannot see it. Targets are the tokens that `wanted_S` marks, by
-    default all; first tokens of rows excluded in either case.
+    default all; the first tokens of rows are excluded in either case.
     """
     index_M = torch.as_tensor(indices, dtype=torch.int64)
     lengths_M = rows.lengths_R[index_M]

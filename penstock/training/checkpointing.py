@@ -43,7 +43,7 @@ class TrainerState:
     updates: int
     """Optimizer steps made; sets the learning-rate schedule's place."""
     next_learning_rate: float
-    """For people; loading works it out anew from the settings."""
+    """For people; loading recomputes it from the settings."""
     step_counts: dict[str, int]
     """AdamW's count per parameter."""
     format: int = _FORMAT
@@ -51,7 +51,7 @@ class TrainerState:
 
 @dataclass(frozen=True)
 class LocalSnapshot:
-    """A trainer as it was at one moment, in memory of its own: it can be written while training goes on."""
+    """A trainer as it was at one moment, in its own memory: it can be written while training continues."""
 
     model: Any
     """For its configuration and the names of its files; its weights are not read."""
@@ -62,7 +62,7 @@ class LocalSnapshot:
     rng: dict[str, Tensor]
     state: TrainerState
     bytes_to_come: int = 0
-    """Of moments that the optimizer does not have yet."""
+    """Bytes of moments that the optimizer does not have yet."""
 
     @classmethod
     def of(cls, model: Any, optimizer: PolicyOptimizer, version: int) -> LocalSnapshot:
@@ -76,7 +76,7 @@ class LocalSnapshot:
     def write(self, folder: Path) -> None:
         """Write a checkpoint into an existing folder.
 
-        An adapted model is written twice: merged, for whoever wants a model, and as the adapter, to go on from.
+        An adapted model is written twice: merged, for users who want a model, and as the adapter, to resume from.
         """
         lora = LoraAdapter.of(self.model)
         if lora is None:
@@ -102,7 +102,7 @@ def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def load_trainer(folder: Path, model: Any, optimizer: PolicyOptimizer) -> TrainerState:
-    """Read a checkpoint back, bit by bit. Everything is checked before anything is changed."""
+    """Read a checkpoint back, bit for bit. Everything is checked before anything is changed."""
     state = _read_state(folder)
     tensors, rng = _read_tensors(folder / OPTIMIZER_FILE), _read_tensors(folder / RNG_FILE)
     loaded, found = _read_weights(folder, model)
@@ -119,7 +119,7 @@ def load_trainer(folder: Path, model: Any, optimizer: PolicyOptimizer) -> Traine
 
 
 def _read_weights(folder: Path, model: Any) -> tuple[dict[str, Tensor], list[str]]:
-    """The trained tensors of a checkpoint, and what keeps them from being this model's."""
+    """The trained tensors of a checkpoint, and the reasons why they do not fit this model."""
     adapter = LoraAdapter.of(model)
     if adapter is not None:
         return adapter.read(folder / ADAPTER_FOLDER)
@@ -168,7 +168,7 @@ def _rng_state() -> dict[str, Tensor]:
 
 
 def _restore_rng(states: dict[str, Tensor]) -> None:
-    """Generators that were not saved, or whose device this machine lacks, stay as they are."""
+    """Generators that were not saved, or whose device this machine lacks, are left unchanged."""
     torch.set_rng_state(states["cpu"])
     for index in range(torch.cuda.device_count()):
         if f"cuda:{index}" in states:

@@ -19,21 +19,21 @@ _PEAK_TFLOPS: dict[str, dict[torch.dtype, float]] = {
     "L40S": {torch.bfloat16: 362.0, torch.float32: 91.6},
     "L4": {torch.bfloat16: 121.0, torch.float32: 30.3},
 }
-"""Dense vendor figures by words of the device's name, first match first."""
+"""Dense vendor figures by words in the device's name; the first match wins."""
 
 
 @dataclass(frozen=True)
 class FlopCounter:
     """Model FLOPs: what every row by itself needs, without recomputation, padding or the optimizer.
 
-    A prompt that rows share counts for each of them, also where it is computed once.
+    A prompt that rows share counts for each of them, even if it is computed once.
     """
 
     body_parameters: float
-    """Parameters that one token meets in the body; of experts, those it is routed to. No embeddings."""
+    """Parameters in the body that one token uses; for experts, those it is routed to. No embeddings."""
     head_parameters: float
     frozen_body: float
-    """Those of the body's parameters that have no gradient of their own."""
+    """The body's parameters that have no gradient."""
     frozen_head: float
     attention_width: float
     """Layers times heads times head dimension."""
@@ -68,8 +68,8 @@ class FlopCounter:
     def training(self, lengths: Sequence[int], targets: float) -> float:
         """Forward and backward over rows of these lengths, with log-probs of `targets` of their tokens.
 
-        A multiplication with a parameter costs 2 per token, its backward pass twice that, or as much again where the
-        parameter itself needs no gradient; causal attention scores and values cost `2 * length ** 2 * width` forward.
+        A multiplication with a parameter costs 2 per token, its backward pass twice that, or the same if the parameter
+        itself needs no gradient; causal attention scores and values cost `2 * length ** 2 * width` forward.
         """
         tokens, pairs = sum(lengths), sum(length * length for length in lengths)
         body, head = (
@@ -84,7 +84,7 @@ def _trains(parameter: Any) -> bool:
 
 
 def peak_tflops(device: torch.device, dtype: torch.dtype) -> float | None:
-    """The device's dense peak in that number format, where it is known."""
+    """The device's dense peak in that dtype, if known."""
     if device.type != "cuda":
         return None
     if dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32:

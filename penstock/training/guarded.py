@@ -1,4 +1,4 @@
-"""A trainer whose calls have a limit, and which can say what it is doing."""
+"""A trainer whose calls have a time limit and which can report what it is doing."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from penstock.weights.source import WeightSource
 R = TypeVar("R")
 
 _CLOSE_SECONDS = 2.0
-"""How long a trainer that answered so far may take to end its threads; no call is waited for then."""
+"""How long a trainer that has answered so far may take to end its threads; no call is awaited then."""
 
 
 @dataclass(eq=False)
 class _Call:
-    """A call that has not come back."""
+    """A call that has not returned."""
 
     name: str
     made: float
 
 
 class GuardedTrainer(Trainer):
-    """Passes every call on; one that does not come back in time raises `TrainerStuck`, and so does all that follows.
+    """Forwards every call; one that does not return in time raises `TrainerStuck`, and so do all later ones.
 
-    A trainer carries out calls one at a time, in order, so the clock of a call runs from when it was made or when the
-    one before it ended, whichever is later; it stands still while the whole process is stopped. A call whose caller was
-    cancelled is under way until the trainer comes back from it; one that waits for its turn is withdrawn. A thread that
-    is stuck cannot be ended: the trainer is of no more use, and nobody waits for it again, not even `close`.
+    A trainer carries out calls one at a time, in order, so the clock of a call starts when it was made or when the
+    previous one ended, whichever is later; it stops while the whole process is stopped. If a caller is cancelled, its
+    call stays under way until the trainer returns from it; a call still waiting for its turn is withdrawn. A stuck
+    thread cannot be ended: the trainer is unusable, and nothing waits for it again, not even `close`.
 
     Worked example, 10 s: `train_microbatch` is called at 0 s and again at 1 s. The first returns at 8 s, so the second
-    has until 18 s. It does not return: both its caller and whoever calls `abort_train_step` then get `TrainerStuck`.
+    has until 18 s. It does not return: both its caller and any later caller of `abort_train_step` get `TrainerStuck`.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class GuardedTrainer(Trainer):
         self._last_end = clock()
         self._stuck: TrainerStuck | None = None
         self._changed = asyncio.Event()
-        """Set, and replaced, when a call has come back or the trainer counts as stuck: clocks begin anew."""
+        """Set, and replaced, when a call has returned or the trainer counts as stuck: clocks restart."""
 
     def activity(self) -> str:
         """What it is doing, for a diagnosis."""
@@ -99,7 +99,7 @@ class GuardedTrainer(Trainer):
         await self._limited("load_checkpoint", lambda: self._trainer.load_checkpoint(folder), checkpoint=True)
 
     async def close(self) -> None:
-        """End the trainer's threads; one that is stuck is left to itself."""
+        """End the trainer's threads; a stuck one is abandoned."""
         await ended_within(self._trainer.close(), 0.0 if self._stuck else _CLOSE_SECONDS)
 
     async def _limited(self, name: str, begin: Callable[[], Coroutine[Any, Any, R]], *, checkpoint: bool = False) -> R:
@@ -143,7 +143,7 @@ class GuardedTrainer(Trainer):
         return max(call.made, self._last_end)
 
     async def _wait(self, work: asyncio.Future[Any], seconds: float) -> float:
-        """Until it has ended, something has changed, or so much time has passed; how much has."""
+        """Wait until it has ended, something has changed, or `seconds` have passed; returns the time that passed."""
         changed = asyncio.ensure_future(self._changed.wait())
         try:
             return await wait_awake({work, changed}, seconds)

@@ -1,4 +1,4 @@
-"""What the controller knows of a trainer: the calls of the split train step, and their results."""
+"""What the controller knows about a trainer: the calls of the split train step, and their results."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class StepResult:
     version: int
     """The trainer's weight version after the step."""
     nonfinite_groups: tuple[str, ...] = ()
-    """Groups whose loss was not finite, or all of the step where only the gradient was not; empty for a sound step."""
+    """Groups whose loss was not finite, or all groups if only the gradient was not; empty for a sound step."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Flat keys without prefix (`loss`, `grad_norm`, `lr`, …), equal to those of the whole batch in one call."""
 
@@ -51,7 +51,7 @@ class TrainerSnapshot(Protocol):
 
     @property
     def bytes_to_come(self) -> int:
-        """By how much more a snapshot grows with training: moments that the optimizer does not have yet."""
+        """How much a snapshot will still grow with training: moments that the optimizer does not have yet."""
 
     def write(self, folder: Path) -> None:
         """Write weights (loadable by transformers) and the rest into an existing folder; blocks, from any thread."""
@@ -84,16 +84,16 @@ class Trainer(Protocol):
         """Write the current policy's per-token log-probs of the rows into a column; legal while a step is open."""
 
     async def prepare(self, meta: KVBatchMeta) -> Prepared:
-        """Write the columns that advantages and loss need besides those of the rollout.
+        """Write the columns that advantages and loss need in addition to those of the rollout.
 
-        Legal while a step is open. Called only where `training.targets.needs_preparation` says so.
+        Legal while a step is open. Called only if `training.targets.needs_preparation` says so.
         """
 
     async def publish_weights(self) -> WeightSource:
         """The current weights under their Hugging Face names, valid until the next `finish_train_step`."""
 
     async def snapshot(self) -> TrainerSnapshot:
-        """The trainer as it is between two steps, safe from those that follow, to be written while they run."""
+        """The trainer's state between two steps; later steps do not change it, so it can be written while they run."""
 
     async def load_checkpoint(self, folder: Path) -> None:
         """Read what a snapshot wrote."""

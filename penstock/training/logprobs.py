@@ -14,12 +14,12 @@ from penstock.training.batching import KeptTokens
 from penstock.weights.logits import IDENTITY, LogitTransform
 
 _BLOCK_ELEMENTS = 2**22
-"""Logits that operations with a second buffer work on at a time."""
+"""How many logits operations with a second buffer process at a time."""
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """How logits are made and cut up."""
+    """How logits are computed and chunked."""
 
     temperature: float
     transform: LogitTransform
@@ -29,7 +29,7 @@ class _Plan:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the backward pass gets by with the logits' own buffer."""
+        """Whether the backward pass needs only the logits' own buffer."""
         return self.transform.softcap is None and not self.entropy_gradient
 
 
@@ -47,13 +47,13 @@ def selected_logprobs(
 ) -> tuple[Tensor, Tensor]:
     """`(logprobs_T, entropy_T)` of the distribution `softmax(transform(hidden @ weight.T + bias) / temperature)`.
 
-    The projection goes `chunk_tokens` tokens at a time, forward and again in the backward pass, through one
-    `[chunk_tokens, vocabulary]` buffer (and one of another number format for inputs of less than 32 bits). Softmax
-    mathematics is in float32, in float64 for float64 inputs. The entropy carries a gradient only where
-    `entropy_gradient` asks for it.
+    The projection processes `chunk_tokens` tokens at a time, forward and again in the backward pass, through one
+    `[chunk_tokens, vocabulary]` buffer (and one of another dtype for inputs of less than 32 bits). The softmax is
+    computed in float32, or in float64 for float64 inputs. The entropy carries a gradient only if `entropy_gradient` is
+    set.
 
-    With `kept` the distribution of a token is the one over the tokens that were left when it was drawn: the others have
-    probability zero and no gradient, and the target must be among those left.
+    With `kept`, the distribution of a token covers only the tokens that were kept when it was drawn: the others have
+    probability zero and no gradient, and the target must be among those kept.
     """
     plan = _Plan(temperature, transform, chunk_tokens, entropy_gradient, kept)
     logprobs_T, entropy_T = _SelectedLogprobs.apply(hidden_TH, weight_VH, bias_V, targets_T, plan)  # type: ignore[no-untyped-call]
@@ -61,14 +61,14 @@ def selected_logprobs(
 
 
 class _Projector:
-    """Tempered logits of one chunk after the other, in one buffer that every chunk uses again."""
+    """Tempered logits, chunk by chunk, in one buffer that every chunk reuses."""
 
     def __init__(self, hidden_TH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, plan: _Plan) -> None:
         self._hidden_TH, self._weight_VH, self._bias_V, self._plan = hidden_TH, weight_VH, bias_V, plan
         self._buffer_CV = hidden_TH.new_empty(min(plan.chunk_tokens, hidden_TH.shape[0]), weight_VH.shape[0])
 
     def logits_CV(self, part: slice) -> Tensor:
-        """Logits in the softmax's number format; valid until the next call, and the caller's to overwrite."""
+        """Logits in the softmax's dtype; valid until the next call, and the caller may overwrite them."""
         hidden_CH = self._hidden_TH[part]
         raw_CV = self._buffer_CV[: hidden_CH.shape[0]]
         if self._bias_V is None:
@@ -115,7 +115,7 @@ class _Upstream:
     grad_entropy_T: Tensor
 
     def into_(self, logits_CV: Tensor, part: slice, plan: _Plan) -> Tensor:
-        """The gradient of the head's output, in the place of the tempered logits of the tokens in `part`.
+        """The gradient of the head's output, overwriting the tempered logits of the tokens in `part`.
 
         With `p` the softmax and `H` its entropy, `d logp / d logits = onehot - p` and
         `d H / d logits = -p (log p + H)`; the temperature's and the transform's slopes follow.
@@ -172,9 +172,9 @@ class _SelectedLogprobs(torch.autograd.Function):
 
 
 class _HeadGradients:
-    """Gradients of the head's inputs, gathered chunk by chunk; those that nobody wants are not computed.
+    """Gradients of the head's inputs, accumulated chunk by chunk; those that are not needed are not computed.
 
-    Sums over chunks are kept in the softmax's number format, so that bf16 loses nothing to the chunking.
+    Sums over chunks are kept in the softmax's dtype, so chunking costs bf16 no precision.
     """
 
     def __init__(
@@ -187,7 +187,7 @@ class _HeadGradients:
         self._sum_V = torch.zeros_like(bias_V, dtype=exact) if wanted[2] and bias_V is not None else None
 
     def add(self, part: slice, grad_CV: Tensor) -> None:
-        """Take in a chunk's gradient of the head's output."""
+        """Add a chunk's gradient of the head's output."""
         if self._sum_V is not None:
             self._sum_V.add_(grad_CV.sum(0))
         grad_CV = grad_CV.to(self._weight_VH.dtype)

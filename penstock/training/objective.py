@@ -50,12 +50,12 @@ def policy_objective(
     targets: TargetColumns,
     custom: PolicyLoss | None = None,
 ) -> LossSum:
-    """The un-normalised loss of a microbatch and the parts of its metrics; `custom` is what `load_loss` gives.
+    """The un-normalised loss of a microbatch and the parts of its metrics; `custom` is what `load_loss` returns.
 
-    The old policy is the trainer's at the start of the step, or the engine's. With one update a step the first is the
-    current one (`logprobs_T.detach()`: weights do not change while a step is open, so no extra pass is needed); with
-    several it is a column that was written before the first. A correction weighs the policy's loss only: the KL penalty
-    and the entropy bonus are about the current policy, whoever sampled.
+    The old policy is the trainer's at the start of the step, or the engine's. With one update per step, the first is
+    the current one (`logprobs_T.detach()`: weights do not change while a step is open, so no extra pass is needed);
+    with several, it is a column that was written before the first. A correction weighs the policy's loss only: the KL
+    penalty and the entropy bonus concern the current policy, no matter which policy sampled.
     """
     trainer_T = logprobs_T.detach() if targets.old_logprobs_T is None else targets.old_logprobs_T
     engine_T = targets.engine_logprobs_T
@@ -100,7 +100,7 @@ def _joined(
 
 
 def load_loss(algorithm: AlgorithmConfig) -> PolicyLoss | None:
-    """The user's own loss, where the settings name one."""
+    """The custom loss, if the settings name one."""
     loss = algorithm.loss
     return made_callable(loss.import_path, loss.args, "algorithm.loss") if isinstance(loss, CustomLoss) else None
 
@@ -152,7 +152,7 @@ def _policy_loss(
 
 
 def _advantages(algorithm: AlgorithmConfig, trainer_T: Tensor, targets: TargetColumns) -> Tensor:
-    """Per-token advantages: the sample's, less the KL to go where the penalty is in the reward."""
+    """Per-token advantages: the sample's, less the KL to go if the penalty is in the reward."""
     if not kl_in_reward(algorithm):
         return targets.advantages_T
     assert targets.kl_weights_T is not None
@@ -197,7 +197,7 @@ def _correction(algorithm: AlgorithmConfig, trainer_T: Tensor, targets: TargetCo
 
 
 def _cap(algorithm: AlgorithmConfig) -> float | None:
-    """Where weights are cut to, for the metric; other corrections leave tokens out instead."""
+    """The cap that weights are clipped to, for the metric; other corrections mask tokens instead."""
     correction = algorithm.correction
     return correction.cap if isinstance(correction, TruncatedImportanceSampling) else None
 

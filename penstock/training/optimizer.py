@@ -21,7 +21,7 @@ class PolicyOptimizer:
     changes: neither sums over microbatches nor small updates are lost to rounding. The others are their own master.
 
     Invariants: outside a step there are no gradients; `updates` alone sets the schedule. It counts optimizer steps, or
-    batches where a batch has several.
+    batches if a batch has several.
     """
 
     def __init__(self, model: nn.Module, config: OptimizerConfig, max_steps: int | None) -> None:
@@ -58,7 +58,7 @@ class PolicyOptimizer:
         return tuple(self._parameters.values())
 
     def add_gradients(self, gradients: Sequence[Tensor | None]) -> None:
-        """Accumulate gradients of `parameters` that were computed apart from them, as a backward pass would."""
+        """Accumulate gradients of `parameters` that were computed separately, as a backward pass would."""
         for master, gradient in zip(self._masters.values(), gradients, strict=True):
             if gradient is not None:
                 gradient = gradient.to(master.dtype)
@@ -78,7 +78,7 @@ class PolicyOptimizer:
         return float(torch.nn.utils.get_total_norm(list(self._gradients())))
 
     def step(self, gradient_norm: float, *, advance: bool = True) -> float:
-        """Clip by the global norm, change the weights, advance the schedule; the learning rate that was used."""
+        """Clip by the global norm, change the weights, advance the schedule; returns the learning rate used."""
         rate = self.next_learning_rate
         limit = self._config.max_grad_norm
         if gradient_norm > limit:
@@ -109,12 +109,12 @@ class PolicyOptimizer:
         return {name: int(state["step"]) for name, state in states.items() if state}
 
     def bytes_to_come(self) -> int:
-        """Of the moments of parameters that were never changed."""
+        """Bytes of the moments of parameters that were never changed."""
         fresh = (master for master in self._masters.values() if not self._adamw.state.get(master))
         return sum(len(_MOMENTS) * master.numel() * master.element_size() for master in fresh)
 
     def problems(self, tensors: Mapping[str, Tensor], counts: Mapping[str, int]) -> list[str]:
-        """What keeps a saved state from being loaded into this optimizer."""
+        """Reasons why a saved state cannot be loaded into this optimizer."""
         expected = {
             f"{moment}.{name}": self._masters[name] for name in counts if name in self._masters for moment in _MOMENTS
         }
@@ -130,7 +130,7 @@ class PolicyOptimizer:
         return found
 
     def load(self, tensors: Mapping[str, Tensor], counts: Mapping[str, int], updates: int) -> None:
-        """Take over a saved state; the model's own weights are loaded already."""
+        """Load a saved state; the model's own weights are already loaded."""
         self.zero_gradients()
         self._adamw.state.clear()
         with torch.no_grad():

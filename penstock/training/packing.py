@@ -11,9 +11,9 @@ Plan = tuple[tuple[int, ...], ...]
 """Microbatches, each the indices of its rows."""
 
 _PASS_TOKENS = 256
-"""What a pass costs besides its tokens, in tokens: padding that costs more is worth another pass."""
+"""The fixed cost of a pass, in tokens: padding that costs more is worth another pass."""
 _SMALLEST_SHARE = 512
-"""Microbatches are not cut up for the lanes to cost less than this."""
+"""Microbatches are not split across lanes into parts that cost less than this."""
 
 
 class Batching(Enum):
@@ -31,10 +31,10 @@ def plan_microbatches(
     """Divide rows into microbatches of at most `max_tokens` tokens, padding included.
 
     The costliest microbatches come first. With several lanes, which take them in this order, the plan is the one that
-    all lanes are done with soonest. `padding_cost` is what a place that is padding costs, beside a token.
+    all lanes finish soonest. `padding_cost` is the cost of a padding place relative to a token.
 
-    Invariants: every row stands in exactly one microbatch; only a row that is longer than `max_tokens` exceeds it, and
-    then it is alone; equal lengths give equal plans; rows within a microbatch keep their order.
+    Invariants: every row is in exactly one microbatch; only a row that is longer than `max_tokens` exceeds it, and then
+    it is alone; equal lengths give equal plans; rows within a microbatch keep their order.
     """
     by_length = sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))
 
@@ -51,7 +51,7 @@ def plan_microbatches(
         return _PASS_TOKENS + sum(own) + padding_cost * padding
 
     def score(plan: list[tuple[int, ...]]) -> float:
-        # Lanes that share their cores with an engine are held up by all the work there is, not only by their own.
+        # Lanes that share their cores with an engine are slowed down by all the work there is, not only their own.
         costs = [cost(rows) for rows in plan]
         return _makespan(costs, lanes) + sum(costs) / lanes
 
@@ -64,13 +64,13 @@ def plan_microbatches(
 
 
 def _shares(total: float, longest: int, lanes: int) -> list[int]:
-    """What a microbatch may cost so that every lane has one of them, or two, or three."""
+    """The most a microbatch may cost for every lane to get one, two or three of them."""
     shares = [math.ceil(total / (lanes * each)) + longest - 1 for each in (1, 2, 3)]
     return [share for share in shares if share >= _SMALLEST_SHARE]
 
 
 def _makespan(costs: Sequence[float], lanes: int) -> float:
-    """When the last lane is done, each taking the next costliest microbatch as soon as it is free."""
+    """When the last lane finishes, if each takes the next costliest microbatch as soon as it is free."""
     done = [0.0] * lanes
     for cost in sorted(costs, reverse=True):
         heapq.heapreplace(done, done[0] + cost)
@@ -80,7 +80,7 @@ def _makespan(costs: Sequence[float], lanes: int) -> float:
 def _similar_lengths(
     by_length: Sequence[int], lengths: Sequence[int], max_tokens: int, max_cost: float, padding_cost: float
 ) -> list[Sequence[int]]:
-    """Runs of the descending order with the least padding and passes together.
+    """Runs of the descending order with the lowest total cost of padding and passes.
 
     A run's first row sets the width that its rows are padded to; a run of several rows neither has more than
     `max_tokens` places nor costs more than `max_cost`. `best[end]` is the least cost of padding and passes of the first

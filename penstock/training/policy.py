@@ -20,18 +20,18 @@ from penstock.weights.lora import LoraAdapter
 
 
 class Policy:
-    """Log-probs of the distribution that was sampled from: logits are divided by the sampling temperature, and where
-    sampling was truncated, only the tokens that it had left are possible.
+    """Log-probs of the distribution that was sampled from: logits are divided by the sampling temperature, and if
+    sampling was truncated, only the tokens it kept are possible.
 
-    The model stays in evaluation mode, so dropout, where a model has any, never draws: log-probs are those the engine
-    sees, and no RNG is part of a step. Gradient checkpointing works in training mode only; then the checkpointed layers
-    themselves are told so, and none of the modules inside them.
+    The model stays in evaluation mode, so dropout, if a model has any, is never active: log-probs are those the engine
+    sees, and no RNG is part of a step. Gradient checkpointing works in training mode only; then only the checkpointed
+    layers are put in training mode, and none of the modules inside them.
 
-    Only the body and the head are called, never the model's own loss: a MoE model's load-balancing loss is not part of
-    the step, whatever its config says, which is what makes streamed and whole-batch gradients equal.
+    Only the body and the head are called, never the model's own loss: a MoE model's load-balancing loss is never part
+    of the step, even if its config asks for it. This makes streamed and whole-batch gradients equal.
 
-    Where it is known that no row is longer than `longest_row`, small models on a CPU may take a leaner way through the
-    body (see `lean`); the model's modules must stay as they are then.
+    If no row is longer than a known `longest_row`, small models on a CPU may take a leaner path through the body (see
+    `lean`); the model's modules must not change then.
     """
 
     def __init__(
@@ -70,16 +70,16 @@ class Policy:
 
     @property
     def padding_cost(self) -> float:
-        """What a place that is padding costs, beside a token."""
+        """The cost of a padding place relative to a token."""
         return 1.0 if self._lean is None else PADDING_COST
 
     @property
     def exact_dtype(self) -> torch.dtype:
-        """Number format of log-probs and loss."""
+        """The dtype of log-probs and loss."""
         return torch.float64 if self._lm.head_weight_VH.dtype == torch.float64 else torch.float32
 
     def logprobs(self, microbatch: Microbatch) -> tuple[Tensor, Tensor]:
-        """`(logprobs_T, entropy_T)` of the microbatch's targets; the entropy has a gradient only where asked for."""
+        """`(logprobs_T, entropy_T)` of the microbatch's targets; the entropy has a gradient only if asked for."""
         return self._logprobs(self._lm, self._lean, microbatch)
 
     def reference_logprobs(self, microbatch: Microbatch) -> tuple[Tensor, Tensor]:
@@ -91,7 +91,7 @@ class Policy:
 
     @contextmanager
     def _without_adapter(self) -> Iterator[None]:
-        """The base model, where there is an adapter; one pass at a time, as the switch is the whole model's."""
+        """The base model, if there is an adapter; one pass at a time, because the switch affects the whole model."""
         if self._adapter is None:
             yield
             return
@@ -99,7 +99,7 @@ class Policy:
             yield
 
     def _kept_reference(self) -> CausalLM:
-        """A copy of the model as it is; an adapted model is its own reference, with the adapter off."""
+        """A copy of the current model; an adapted model is its own reference, with the adapter off."""
         return self._lm if self._adapter is not None else CausalLM(copy.deepcopy(self.model).requires_grad_(False))
 
     def _logprobs(self, lm: CausalLM, lean: LeanBody | None, microbatch: Microbatch) -> tuple[Tensor, Tensor]:
@@ -146,7 +146,7 @@ def _hidden(lm: CausalLM, microbatch: Microbatch) -> Tensor:
     """The body's own output, `[B, L, H]`."""
     args: dict[str, Any] = {"use_cache": False}
     if microbatch.position_ids_BL is not None:
-        # transformers makes the block-diagonal causal mask itself where positions restart and no mask is given.
+        # transformers builds the block-diagonal causal mask itself if positions restart and no mask is given.
         args["position_ids"] = microbatch.position_ids_BL
     return lm.hidden_BTH(microbatch.input_ids_BL, **args)
 

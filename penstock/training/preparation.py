@@ -1,4 +1,4 @@
-"""Log-prob passes without gradients, and the columns they add to rows before these are scored and trained."""
+"""Log-prob passes without gradients, and the columns they add to rows before scoring and training."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PREPARED_FROM = (fields.INPUT_IDS, fields.TOKEN_MASK)
 
 
 class LogprobPasses:
-    """Cuts rows into microbatches and runs a policy over them, as `training` says; keeps no state of a step."""
+    """Splits rows into microbatches and runs a policy over them, as `training` says; keeps no state of a step."""
 
     def __init__(self, policy: Policy, training: TrainingConfig, lanes: Lanes) -> None:
         self._policy = policy
@@ -33,7 +33,7 @@ class LogprobPasses:
         self._batching = Batching(training.batching)
 
     def plan(self, rows: Rows, indices: Sequence[int]) -> Plan:
-        """Which of the rows at `indices` go through the model together; empty rows do not go at all."""
+        """Which of the rows at `indices` go through the model together; empty rows are skipped."""
         lengths: list[int] = rows.lengths_R.tolist()
         chosen = [index for index in indices if lengths[index] > 0]
         plan = plan_microbatches(
@@ -59,7 +59,7 @@ class LogprobPasses:
         return logprobs_S
 
     def added_columns(self, batch: SampleBatch, algorithm: AlgorithmConfig) -> dict[str, Column]:
-        """The old policy's log-probs where a step has several updates, the reference's where there is a KL penalty."""
+        """The old policy's log-probs if a step has several updates, the reference's if there is a KL penalty."""
         rows, columns = Rows.of(batch), dict[str, Column]()
         several, sums = self._training.minibatches_per_step > 1, needs_kl_sums(algorithm)
         current_S = self.logprobs(self._policy.logprobs, rows) if several or sums else torch.empty(0)

@@ -1,4 +1,4 @@
-"""The learning rate as a pure function of how many updates were made."""
+"""The learning rate as a pure function of the number of updates made."""
 
 from __future__ import annotations
 

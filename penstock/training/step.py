@@ -17,9 +17,9 @@ class StepState(Enum):
     OPEN = "open"
     """Gradients accumulate: microbatch, finish and abort are legal."""
     FAILED = "failed"
-    """A microbatch raised, so what was accumulated is of no use: only abort is legal."""
+    """A microbatch raised, so the accumulated gradients are useless: only abort is legal."""
     BROKEN = "broken"
-    """The optimizer failed half-way, so the weights are of no use: only loading a checkpoint helps."""
+    """The optimizer failed half-way, so the weights are unusable: only loading a checkpoint helps."""
 
 
 class OptimizerStepError(PenstockError):
@@ -27,7 +27,7 @@ class OptimizerStepError(PenstockError):
 
 
 class StepMachine:
-    """The state of one trainer's step; knows ids and transitions, nothing of gradients.
+    """The state of one trainer's step; knows ids and transitions, but no gradients.
 
     Invariants: at most one step is open; a call that the state does not allow raises `StepStateError` and changes
     nothing; `step_id` is set exactly while the state is not CLOSED.
@@ -65,7 +65,7 @@ class StepMachine:
 
     @contextmanager
     def microbatch(self, step_id: int) -> Iterator[None]:
-        """Around one microbatch's work; an error marks the step failed and goes on to the caller."""
+        """Around one microbatch's work; an error marks the step failed and propagates to the caller."""
         self._require_open(f"train_microbatch({step_id})", step_id)
         try:
             yield
@@ -86,7 +86,7 @@ class StepMachine:
         self._close()
 
     def abort(self, step_id: int) -> bool:
-        """Close the step without an end; True where there was one to close."""
+        """Close the step without finishing it; True if there was one to close."""
         if self._state in (StepState.CLOSED, StepState.BROKEN):
             return False
         if step_id != self._step_id:
@@ -102,7 +102,7 @@ class StepMachine:
             raise StepStateError(f"{call}: step {self._step_id} is {self._state.value}; finish or abort it first")
 
     def reset(self) -> None:
-        """Forget any step: for after a checkpoint replaced weights and optimizer."""
+        """Forget any step, after a checkpoint has replaced weights and optimizer."""
         self._close()
 
     @contextmanager

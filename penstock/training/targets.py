@@ -1,4 +1,4 @@
-"""What the loss knows of the tokens it is computed for: which columns it needs, and a microbatch's share of them."""
+"""What the loss knows about its tokens: which columns it needs, and a microbatch's share of them."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from penstock.training.batching import TrainColumns
 
 @dataclass(frozen=True)
 class TargetColumns:
-    """What the loss needs to know of a microbatch's targets, one entry per token."""
+    """What the loss needs to know about a microbatch's targets, one entry per token."""
 
     mask_T: Tensor
     weights_T: Tensor
     """What a token's loss is multiplied by: the mask, over what `algorithm.loss.aggregation` says."""
     rows_T: Tensor
-    """The row of each token: tokens of a row are neighbours and in order, and a row is never split."""
+    """The row of each token: tokens of a row are contiguous and in order, and a row is never split."""
     advantages_T: Tensor
     engine_logprobs_T: Tensor
     lag_T: Tensor
     """Trainer's weight version minus the one that sampled the token."""
     old_logprobs_T: Tensor | None = None
-    """Where a step has several updates: log-probs under the weights at its start."""
+    """Set if a step has several updates: log-probs under the weights at its start."""
     reference_logprobs_T: Tensor | None = None
-    """Where the algorithm has a KL penalty."""
+    """Set if the algorithm has a KL penalty."""
     kl_weights_T: Tensor | None = None
-    """Where the KL penalty is in the reward: how much of a token's KL to go is taken from its advantage."""
+    """Set if the KL penalty is in the reward: how much of a token's KL to go is taken from its advantage."""
 
 
 def uses_reference(algorithm: AlgorithmConfig) -> bool:
@@ -42,12 +42,12 @@ def uses_reference(algorithm: AlgorithmConfig) -> bool:
 
 
 def kl_in_reward(algorithm: AlgorithmConfig) -> bool:
-    """Whether tokens have advantages of their own, less the KL to go."""
+    """Whether each token has its own advantage, less the KL to go."""
     return uses_reference(algorithm) and algorithm.kl.place == "reward"
 
 
 def needs_kl_sums(algorithm: AlgorithmConfig) -> bool:
-    """Whether advantages depend on the samples' KL to the reference, which the trainer must work out before."""
+    """Whether advantages depend on the samples' KL to the reference, which the trainer must compute first."""
     return kl_in_reward(algorithm) and algorithm.advantage.kind == "reinforce_pp"
 
 
@@ -69,7 +69,7 @@ def train_fields(algorithm: AlgorithmConfig, training: TrainingConfig) -> tuple[
 
 
 def kept_fields(meta: KVBatchMeta) -> tuple[str, ...]:
-    """The columns that say what tokens were drawn from, as far as the rows have them."""
+    """The columns that say what tokens were drawn from, if the rows have them."""
     return tuple(name for name in fields.KEPT_FIELDS if name in meta.fields)
 
 
@@ -100,7 +100,7 @@ def target_columns(
     dtype: torch.dtype,
     device: torch.device,
 ) -> TargetColumns:
-    """The targets' share of a chunk's columns, in the loss's number format and place."""
+    """The targets' share of a chunk's columns, in the loss's dtype and on its device."""
 
     def pick(values_S: Tensor) -> Tensor:
         return values_S[sources_T].to(device=device, dtype=dtype)

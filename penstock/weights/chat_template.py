@@ -1,4 +1,4 @@
-"""Whether a tokenizer's chat template suits the settings, for the checks before a run and for its building."""
+"""Whether a tokenizer's chat template suits the settings, for the checks before a run and for building it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 Template = str | Mapping[str, str] | None
 """A tokenizer's chat template, or several by name, as `transformers` has them."""
 _USED = ("default", "tool_use")
-"""Of several: the one that is used without tools, and the one with."""
+"""Of several: the one used without tools, and the one used with them."""
 
 
 def template_problems(template: Template, data: DataConfig, path: str) -> list[str]:

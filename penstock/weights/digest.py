@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def tensor_digests(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, str]:
-    """A hash of every tensor's number format, shape and bytes, by name; memory layout and device do not matter."""
+    """A hash of every tensor's dtype, shape and bytes, by name; memory layout and device do not matter."""
     return {name: _digest(tensor) for name, tensor in tensors}
 
 

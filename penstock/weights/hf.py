@@ -23,15 +23,15 @@ _LOADING_ERRORS = (OSError, ValueError, KeyError, TypeError, RuntimeError, Impor
 _ERROR_LENGTH = 300
 _PROBE_TOKENS = 4
 _PROBE_LIMITS = {torch.float64: 1e-4, torch.float32: 1e-4}
-"""How far logits may be apart, relative to the largest one; `_COARSE_LIMIT` for number formats not named."""
+"""How far logits may be apart, relative to the largest one; `_COARSE_LIMIT` for other dtypes."""
 _COARSE_LIMIT = 0.1
 
 
 class CausalLM:
     """A decoder-only model split into body and head, so that logits need never exist for all tokens at once.
 
-    The head is a linear layer, with or without a bias, and what `LogitTransform` knows. That this is all the model does
-    between its last hidden state and its logits is tried out once.
+    The head is a linear layer, with or without a bias, followed by what `LogitTransform` covers. One trial checks that
+    the model does nothing else between its last hidden state and its logits.
     """
 
     def __init__(self, model: Any) -> None:
@@ -43,7 +43,7 @@ class CausalLM:
         self.body: nn.Module = model.base_model
         self.transform = LogitTransform.of(model.config.get_text_config())
         if head.weight.dtype == torch.float64 and hasattr(model, "set_experts_implementation"):
-            # The grouped matrix product that transformers prefers for experts has no float64 form.
+            # The grouped matrix product that transformers prefers for experts does not support float64.
             model.set_experts_implementation("eager")
         self._try_head()
 
@@ -54,7 +54,7 @@ class CausalLM:
 
     @property
     def head_bias_V(self) -> Tensor | None:
-        """The output projection's bias, where the family has one."""
+        """The output projection's bias, if the model family has one."""
         return self._head.bias
 
     def hidden_BTH(self, input_ids_BT: Tensor, **forward_args: Any) -> Tensor:
@@ -72,7 +72,7 @@ class CausalLM:
 
     @torch.no_grad()
     def _try_head(self) -> None:
-        """A family that does more to its logits than is known here must not be trained on other ones."""
+        """A model family that transforms its logits in unknown ways must not be trained on different logits."""
         ids_1T = torch.arange(_PROBE_TOKENS, device=self.head_weight_VH.device)[None] % self.head_weight_VH.shape[0]
         expected_1TV = self.model(input_ids=ids_1T, use_cache=False).logits.float()
         found_1TV = self.logits(self.hidden_BTH(ids_1T, use_cache=False))
@@ -85,7 +85,7 @@ class CausalLM:
 
 
 def named_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """All weights under their Hugging Face names, tied ones once; those of an adapted model merged."""
+    """All weights under their Hugging Face names, tied ones once; an adapted model's are merged."""
     if (adapter := LoraAdapter.of(model)) is not None:
         yield from adapter.merged_weights()
         return
@@ -132,16 +132,16 @@ def load_tokenizer(config: ModelConfig) -> Any:
     except _LOADING_ERRORS as error:
         raise SetupError(_not_loadable(config, "a tokenizer", error)) from error
     if len(tokenizer) <= len(tokenizer.all_special_tokens):
-        # What transformers makes of a folder without any tokenizer file.
+        # What transformers returns for a folder without any tokenizer file.
         raise SetupError(f"model.path: {config.path!r} holds no tokenizer; save it next to the model (tokenizer.json)")
     return tokenizer
 
 
 def local_folder(config: ModelConfig) -> str:
-    """The folder of `model.path`; a hub id's is that in the local cache, fetched first where `model.download` is on.
+    """The folder of `model.path`; for a hub id, the one in the local cache, fetched first if `model.download` is on.
 
-    Everything is read from this folder afterwards, so that model and tokenizer are of one revision and nothing but
-    `model.download` makes the network be asked.
+    Everything is read from this folder afterwards, so model and tokenizer share one revision and only `model.download`
+    uses the network.
     """
     found = None if config.download and not Path(config.path).is_dir() else cached_folder(config)
     if found is not None:
@@ -160,7 +160,7 @@ def local_folder(config: ModelConfig) -> str:
 
 
 def _check_loaded(model: Any, config: ModelConfig) -> None:
-    """Refuse what loads but would not be what the settings, or the model's own config, say."""
+    """Refuse a model that loads but does not match the settings or its own config."""
     text = model.config.get_text_config()
     if getattr(model, "hf_quantizer", None) is not None:
         raise SetupError(f"model.path: {config.path!r} holds quantised weights, which cannot be trained")

@@ -1,4 +1,4 @@
-"""What a model does to the output of its head before it is a logit; trainer and engine share this."""
+"""What a model does to its head's output to turn it into logits; trainer and engine share this."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 class LogitTransform:
     """A factor, then a soft cap: `logits = cap * tanh(scale * raw / cap)`; without a cap `scale * raw`.
 
-    Computed in the softmax's number format, whatever the weights are.
+    Computed in the softmax's dtype, regardless of the weights' dtype.
     """
 
     scale: float = 1.0

@@ -45,11 +45,11 @@ _SAME = {"r": "rank", "lora_alpha": "alpha"}
 class LoraAdapter:
     """A model whose matrices `W` act as `W + scale * B @ A`, with `W` frozen and `A` and `B` trained.
 
-    `peft_model` is what a trainer is given; `model` is the Hugging Face model inside, with the adapters in its layers.
-    To everybody else the weights are those of a plain model: `merged_weights` gives them under their plain names.
+    `peft_model` is what a trainer receives; `model` is the Hugging Face model inside, with the adapters in its layers.
+    For everyone else the weights are those of a plain model: `merged_weights` gives them under their plain names.
 
     Invariants: the base weights are never written; `_base` (and `_buffers`) holds the tensors of the model before the
-    adapters came, so that neither names nor readers in other threads depend on how peft wraps layers.
+    adapters were attached, so neither names nor readers in other threads depend on how peft wraps layers.
     """
 
     def __init__(self, peft_model: Any, base: dict[str, nn.Parameter], buffers: dict[str, Tensor]) -> None:
@@ -91,7 +91,7 @@ class LoraAdapter:
             yield
 
     def snapshot(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Copies in the CPU's memory: of the equivalent plain model's tensors, and of the adapter's own.
+        """Copies in CPU memory of the equivalent plain model's tensors and of the adapter's tensors.
 
         The frozen base weights, which nobody writes, are not copied.
         """
@@ -103,16 +103,16 @@ class LoraAdapter:
         return merged | self._buffers, {name: p.to("cpu", copy=True) for name, p in trained.items()}
 
     def save(self, folder: Path, tensors: dict[str, Tensor] | None = None) -> None:
-        """Write the adapter, as it is or as it was in a snapshot, as peft does: its tensors and its configuration."""
+        """Write the adapter, current or from a snapshot, as peft does: its tensors and its configuration."""
         self.peft_model.save_pretrained(folder, state_dict=tensors, save_embedding_layers=False)
-        (folder / "README.md").unlink(missing_ok=True)  # an empty form that peft adds
+        (folder / "README.md").unlink(missing_ok=True)  # an empty template that peft adds
 
     def save_merged(self, folder: Path, tensors: dict[str, Tensor]) -> None:
         """Write the equivalent plain model of a snapshot."""
         self.model.save_pretrained(folder, state_dict=tensors)
 
     def read(self, folder: Path) -> tuple[dict[str, Tensor], list[str]]:
-        """A saved adapter's tensors, and what keeps them from being this adapter's."""
+        """A saved adapter's tensors, and the reasons why they do not fit this adapter."""
         from safetensors.torch import load_file
 
         saved, config = _adapter_settings(folder), self.peft_model.peft_config[_NAME]
@@ -139,7 +139,7 @@ class LoraAdapter:
 
 
 def attach_lora(model: Any, config: LoraConfig, *, seed: int = 0) -> Any:
-    """Freeze the model and give its layers adapters; the peft model that a trainer is given.
+    """Freeze the model, attach adapters to its layers, and return the peft model for the trainer.
 
     A fresh adapter changes nothing yet: `A` is drawn from `seed`, `B` is zero.
     """
@@ -149,7 +149,7 @@ def attach_lora(model: Any, config: LoraConfig, *, seed: int = 0) -> Any:
     base = dict(model.named_parameters())
     try:
         with warnings.catch_warnings():
-            # For fused experts peft adds settings of its own making, and then warns of them.
+            # For fused experts, peft adds its own settings and then warns about them.
             warnings.filterwarnings("ignore", message=".*_pattern keys did not match", category=RuntimeWarning)
             peft_model = _adapt(peft, model, config, seed)
     except (ValueError, KeyError, OSError, RuntimeError) as error:
@@ -162,7 +162,7 @@ def _adapt(peft: Any, model: Any, config: LoraConfig, seed: int) -> Any:
     if config.path is not None:
         _check_start(Path(config.path))
         with warnings.catch_warnings():
-            # peft only warns where tensors are missing; here they are an error.
+            # peft only warns if tensors are missing; here they are an error.
             warnings.filterwarnings("ignore", message="Found missing adapter keys")
             peft_model = peft.PeftModel.from_pretrained(model, config.path, is_trainable=True)
         _check_fits(peft, peft_model, Path(config.path))
@@ -179,7 +179,7 @@ def _adapt(peft: Any, model: Any, config: LoraConfig, seed: int) -> Any:
 
 
 def check_adapter_folder(folder: Path) -> None:
-    """Raise `SetupError` where a folder holds no adapter, or one in a pickle."""
+    """Raise `SetupError` if a folder holds no adapter, or a pickled one."""
     _adapter_settings(folder)
     refuse_pickled_weights(folder, "model.lora.path")
     if not (folder / ADAPTER_FILE).is_file():
@@ -197,7 +197,7 @@ def require_peft() -> Any:
 
 
 def plain_copy(model: Any) -> Any:
-    """A plain Hugging Face model with weights of its own that computes what `model`, adapted or not, computes."""
+    """A plain Hugging Face model with its own weights that computes the same as `model`, adapted or not."""
     adapter = LoraAdapter.of(model)
     if adapter is None:
         return copy.deepcopy(model)
@@ -221,7 +221,7 @@ def _adapted_parameter(layer: Any) -> nn.Parameter:
 
 
 def _checked_targets(model: Any, targets: Sequence[str]) -> str | list[str]:
-    """The targets as peft wants them; every name must be that of layers which can have an adapter."""
+    """The targets as peft wants them; every name must match layers that can have an adapter."""
     if isinstance(targets, str):
         return targets
     tied = (model.get_input_embeddings(), model.get_output_embeddings())
@@ -253,7 +253,7 @@ def _adapter_settings(folder: Path) -> dict[str, Any]:
 
 
 def _check_fits(peft: Any, peft_model: Any, folder: Path) -> None:
-    """Every tensor of the saved adapter is one of the model's adapters, and the other way round."""
+    """Every tensor of the saved adapter is one of the model's adapters, and vice versa."""
     from safetensors import safe_open
 
     own = peft.get_peft_model_state_dict(peft_model, save_embedding_layers=False)

@@ -1,4 +1,4 @@
-"""What the files of a model folder say about it, without a weight being read; no torch is needed for it."""
+"""What the files of a model folder say about it, without reading any weights; needs no torch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "
 
 
 def check_model_folder(path: str) -> None:
-    """A path that looks like a folder must be one, of a model in safetensors; all else is taken for a hub id."""
+    """A path that looks like a folder must be one, of a model in safetensors; anything else counts as a hub id."""
     folder = Path(path)
     if os.path.isdir(folder):
         if not os.path.isfile(folder / "config.json"):
@@ -33,9 +33,9 @@ def check_model_folder(path: str) -> None:
 
 
 def cached_folder(config: ModelConfig) -> Path | None:
-    """The folder of `model.path`, a hub id's in the local cache; None where it is not there but may be downloaded.
+    """The folder of `model.path`, for a hub id, in the local cache; None if it is missing but may be downloaded.
 
-    Raises `SetupError` where it is not there and may not. Nothing is fetched.
+    Raises `SetupError` if it is missing and may not be downloaded. Nothing is fetched.
     """
     check_model_folder(config.path)
     if os.path.isdir(config.path):
@@ -58,7 +58,7 @@ def cached_folder(config: ModelConfig) -> Path | None:
 
 
 def text_settings(folder: Path) -> dict[str, Any]:
-    """What `config.json` says of the language model; of one that has several parts, of its text."""
+    """What `config.json` says of the language model; for a model with several parts, of its text part."""
     try:
         settings = json.loads((folder / "config.json").read_bytes())
     except (OSError, ValueError) as error:
@@ -70,7 +70,7 @@ def text_settings(folder: Path) -> dict[str, Any]:
 
 
 def check_files(folder: Path, path: str) -> None:
-    """Raise `SetupError` where the folder of `model.path` has a model's settings and not all that belongs to it."""
+    """Raise `SetupError` if the folder of `model.path` has a model's settings but lacks other files it needs."""
     if not any(folder.glob("*.safetensors")):
         raise SetupError(f"model.path: {path!r} holds no weights: there is no .safetensors file in it")
     if not any((folder / name).is_file() for name in _TOKENIZERS) and not any(folder.glob("*.tiktoken")):
@@ -94,11 +94,11 @@ def chat_template_in(folder: Path) -> Template:
 
 
 def longest_context(settings: Mapping[str, Any]) -> int | None:
-    """Positions that a model was made for, by its own settings; None where they do not say.
+    """Positions that a model supports, by its own settings; None if they do not say.
 
-    That is `max_position_embeddings`, and with YaRN what its factor makes of the original length, where that is more.
-    Other ways to scale positions either count in it already (`llama3`, `linear`) or change the frequencies of a whole
-    batch when it grows (`dynamic`, `longrope`), which would let one request change another.
+    That is `max_position_embeddings` or, with YaRN, the original length times its factor if that is more. Other ways to
+    scale positions are either included in it already (`llama3`, `linear`) or change the frequencies of a whole batch
+    when it grows (`dynamic`, `longrope`), which would let one request change another.
 
     >>> longest_context({"max_position_embeddings": 4096})
     4096

@@ -1,4 +1,4 @@
-"""Pickled files: opening one runs whatever code is in it, so none is ever opened, and each is refused by name."""
+"""Pickled files: opening one runs any code in it, so Penstock never opens one and refuses each by name."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _SHOWN = 3
 
 
 def is_pickle(name: str) -> bool:
-    """Whether files of this name are pickles, going by its ending."""
+    """Whether files of this name are pickles, judging by the suffix."""
     return name.lower().endswith(_SUFFIXES)
 
 
 def refuse_pickled_weights(folder: Path, key: str) -> None:
-    """Raise `SetupError` where the weights of a model or adapter folder, named by `key`, would be read from a pickle.
+    """Raise `SetupError` if the weights of a model or adapter folder, named by `key`, would be read from a pickle.
 
-    A pickle that stands beside safetensors is left alone: nothing opens it.
+    A pickle next to safetensors is ignored: nothing opens it.
     """
     named = _named_weights(folder)
     found = [name for name in named if is_pickle(name)]
@@ -39,7 +39,7 @@ def refuse_pickled_weights(folder: Path, key: str) -> None:
 
 
 def _named_weights(folder: Path) -> list[str]:
-    """Weight files that the folder's own files send a reader to."""
+    """Weight files that the folder's own files point to."""
     named = [_read(folder / "config.json").get("transformers_weights")]
     for index in folder.glob(f"*{_INDEX}"):
         shards = _read(index).get("weight_map")
@@ -48,7 +48,7 @@ def _named_weights(folder: Path) -> list[str]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """A JSON object; of a file that holds none, nothing: whoever loads it says what is wrong with it."""
+    """A JSON object, empty for a file that holds none: the code that loads the file reports what is wrong with it."""
     try:
         content = json.loads(path.read_bytes())
     except (OSError, ValueError):

@@ -18,7 +18,7 @@ class WeightReceiver(Protocol):
         """Stop at the next token boundary; running requests keep their place."""
 
     async def resume(self) -> None:
-        """Go on."""
+        """Continue."""
 
     async def update_weights(self, source: WeightSource) -> None:
-        """Apply all tensors, then take over the version. Only called while paused."""
+        """Apply all tensors, then adopt the version. Only called while paused."""

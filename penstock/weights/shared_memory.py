@@ -1,4 +1,4 @@
-"""Weights through memory that two processes share: one writes a version, the other reads it where it lies."""
+"""Weights through memory that two processes share: one writes a version, the other reads it in place."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class TensorPlace:
 class SharedMemory:
     """Memory behind a file descriptor; whoever has a copy of the descriptor sees the same bytes.
 
-    It has no name that outlives its making, so nothing is left of it once the last process that has it open is gone.
+    Its name is gone once it is created, so it vanishes when the last process that has it open exits.
 
     Invariants: it never shrinks; views stay valid when it grows; nobody closes it while somebody writes.
     """
@@ -48,7 +48,7 @@ class SharedMemory:
 
     @classmethod
     def create(cls) -> SharedMemory:
-        """Empty memory of this process's own."""
+        """Empty memory that belongs to this process."""
         if hasattr(os, "memfd_create"):
             return cls(os.memfd_create("penstock-weights"))
         fd, path = tempfile.mkstemp(prefix="penstock-weights-")
@@ -56,19 +56,19 @@ class SharedMemory:
         return cls(fd)
 
     def grow(self, size: int) -> None:
-        """Have room for at least `size` bytes. Raises `OSError` where it is closed, or the machine has no more."""
+        """Make room for at least `size` bytes. Raises `OSError` if it is closed or the machine is out of memory."""
         if os.fstat(self.fd).st_size < size:
             os.ftruncate(self.fd, size)
 
     def bytes_at(self, offset: int, size: int) -> Tensor:
         """A view of `size` bytes."""
         if self._map is None or len(self._map) < offset + size:
-            # The old map goes when its last view does.
+            # The old map is freed with its last view.
             self._map = mmap.mmap(self.fd, os.fstat(self.fd).st_size)
         return torch.frombuffer(self._map, dtype=torch.uint8, count=size, offset=offset)
 
     def close(self) -> None:
-        """Let go of it, once nobody writes; views that are still held stay valid. A second call is a no-op."""
+        """Release it once nobody writes; views still held stay valid. A second call is a no-op."""
         with self.writing:
             fd, self.fd, self._map = self.fd, -1, None
             if fd >= 0:
@@ -76,9 +76,9 @@ class SharedMemory:
 
 
 def write_weights(memory: SharedMemory, source: WeightSource) -> list[TensorPlace]:
-    """Copy a source's tensors into the memory, from any device; says where they lie.
+    """Copy a source's tensors into the memory, from any device; returns where they lie.
 
-    Whoever reads what was written before must be done with it.
+    Readers of the previous contents must have finished.
     """
     places: list[TensorPlace] = []
     offset = 0
@@ -97,7 +97,7 @@ def write_weights(memory: SharedMemory, source: WeightSource) -> list[TensorPlac
 
 
 def read_weights(memory: SharedMemory, places: Sequence[TensorPlace], version: int) -> WeightSource:
-    """The tensors where they lie; valid until the next `write_weights`."""
+    """The tensors, read in place; valid until the next `write_weights`."""
 
     def tensors() -> Iterator[tuple[str, Tensor]]:
         for place in places:

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class WeightSource:
-    """Named tensors of one version; iterated lazily, so that a sharded trainer never gathers the whole model twice."""
+    """Named tensors of one version; iterated lazily, so a sharded trainer never gathers the whole model twice."""
 
     version: int
     tensors: Callable[[], Iterator[tuple[str, Tensor]]]
-    """Gives `(name, tensor)` with Hugging Face names, tied weights once."""
+    """Yields `(name, tensor)` with Hugging Face names, tied weights once."""

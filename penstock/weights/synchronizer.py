@@ -1,4 +1,4 @@
-"""The WeightSynchronizer: brings one version to all receivers, and serves no mix of versions meanwhile."""
+"""The WeightSynchronizer: brings one version to all receivers and never serves a mix of versions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class SyncReport:
 
     version: int
     pause_seconds: float
-    """From asking the receivers to pause until they went on."""
+    """From asking the receivers to pause until they resumed."""
     failed: Mapping[str, str] = field(default_factory=dict)
     """Receivers that could not be updated and stay out of serving, with the cause."""
 
@@ -30,14 +30,14 @@ class SyncReport:
 class WeightSynchronizer:
     """Pause all, update all, resume those that have the new version.
 
-    Nobody resumes before everybody was updated or has failed, so that no two versions are served side by side. A
+    No receiver resumes before every receiver is updated or has failed, so two versions are never served at once. A
     receiver that raises in any of the three, or takes longer than `limit_seconds` for it, stays out of serving until a
-    later sync succeeds on it; the others go on. If none is left the sync as a whole has failed; where there are no
+    later sync succeeds on it; the others continue. If none remains, the whole sync has failed. If there are no
     receivers at all, as in a replay of recorded rollouts, a version counts as served when it is published. A cancelled
-    sync is carried to its end first; `give_up` makes that end come now.
+    sync finishes first; `give_up` ends it at once.
 
     Invariant: a receiver whose call was given up is not called again before that call has ended, and is paused as soon
-    as it has: it cannot come back into serving with an old version by an answer that is late.
+    as it has: a late answer cannot bring it back into serving with an old version.
 
     Worked example, receivers a and b, b stopped in `update_weights` of version 3: after the limit a resumes with 3, and
     b is reported as failed. b wakes up, takes version 3, and is paused. The sync of version 4 brings it back.
@@ -50,11 +50,11 @@ class WeightSynchronizer:
         self._receivers = tuple(receivers)
         self._limit = limit_seconds
         self._late: dict[str, asyncio.Task[None]] = {}
-        """Receivers whose call was given up; the task ends when they stand paused."""
+        """Receivers whose call was given up; the task ends when they are paused."""
         self._given_up = asyncio.Event()
 
     def give_up(self) -> None:
-        """Wait for no receiver any longer, in this sync and all later ones: the run ends."""
+        """Stop waiting for receivers, in this sync and all later ones: the run is ending."""
         self._given_up.set()
 
     async def publish(self, source: WeightSource) -> SyncReport:
@@ -98,7 +98,7 @@ class WeightSynchronizer:
                 errors[receiver.name] = error
 
     async def _wait_for(self, calls: set[asyncio.Task[None]]) -> None:
-        """Until all have ended, the limit has passed, or `give_up`."""
+        """Wait until all have ended, the limit has passed, or `give_up` is called."""
         ended = asyncio.create_task(asyncio.wait(calls))
         given_up = asyncio.create_task(self._given_up.wait())
         try:
@@ -114,9 +114,9 @@ class WeightSynchronizer:
 
 
 async def _keep_out(receiver: WeightReceiver, call: asyncio.Task[None]) -> None:
-    """Have a receiver that answers late stand paused."""
+    """Pause a receiver that answers late."""
     await asyncio.wait({call})
     if not call.cancelled():
-        call.exception()  # heard: it was reported as failed already
-    with contextlib.suppress(Exception):  # one that cannot pause any more does not serve either
+        call.exception()  # retrieved: it was already reported as failed
+    with contextlib.suppress(Exception):  # one that can no longer pause does not serve either
         await receiver.pause()

@@ -1,4 +1,4 @@
-"""The interface that every logger has, and what it is told about the run."""
+"""The interface that every logger has, and what it learns about the run."""
 
 from __future__ import annotations
 
@@ -31,37 +31,37 @@ class RunInfo:
     name: str
     folder: Path
     settings: Mapping[str, Setting] = field(default_factory=dict)
-    """The resolved configuration by dotted key, as `flat_settings` gives it."""
+    """The resolved configuration by dotted key, as `flat_settings` returns it."""
 
 
 class Logger(Protocol):
-    """Takes a run's metrics somewhere.
+    """Sends a run's metrics somewhere.
 
-    All calls come from one thread, in this order: `start`, any number of `log`, `summary`, `close`. A call may take its
-    time: the run does not wait for it. One that raises is reported, and the logger is closed and not called again; only
-    what `start` raises ends the run, before it has begun.
+    All calls come from one thread, in this order: `start`, any number of `log`, `summary`, `close`. A call may be slow:
+    the run does not wait for it. One that raises is reported, and the logger is closed and not called again; only what
+    `start` raises ends the run, before it has begun.
     """
 
     name: str
     """Short and unique among the loggers of a run; the settings of a built-in logger are under `observe.<name>`."""
 
     def start(self, run: RunInfo) -> str:
-        """Begin; the result says where a person finds what is logged. Raises `SetupError` when that cannot be."""
+        """Begin; the result says where a person finds what is logged. Raises `SetupError` if it cannot."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Metrics of a step; those of an evaluation come in a call of their own, with the step they belong to."""
+        """Metrics of a step; those of an evaluation come in a separate call, with the step they belong to."""
 
     def summary(self, outcome: Outcome, values: Mapping[str, Any]) -> None:
         """How the run ended: the content of `summary.json`."""
 
     def close(self) -> None:
-        """Write what is left and let go. Comes without a `summary` where the logger failed before."""
+        """Write the rest and release everything. Comes without a `summary` if the logger failed before."""
 
 
 def flat_settings(config: Mapping[str, Any]) -> dict[str, Setting]:
     """`{"a": {"b": 1, "c": [2]}}` as `{"a.b": 1, "a.c": "[2]"}`.
 
-    Settings without a value are left out, and so is the section `observe`: where metrics go has no part in what they
+    Settings without a value are left out, and so is the section `observe`: where metrics go does not affect what they
     are.
     """
     return dict(_flat({key: value for key, value in config.items() if key != "observe"}, ""))
@@ -80,7 +80,7 @@ def _flat(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Setting
 
 @dataclass(frozen=True)
 class MetricName:
-    """`train/reward_mean/<environment>` and its like, taken apart."""
+    """`train/reward_mean/<environment>` and similar names, split into parts."""
 
     base: str
     """`train/reward_mean`"""
@@ -90,7 +90,7 @@ class MetricName:
 
     @classmethod
     def parse(cls, key: str) -> MetricName:
-        """Section and name; whatever follows them is the label's value, slashes included."""
+        """Section and name; anything after them is the label's value, slashes included."""
         parts = key.split("/", maxsplit=2)
         if len(parts) < 3:
             return cls(key)
@@ -108,7 +108,7 @@ def needs(key: str, requirement: str) -> Iterator[None]:
 
 
 def missing_package(key: str, requirement: str, reason: str) -> SetupError:
-    """The error of a setting that asks for a package which cannot be imported."""
+    """The error for a setting that needs a package that cannot be imported."""
     package = requirement.partition(">")[0]
     return SetupError(
         f"{key}: needs the package {package}, which cannot be imported ({reason}); pip install '{requirement}'"
@@ -117,7 +117,7 @@ def missing_package(key: str, requirement: str, reason: str) -> SetupError:
 
 @contextmanager
 def environment(**defaults: str) -> Iterator[None]:
-    """Inside the block the variables that are not set have these values."""
+    """Inside the block, unset variables have these values."""
     added = [name for name in defaults if name not in os.environ]
     os.environ.update({name: defaults[name] for name in added})
     try:

@@ -21,7 +21,7 @@ _MLFLOW_SCHEMES = ("", "file", "databricks", "databricks-uc", "uc", *_SERVERS)
 
 
 def check_loggers(config: ObserveConfig) -> None:
-    """Raise `SetupError` where a logger that the settings ask for could not start; leaves nothing behind."""
+    """Raise `SetupError` if a logger that the settings ask for could not start; leaves nothing behind."""
     if config.tensorboard is not None:
         _require("tensorboard", "observe.tensorboard", "tensorboard>=2.15")
         _check_tensorboard(config.tensorboard)

@@ -15,11 +15,11 @@ from penstock.observe.loggers.base import Logger, Outcome, RunInfo
 from penstock.observe.loggers.worker import LoggerThread
 
 QUEUED_RECORDS = 1000
-"""Records that may wait for a logger. A step is one record: hours of a server's absence, at a few megabytes."""
+"""Records that may wait for a logger. A step is one record: hours of server downtime fit in a few megabytes."""
 START_SECONDS = 60.0
 CLOSE_SECONDS = 30.0
 _QUIET_SECONDS = 1.0
-"""How long the end of a run waits for loggers without a word."""
+"""How long the end of a run waits for loggers silently."""
 
 _log = logging.getLogger(__name__)
 
@@ -27,9 +27,9 @@ _log = logging.getLogger(__name__)
 class Loggers:
     """Hands every record to every logger, none of which can end or stall the run.
 
-    Each works in a thread of its own, so that one that hangs holds up no other. What goes wrong once the run has begun
-    is an event: `logger_failed`, `logger_behind` when records had to be dropped, `logger_gaps` with their number at the
-    end. Where the event log cannot be written, that is only logged: a logger's thread has nobody to raise to.
+    Each works in its own thread, so a hanging one delays no other. A failure after the run has begun is an event:
+    `logger_failed`, `logger_behind` when records had to be dropped, `logger_gaps` with their number at the end. If the
+    event log cannot be written, that is only logged: a logger's thread has no caller to raise to.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Loggers:
         self._hurried = False
 
     async def start(self, run: RunInfo) -> dict[str, str]:
-        """Start them one after the other; where each is to be found, by name. The first that cannot start raises."""
+        """Start them one by one; returns where to find each, by name. The first that cannot start raises."""
         places = {}
         for thread in self._threads:
             places[thread.name] = await self._start(thread, run)
@@ -68,7 +68,7 @@ class Loggers:
     ) -> None:
         """Have the summary written and everything closed, within the time limit; further calls do nothing.
 
-        Where that takes more than a moment, `say` is told for whom it waits.
+        If that takes more than a moment, `say` is called with a line that names the loggers it waits for.
         """
         if self._closed:
             return
@@ -90,7 +90,7 @@ class Loggers:
             self._closed = True
 
     def hurry(self) -> None:
-        """Whoever waits in `close` waits no longer."""
+        """Stop any wait in `close`."""
         self._hurried = True
         for thread in self._threads:
             thread.give_up()
@@ -112,7 +112,7 @@ class Loggers:
             raise SetupError(f"observe.{thread.name}: could not be started: {cause}") from error
 
     def _report(self, event: str, /, **fields: Any) -> None:
-        """Record an event; after `close` the event log may be gone, and what a straggler has to say is not recorded."""
+        """Record an event; after `close` the event log may be gone, and events from a straggler are not recorded."""
         with self._lock:
             if self._closed:
                 return

@@ -15,10 +15,10 @@ from penstock.observe.loggers.base import MetricName, Outcome, RunInfo, environm
 T = TypeVar("T")
 
 _BATCH = 100
-"""Parameters, and tags, that one request may carry; metrics may be more."""
+"""Parameters or tags that one request may carry; there may be more metrics."""
 _METRICS = 1000
 _LONGEST = 4000
-"""Characters of a parameter's or tag's value that every store takes."""
+"""Characters of a parameter's or tag's value that every store accepts."""
 DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
 WHOLE_PACKAGE = "a database needs the whole package: pip install mlflow"
 _STATUS = {Outcome.FINISHED: "FINISHED", Outcome.FAILED: "FAILED", Outcome.INTERRUPTED: "KILLED"}
@@ -27,8 +27,8 @@ _STATUS = {Outcome.FINISHED: "FINISHED", Outcome.FAILED: "FAILED", Outcome.INTER
 class MlflowLogger:
     """Metrics by step, the settings as parameters, the summary as tags `penstock.<key>`.
 
-    Talks to the store through a client of its own: the package's active run and tracking address stay as they are, and
-    nothing is collected about user, code or machine. `MLFLOW_TRACKING_URI` is not read: without a `tracking_uri` a run
+    Talks to the store through its own client: the package's active run and tracking address are left unchanged, and
+    nothing is collected about user, code or machine. `MLFLOW_TRACKING_URI` is not read: without a `tracking_uri`, a run
     stays on this machine.
     """
 

@@ -17,8 +17,8 @@ from penstock.observe.loggers.base import MetricName, Outcome, RunInfo, needs
 class PrometheusLogger:
     """Gauges `penstock_<section>_<name>`, the counter `penstock_events_total`, and facts about the run.
 
-    Has a registry of its own: runs that share a process do not see each other's metrics. The page is there from start
-    to close; requests are served by threads that read one immutable mapping, which `log` replaces as a whole.
+    Has its own registry: runs that share a process do not see each other's metrics. The page is up from start to close;
+    requests are served by threads that read one immutable mapping, which `log` replaces as a whole.
     """
 
     name = "prometheus"
@@ -51,7 +51,7 @@ class PrometheusLogger:
         return f"http://{host}:{self._server.server_port}/metrics"
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Replace the values; labels that a metric no longer has, such as a lag that no group had, go."""
+        """Replace the values; labels that a metric no longer has, such as a lag that no group had, are removed."""
         new = {MetricName.parse(key): value for key, value in metrics.items()}
         renewed = {(name.base, name.label) for name in new}
         kept = {name: value for name, value in self._newest.items() if (name.base, name.label) not in renewed}

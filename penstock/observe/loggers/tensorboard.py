@@ -1,7 +1,7 @@
 """Event files for TensorBoard, written with TensorBoard's own messages and record format; needs no TensorFlow.
 
-TensorBoard's `EventFileWriter` is not used: it imports TensorFlow wherever that is installed, which takes seconds and
-prints, and it brings a thread of its own.
+TensorBoard's `EventFileWriter` is not used: it imports TensorFlow if that is installed, which takes seconds and prints
+messages, and it starts its own thread.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from penstock.errors import SetupError
 from penstock.observe.loggers.base import Outcome, RunInfo, environment, needs
 
 _FINISH_SECONDS = 25.0
-"""How long an online run may take to send what is left; the rest can be sent with `wandb sync`."""
+"""How long an online run may take to send its remaining data; the rest can be sent with `wandb sync`."""
 _EXIT_CODES = {Outcome.FINISHED: 0, Outcome.FAILED: 1, Outcome.INTERRUPTED: 255}
 """255 is how Weights & Biases itself marks a run ended by Ctrl-C."""
 
@@ -20,8 +20,8 @@ _EXIT_CODES = {Outcome.FINISHED: 0, Outcome.FAILED: 1, Outcome.INTERRUPTED: 255}
 class WandbLogger:
     """History by step, the settings as its config, the summary as its summary.
 
-    The run is its own object: `wandb.run` and the other globals of the package stay as they are. Code, git state,
-    machine, installed packages and console output are not collected.
+    The run is its own object: `wandb.run` and the package's other globals are left unchanged. Code, git state, machine,
+    installed packages and console output are not collected.
     """
 
     name = "wandb"
@@ -42,7 +42,7 @@ class WandbLogger:
                 _log_in()
             excepthook = sys.excepthook
             self._run = wandb.init(config=dict(run.settings), settings=self._settings(run))
-            # Its own hook prints every traceback once more; how the run ended is told by `summary`.
+            # Its own hook prints every traceback once more; `summary` reports how the run ended.
             sys.excepthook = excepthook
         return str(self._run.url) if self._config.mode == "online" else str(os.path.dirname(self._run.dir))
 
@@ -86,7 +86,7 @@ class WandbLogger:
 
 
 def check_mode() -> None:
-    """Raise where the environment contradicts `mode: online`."""
+    """Raise if the environment contradicts `mode: online`."""
     mode = os.environ.get("WANDB_MODE", "online")
     if mode != "online":
         raise SetupError(f"observe.wandb.mode: is online, but the environment has WANDB_MODE={mode}; unset one")

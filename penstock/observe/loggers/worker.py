@@ -1,4 +1,4 @@
-"""A logger in a thread of its own, behind a queue that never makes the run wait."""
+"""A logger in its own thread, behind a queue that never makes the run wait."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _log = logging.getLogger(__name__)
 
 
 class Report(Protocol):
-    """Tells of an event; called from any thread."""
+    """Reports an event; called from any thread."""
 
     def __call__(self, event: str, /, **fields: Any) -> None:
         """Record it."""
@@ -39,9 +39,9 @@ class LoggerThread:
 
     Invariants, all under one condition:
     - at most `capacity` records wait; one more pushes out the oldest, which counts in `dropped`;
-    - the first record pushed out gives the event `logger_behind`, later ones none;
-    - the first call that raises gives the event `logger_failed`; after it nothing is queued and only `close` is called;
-    - `end` is heard after the records that wait, however many there are.
+    - the first record pushed out emits the event `logger_behind`, later ones none;
+    - the first call that raises emits the event `logger_failed`; after it nothing is queued and only `close` is called;
+    - `end` takes effect after all waiting records, however many there are.
 
     Example with `capacity = 2` and a logger that hangs in its first `log`: records 1 to 4 are queued, 1 is taken out at
     once and hangs, 2 is pushed out by 4: `dropped` is 1, and the loop that queued them has not waited.
@@ -61,10 +61,10 @@ class LoggerThread:
         self._thread: threading.Thread | None = None
         self._through = False
         self._over = threading.Event()
-        """The thread is through, or nobody waits for it any more."""
+        """The thread has finished, or nobody waits for it any longer."""
 
     def start(self, run: RunInfo) -> Future[str]:
-        """Start the logger; the result is what its `start` gives or raises."""
+        """Start the logger; the result is what its `start` returns or raises."""
         self._thread = threading.Thread(target=self._live, args=(run,), name=f"logger-{self.name}", daemon=True)
         self._thread.start()
         return self._started
@@ -86,13 +86,13 @@ class LoggerThread:
             self._report("logger_behind", logger=self.name, queued=self._capacity, step=step)
 
     def end(self, outcome: Outcome, summary: Mapping[str, Any]) -> None:
-        """Let the logger write what waits, sum up and close; returns at once."""
+        """Let the logger write waiting records, sum up and close; returns at once."""
         with self._changed:
             self._end = _End(outcome, summary)
             self._changed.notify()
 
     def has_ended(self, seconds: float) -> bool:
-        """Whether the thread is through within so many seconds; one that never got to work is not waited for."""
+        """Whether the thread finishes within this many seconds; a logger that never started is not waited for."""
         started = self._started
         if self._thread is None or not started.done() or started.cancelled() or started.exception() is not None:
             return True
@@ -100,7 +100,7 @@ class LoggerThread:
         return self._through
 
     def give_up(self) -> None:
-        """Whoever waits in `has_ended` waits no longer."""
+        """Stop any wait in `has_ended`."""
         self._over.set()
 
     def _live(self, run: RunInfo) -> None:
@@ -122,7 +122,7 @@ class LoggerThread:
         try:
             end = self._log_until_the_end()
             self._logger.summary(end.outcome, end.summary)
-        except BaseException as error:  # noqa: BLE001 - whatever a logger raises, the run goes on without it
+        except BaseException as error:  # noqa: BLE001 - the run continues without a logger that fails
             self._switch_off(error)
             self._close(is_reported=True)
         else:

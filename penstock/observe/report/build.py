@@ -18,20 +18,20 @@ FILE_NAME = "report.html"
 
 @dataclass(frozen=True)
 class WrittenReport:
-    """A page that was written."""
+    """A written page."""
 
     path: Path
     size: int
     """In bytes."""
     figures: dict[str, Any]
     notes: tuple[str, ...]
-    """What of the run was missing or cut off."""
+    """What was missing from the run or cut off."""
 
 
 def write_report(run_dir: str | Path, output: str | Path | None = None) -> WrittenReport:
     """Write the page of a run, whole or not at all; by default into its folder.
 
-    `ConfigError` where there is no run, or where the page cannot be written.
+    Raises `ConfigError` if there is no run or the page cannot be written.
     """
     data = load_run(run_dir)
     path = Path(output) if output is not None else Path(run_dir) / FILE_NAME

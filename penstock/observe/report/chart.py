@@ -13,12 +13,12 @@ from penstock.observe.report.numerals import Axis, short, step_axis, tick_labels
 from penstock.observe.report.thinning import Series
 
 WIDTH, HEIGHT = 1000, 500
-"""Units of the drawing in either direction, whatever its size on the page."""
+"""Units of the drawing in either direction, independent of its size on the page."""
 SMALL = "small"
 LARGE = "large"
 _OUTLIERS, _FLATTENED, _LEAST_VALUES = 0.005, 3.0, 12
 """The share of values at either end that may be left out of an axis, and how many times the range of the others they
-must lie away; charts of fewer values show all."""
+must lie away; charts with fewer values show all."""
 
 
 class Look(Enum):
@@ -52,10 +52,10 @@ def line_chart(
     y_range: tuple[float, float] | None = None,
     names_single: bool = False,
 ) -> Html:
-    """A chart of one or more lines over steps; nothing where no line has a point, and words where all are zero.
+    """A chart of one or more lines over steps; nothing if no line has a point, and words if all are zero.
 
-    `floor` is always on the axis, and so is `y_range`, for charts that are to have one scale. With `names_single` a
-    line is named also where it is the only one, as the title does not say which it is.
+    `floor` is always on the axis, and so is `y_range`, for charts that share one scale. With `names_single`, a line is
+    named even if it is the only one, because the title does not say which it is.
     """
     drawn = [line for line in lines if len(line.series)]
     if not drawn:
@@ -85,7 +85,7 @@ def line_chart(
 
 
 def shared_range(charts: Iterable[Sequence[Line]]) -> tuple[float, float] | None:
-    """A range that holds what each of these charts shows; None where they show nothing."""
+    """A range that holds what each of these charts shows; None if they show nothing."""
     values = [
         value
         for lines in charts
@@ -108,7 +108,7 @@ def figure(
     data: dict[str, Any],
     y_labels: Html | None = None,
 ) -> Html:
-    """A drawing with its title, legend, axes, what a screen reader says of it, and the data that hovering shows."""
+    """A drawing with its title, legend, axes, what a screen reader says about it, and the data that hovering shows."""
     head = [tag("strong", title), tag("span", note, class_="note") if note else None, _legend(legend)]
     drawing = tag(
         "svg",
@@ -181,7 +181,7 @@ def _y(value: float, axis: Axis) -> float:
 
 
 def _raw(lines: Sequence[Line]) -> list[Line]:
-    """The lines that show each step's own value; a running mean carries an outlier on for many steps."""
+    """The lines that show each step's own value; a running mean carries an outlier along for many steps."""
     faint = [line for line in lines if line.look is Look.FAINT]
     return faint or [line for line in lines if line.look is not Look.DOTS]
 
@@ -191,7 +191,7 @@ def _all_values(line: Line) -> tuple[float, ...]:
 
 
 def _shown_values(lines: Sequence[Line]) -> list[float]:
-    """The values that the axis must hold: all, but for the few that would flatten the others. Dots are always held."""
+    """The values that the axis must hold: all except the few that would flatten the others. Dots always count."""
     raw = _raw(lines)
     values = sorted(chain.from_iterable(map(_all_values, raw)))
     kept = _without_outliers(values)
@@ -262,6 +262,6 @@ def _readable(axis: Axis, lines: Sequence[Line]) -> dict[str, Any]:
 
 
 def rounded(value: float, digits: int = 4) -> float:
-    """A value with so many significant digits, as short in JSON as can be."""
+    """A value with this many significant digits, as short in JSON as possible."""
     short_form = float(f"{value:.{digits}g}")
     return int(short_form) if short_form.is_integer() and abs(short_form) < 1e15 else short_form

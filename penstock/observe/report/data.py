@@ -27,22 +27,22 @@ _FILES = ("config.yaml", "metrics.jsonl", "events.jsonl", "summary.json", "trace
 
 
 class RunStatus(Enum):
-    """How a run stands."""
+    """The status of a run."""
 
     ENDED = "ended"
     """By itself: all its steps, all its data, or a metric that said so."""
     STOPPED = "stopped"
-    """Before that, because somebody asked, or its time was up; it can go on."""
+    """Before that, because somebody asked, or its time was up; it can be resumed."""
     FAILED = "failed"
     RUNNING = "running"
     """It holds the lock of its folder."""
     CUT_OFF = "cut off"
-    """It is gone without a word: killed, or the machine was."""
+    """It vanished without a word: it was killed, or the machine went down."""
 
 
 @dataclass(frozen=True)
 class RunData:
-    """A run as its files tell it; what is missing is empty or None."""
+    """A run as its files describe it; missing parts are empty or None."""
 
     folder: Path
     steps: Sequence[Record]
@@ -56,7 +56,7 @@ class RunData:
     trace: TraceData | None
     status: RunStatus
     stopped_by: str | None
-    """Why it ended; None where nothing says so."""
+    """Why it ended; None if nothing says so."""
     notes: Sequence[str]
     """What is missing or cut off, for a person to read."""
 
@@ -89,7 +89,7 @@ class RunData:
         return list(self._columns)
 
     def setting(self, key: str) -> Any:
-        """A setting by its dotted name; None where the configuration does not say."""
+        """A setting by its dotted name; None if the configuration does not say."""
         value: Any = self.config
         for name in key.split("."):
             value = value.get(name) if isinstance(value, Mapping) else None
@@ -97,9 +97,9 @@ class RunData:
 
 
 def load_run(run_dir: str | Path) -> RunData:
-    """Read a run directory; `ConfigError` where it is none, or where nothing has happened yet."""
+    """Read a run directory; raises `ConfigError` if it is not one, or if nothing has happened yet."""
     folder = Path(run_dir)
-    if not os.path.isdir(folder):  # which, unlike pathlib, takes any text
+    if not os.path.isdir(folder):  # which, unlike pathlib, accepts any text
         raise ConfigError(["is not a folder"], source=str(run_dir))
     if not any((folder / name).is_file() for name in _FILES):
         raise ConfigError([f"is not the folder of a run: it has none of {', '.join(_FILES)}"], source=str(run_dir))
@@ -147,7 +147,7 @@ def _split(metrics: Iterable[Record]) -> tuple[list[Record], list[Record]]:
 
 
 def _parsed_config(text: str | None) -> Record | None:
-    """The settings; None where the text is none of them."""
+    """The settings; None if the text holds none."""
     try:
         data = parse_yaml(text) if text else {}
     except (yaml.YAMLError, ValueError, RecursionError):
@@ -168,7 +168,7 @@ def _status(folder: Path, summary: Record | None, stopped_by: str | None) -> Run
 
 
 def _is_locked(lock: Path) -> bool:
-    """Whether a run holds the folder; a shared lock, taken and let go, disturbs nobody."""
+    """Whether a run holds the folder; a shared lock, taken and released, disturbs nobody."""
     try:
         with lock.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

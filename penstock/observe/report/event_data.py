@@ -1,4 +1,4 @@
-"""The event log as the report needs it: counted by kind while it is read, so that a long one takes no memory."""
+"""The event log as the report needs it: counted by kind while it is read, so a long one takes no memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _RAISED = "environment_failed"
 MOST_RAISED = 30
 """Causes of failures of environments and rewards that are shown."""
 MOST_CAUSES = 100
-"""Different causes that are kept of one kind; the oldest go first."""
+"""Different causes that are kept for one kind; the oldest are dropped first."""
 
 
 @dataclass
@@ -27,9 +27,9 @@ class KindTally:
     causes: dict[str, int] = field(default_factory=dict)
     """How often each cause was given; the newest is last."""
     forgotten: int = 0
-    """Causes that were given and are not kept."""
+    """Causes that were given but not kept."""
     faults: Counter[str] = field(default_factory=Counter)
-    """How many were whose fault: `infra` or `data`; empty where the events do not say."""
+    """How many were whose fault: `infra` or `data`; empty if the events do not say."""
 
     def add(self, time: datetime | None, cause: str | None, fault: str | None = None) -> None:
         """One more event."""
@@ -49,18 +49,18 @@ class RaisedCause:
     """Failures of environments and rewards that have one cause."""
 
     first: Mapping[str, Any] = field(default_factory=dict)
-    """The event that told of it, with its traceback, prompt and response."""
+    """The event that reported it, with its traceback, prompt and response."""
     before: int = 0
     """Failures in earlier processes of the run: each process counts from 1."""
     latest: int = 0
 
     @property
     def count(self) -> int:
-        """Failures in all processes; at least the one that was told of."""
+        """Failures in all processes; at least the reported one."""
         return max(self.before + self.latest, 1)
 
     def next_process(self) -> None:
-        """The run goes on in another process, which counts from 1."""
+        """The run continues in another process, which counts from 1."""
         self.before, self.latest = self.before + self.latest, 0
 
 
@@ -71,11 +71,11 @@ class EventTally:
     kinds: dict[str, KindTally] = field(default_factory=dict)
     started: datetime | None = None
     stopped_by: str | None = None
-    """Why the run ended, where it says so."""
+    """Why the run ended, if it says so."""
     failed: Mapping[str, Any] | None = None
     """The event of the error that the run ended with."""
     vanished: int = 0
-    """Processes of the run that ended without a word before the next one began: killed, or the machine was."""
+    """Processes of the run that ended without a word before the next one began: killed, or the machine went down."""
     drops: deque[Mapping[str, Any]] = field(default_factory=lambda: deque(maxlen=MOST_DROPS))
     """The newest prompts that were given up."""
     stalls: deque[Mapping[str, Any]] = field(default_factory=lambda: deque(maxlen=MOST_STALLS))
@@ -93,7 +93,7 @@ class EventTally:
         for event in events:
             time, name = event_time(event), str(event.get("event", "?"))
             tally.started = tally.started or time
-            if name == "run_started":  # of the run's next process, where it was resumed
+            if name == "run_started":  # the run's next process, if it was resumed
                 tally.vanished += bool(tally.starts) and tally.stopped_by is None
                 tally.stopped_by = tally.failed = None
                 tally.starts.append(event)
@@ -114,7 +114,7 @@ class EventTally:
         return tally
 
     def _note_cause(self, name: str, event: Mapping[str, Any]) -> None:
-        """Count a failure by its cause; the first event of a cause, in whichever process of the run, tells of it."""
+        """Count a failure by its cause; the first event of a cause, in any process of the run, describes it."""
         told = name == _RAISED
         cause = event.get("cause") if told else event.get("failed_by")
         if not isinstance(cause, str) or (cause not in self.raised and len(self.raised) >= MOST_RAISED):
@@ -131,7 +131,7 @@ class EventTally:
 
 
 def event_time(event: Mapping[str, Any]) -> datetime | None:
-    """When an event happened; a time that does not say where is taken as UTC."""
+    """When an event happened; a time without a zone is taken as UTC."""
     try:
         time = datetime.fromisoformat(str(event.get("time")))
         return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)

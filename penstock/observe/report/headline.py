@@ -1,4 +1,4 @@
-"""The head of the page: which run it is, how it stands, and its figures at a glance."""
+"""The head of the page: which run it is, its status, and its figures at a glance."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ENDINGS = {
 
 
 def figures(data: RunData) -> dict[str, Any]:
-    """The headline figures, for programs too; None where the run has none."""
+    """The headline figures, for programs too; None if the run has none."""
     rewards = data.values("train/reward_mean")
     elapsed = data.last("timing/elapsed_s")
     lags = data.values("staleness/lag_max")
@@ -46,7 +46,7 @@ def figures(data: RunData) -> dict[str, Any]:
 
 
 def _whole_time(data: RunData, to_last_step: float | None) -> float | None:
-    """Seconds of training, as `summary.json` says; up to the last step where there is none."""
+    """Seconds of training, as `summary.json` says; up to the last step if there is none."""
     return number(data.summary.get("timing/elapsed_s") if data.summary else None) or to_last_step
 
 

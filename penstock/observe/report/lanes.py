@@ -14,7 +14,7 @@ from penstock.observe.report.values import number
 _ENGINE, _BAR, _GAP = 52, 20, 12
 """Heights, in pixels, of the engine's area, of a bar, and between lanes."""
 _ROW, _NARROW_ROW = 5, 3
-"""Height of a group; narrow where there are more than `_MANY_ROWS`."""
+"""Height of a group; narrow if there are more than `_MANY_ROWS`."""
 _MANY_ROWS, _MOST_ROWS = 48, 96
 """Groups at the same time that are drawn one below the other; more are left out, and the page says so."""
 
@@ -78,7 +78,7 @@ class _Layout:
         return WIDTH * (min(max(at, window.begin), window.end) - window.begin) / (window.end - window.begin)
 
     def lane(self, label: str, height: float) -> float:
-        """Room for a lane; gives its top."""
+        """Make room for a lane; returns its top."""
         top = self.height
         self.labels.append((label, top))
         self.height += height + _GAP
@@ -238,7 +238,7 @@ def _spoken(window: Window) -> str:
 
 
 def _readable(window: Window, rows: Sequence[Sequence[GroupLife]], top: float, height: int) -> dict[str, Any]:
-    """What hovering shows; times are seconds from the window's begin."""
+    """What hovering shows; times are seconds from the window's start."""
 
     def at(time: float | None) -> float | None:
         return None if time is None else rounded(max(time, window.begin) - window.begin, 5)

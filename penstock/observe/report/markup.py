@@ -11,7 +11,7 @@ _VOID = frozenset({"br", "hr", "input", "meta", "path", "rect", "line"})
 
 
 class Html(str):
-    """Text that is HTML already. Putting it into an f-string makes it a plain text again, which is escaped."""
+    """Text that is already HTML. Putting it into an f-string makes it plain text again, which is escaped."""
 
     __slots__ = ()
 
@@ -21,12 +21,12 @@ NOTHING = Html("")
 
 
 def text(value: object) -> Html:
-    """A value as text of a page."""
+    """A value as text on a page."""
     return value if isinstance(value, Html) else Html(html.escape(str(value), quote=True))
 
 
 def join(children: Iterable[Child], between: str = "") -> Html:
-    """Several pieces one after the other; None is left out."""
+    """Several pieces in sequence; None is left out."""
     return Html(between.join(text(child) for child in children if child is not None))
 
 

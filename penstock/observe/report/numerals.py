@@ -1,4 +1,4 @@
-"""Numbers for people: round ticks on an axis, and values as short as they can be read."""
+"""Numbers for people: round ticks on an axis, and values as short as is readable."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 _STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
 _TINIEST = 1e-150
-"""What is nearer to zero is zero on an axis."""
+"""Values closer to zero count as zero on an axis."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Axis:
     ticks: tuple[float, ...]
 
     def place(self, value: float) -> float:
-        """Where a value is, from 0 at the low end to 1 at the high end."""
+        """The position of a value, from 0 at the low end to 1 at the high end."""
         return (value - self.low) / (self.high - self.low)
 
 

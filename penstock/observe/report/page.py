@@ -25,7 +25,7 @@ def render_page(data: RunData) -> str:
     """The report as one HTML document."""
     style, script = _resource("page.css"), _resource("page.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    # Whatever a response holds, a browser runs no script but the page's own, and fetches nothing.
+    # No matter what a response holds, a browser runs only the page's own script and fetches nothing.
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; base-uri 'none'"
     head = tag(
         "head",
@@ -45,7 +45,7 @@ def render_page(data: RunData) -> str:
         samples_section(data) or _without_steps(data, "samples", "Sample responses"),
     ]
     happened = [events_section(data)]
-    # Of a run that trained nothing, the first thing to read is why.
+    # For a run that trained nothing, the first thing to read is why.
     sections = [*(learned + happened if data.steps else happened + learned), _settings_section(data)]
     toggle = tag("button", "Theme", type="button", class_="theme", title="light, dark, or the system's setting")
     body = tag(
@@ -59,7 +59,7 @@ def render_page(data: RunData) -> str:
 
 
 def _without_steps(data: RunData, name: str, title: str) -> Html:
-    """A line for a section that needs steps, where there are none; other empty sections are left out."""
+    """A line for a section that needs steps when there are none; other empty sections are left out."""
     return NOTHING if data.steps else section(name, title, tag("p", "No step has finished.", class_="note"))
 
 

@@ -1,4 +1,4 @@
-"""Files of a run as they are: whole, damaged, cut off in the middle of a line, or not there."""
+"""Files of a run in any state: whole, damaged, cut off in the middle of a line, or missing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Lines:
-    """The objects of a JSONL file, one at a time; none where there is no file. What was wrong is known afterwards."""
+    """The objects of a JSONL file, one at a time; none if there is no file. Problems are known afterwards."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -39,7 +39,7 @@ class Lines:
 
 
 def read_object(path: Path) -> dict[str, Any] | None:
-    """The object of a JSON file; None where there is no file or no object in it."""
+    """The object of a JSON file; None if there is no file or no object in it."""
     if not path.is_file():
         return None
     record = parsed(path.read_bytes())
@@ -47,12 +47,12 @@ def read_object(path: Path) -> dict[str, Any] | None:
 
 
 def read_text(path: Path) -> str | None:
-    """The text of a file; None where there is none."""
+    """The text of a file; None if there is none."""
     return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else None
 
 
 def parsed(line: bytes) -> Any:
-    """JSON, or None for what is no JSON or too deep to be read; NaN and infinity, which JSON has not, are None too."""
+    """JSON, or None for text that is not JSON or is nested too deeply; NaN and infinity become None too."""
     try:
         return json.loads(line, parse_constant=lambda name: None)
     except (ValueError, RecursionError):

@@ -11,7 +11,7 @@ from penstock.observe.report.values import number
 
 MOST_SAMPLES = 240
 _EXTREMES = 40
-"""How many of the best and of the worst are always among those that are shown."""
+"""How many of the best and of the worst are always shown."""
 _SPREAD = MOST_SAMPLES - 2 * _EXTREMES
 
 _Placed = tuple[int, Mapping[str, Any]]
@@ -26,10 +26,10 @@ class SampleChoice:
 
 
 def choose_samples(samples: Iterable[Mapping[str, Any]]) -> SampleChoice:
-    """All; of very many, some spread evenly over the run, the newest, the best and the worst.
+    """All samples or, if there are very many, some spread evenly over the run, the newest, the best and the worst.
 
     Holds a few hundred at a time: the spread ones are every `stride`-th, and when there are too many of them, every
-    other one goes and the stride doubles. All are kept as long as they are few.
+    other one is dropped and the stride doubles. While there are few, all are kept.
     """
     spread: list[_Placed] = []
     best: list[tuple[float, int, Mapping[str, Any]]] = []

@@ -22,7 +22,7 @@ def total(data: RunData, severity: Severity) -> int:
 
 
 def failed_attempts(data: RunData) -> int:
-    """How many failures there were. That the run ended by them is not one more; a run that failed has at least one."""
+    """How many failures there were. The end of the run is not another one; a run that failed has at least one."""
     ends = data.events.count("run_failed")
     return total(data, Severity.FAILURE) - ends or ends
 
@@ -57,7 +57,7 @@ def events_section(data: RunData) -> Html:
 
 
 def _killed(data: RunData) -> Html | None:
-    """How many processes of the run are gone without a word, where some are."""
+    """How many processes of the run vanished without a word, if any."""
     count = data.events.vanished + (data.status is RunStatus.CUT_OFF)
     if not count:
         return None

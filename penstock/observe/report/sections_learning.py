@@ -30,13 +30,13 @@ _SMALL_MULTIPLES = (
     ("train/lr", "Learning rate", 0.0),
 )
 _SMOOTH = ("train/lr",)
-"""Not noisy: shown as they are."""
+"""Not noisy: shown unsmoothed."""
 _PASS_AT = re.compile(r"eval/pass@\d+")
 _EXTREME = re.compile(r"_(mean|max|min)$")
 _CURVE = 3
-"""Fewer evaluations than this are no curve."""
+"""Fewer evaluations than this do not make a curve."""
 _MOST_CHARTS = 80
-"""Charts of metrics that have none of their own."""
+"""Charts of metrics that have no chart of their own elsewhere."""
 _SHOWN_ELSEWHERE = (
     _COMPONENT,
     "staleness/lag_histogram/",
@@ -48,12 +48,12 @@ _SHOWN_ELSEWHERE = (
 
 
 def window_of(count: int) -> int:
-    """Over how many steps a curve of `count` points is smoothed; 1 leaves it as it is."""
+    """Over how many steps a curve of `count` points is smoothed; 1 leaves it unchanged."""
     return 1 if count < 12 else max(3, min(50, round(count / 20)))
 
 
 def trend(data: RunData, key: str, name: str, colour: str = "c1") -> list[Line]:
-    """A metric, faint, and its running mean, strong; only the former where there are few steps."""
+    """A metric, faint, and its running mean, strong; only the former if there are few steps."""
     points = data.points(key)
     window = window_of(len(points))
     if window == 1:
@@ -67,7 +67,7 @@ def trend(data: RunData, key: str, name: str, colour: str = "c1") -> list[Line]:
 
 
 def reward_section(data: RunData) -> Html:
-    """Reward of sampled responses and of held-out prompts over steps; by environment where there are several."""
+    """Reward of sampled responses and of held-out prompts over steps; by environment if there are several."""
     lines = trend(data, _REWARD, "sampled responses")
     evals = thinned((number(line["step"]) or 0.0, number(line.get("eval/reward_mean"))) for line in data.evals)
     lines.append(Line("held-out prompts", evals, "c2", Look.DOTS))
@@ -86,7 +86,7 @@ def reward_section(data: RunData) -> Html:
 
 
 def _held_out(data: RunData) -> tuple[list[Line], str]:
-    """The evaluations alone, as curves: reward and pass@k, and a note; no line where the chart above says it all."""
+    """The evaluations alone, as curves: reward and pass@k, and a note; no line if the chart above shows it all."""
     names = {key: None for line in data.evals for key in line if _PASS_AT.fullmatch(key)}
     passes = sorted(names, key=lambda key: int(key.partition("@")[2]))
     if not passes and len(data.evals) < _CURVE:
@@ -123,7 +123,7 @@ def _means(data: RunData, keys: list[str], prefix: str) -> list[Line]:
 
 
 def optimisation_section(data: RunData) -> Html:
-    """Small charts of loss, gradient norm, entropy, KL, mismatch and their like; constant ones are only named."""
+    """Small charts of loss, gradient norm, entropy, KL, mismatch and similar metrics; constant ones are only named."""
     charts, constant = [], []
     for key, title, floor in _SMALL_MULTIPLES:
         values = data.values(key)
@@ -167,12 +167,12 @@ def other_metrics(data: RunData) -> Html:
 
 
 def quantity_of(key: str) -> str:
-    """What a metric is of: charts of `lag_mean` and `lag_max`, or of a mean in two environments, have one scale."""
+    """What a metric measures: charts of `lag_mean` and `lag_max`, or of a mean in two environments, share one scale."""
     return _EXTREME.sub("", "/".join(key.split("/")[:2]))
 
 
 def section(name: str, title: str, body: Html, lead: str = "") -> Html:
-    """A part of the page; nothing where it has no content."""
+    """A part of the page; nothing if it has no content."""
     if not body:
         return NOTHING
     heading = tag("h2", title)

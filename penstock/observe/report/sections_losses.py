@@ -45,7 +45,7 @@ def _dropped(drop: Mapping[str, Any], start: datetime | None) -> Html:
 
 
 def end_of_run(tally: EventTally) -> Html:
-    """Where the user's code raised that ended the run."""
+    """Where the user's code raised the error that ended the run."""
     if tally.failed is None or not tally.failed.get("traceback"):
         return NOTHING
     parts = [tag("h3", "What ended the run"), tag("p", str(tally.failed.get("cause", "")))]

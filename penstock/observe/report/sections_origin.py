@@ -14,7 +14,7 @@ _SHORT_COMMIT = 12
 
 
 def origin(data: RunData) -> Html:
-    """A table for the newest process, and folded ones for those before it, where the run was resumed."""
+    """A table for the newest process, and folded ones for those before it, if the run was resumed."""
     known = [start for start in data.events.starts if "command" in start]
     if not known:
         return NOTHING

@@ -86,7 +86,7 @@ def _numbers(values: object, prefix: str) -> list[Html]:
 
 
 def _text(value: object, most: int) -> Html:
-    """A text with its white space, cut with a mark where it is too long for a page."""
+    """A text with its white space, cut with a mark if it is too long for a page."""
     whole = "" if value is None else str(value)
     if not whole:
         return tag("pre", tag("span", "(empty)", class_="note"))

@@ -25,7 +25,7 @@ _PARTS = (
     ("weight sync", ("timing/sync_s",), "c4"),
     ("checkpoint", ("timing/checkpoint_s",), "c6"),
 )
-"""Parts of a step as the train pump spends it; `training` is what the others leave of `timing/step_s`."""
+"""Parts of a step as the train pump spends it; `training` is `timing/step_s` minus the others."""
 _AFTER_THE_STEP = ("checkpoint",)
 """Comes on top of `timing/step_s`."""
 

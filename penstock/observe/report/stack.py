@@ -24,7 +24,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Bins:
-    """Neighbouring steps put together; `edges` has one entry more than there are bins."""
+    """Neighbouring steps grouped together; `edges` has one more entry than there are bins."""
 
     edges: tuple[float, ...]
     members: tuple[range, ...]
@@ -32,12 +32,12 @@ class Bins:
 
     @property
     def axis(self) -> Axis:
-        """From the first edge to the last, with round ticks at the middle of a bar where bars are single steps."""
+        """From the first edge to the last, with round ticks at the middle of a bar if bars are single steps."""
         return Axis(self.edges[0], self.edges[-1], step_axis(self.edges[0] + 0.5, self.edges[-1] - 0.5).ticks)
 
 
 def bins_of(steps: Sequence[float], most: int = MOST_BINS) -> Bins:
-    """At most `most` bins of about as many steps each."""
+    """At most `most` bins with about the same number of steps each."""
     count = min(most, len(steps))
     members = [range(len(steps) * k // count, len(steps) * (k + 1) // count) for k in range(count)]
     edges = [steps[member.start] - 0.5 for member in members]

@@ -1,4 +1,4 @@
-"""Long series made short: neighbours are put together, and what they spanned is kept."""
+"""Long series made short: neighbours are merged, and the range they spanned is kept."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ MOST_POINTS = 400
 
 @dataclass(frozen=True)
 class Series:
-    """Values over `x`; `low` and `high` differ from `y` where several values were put together into their mean."""
+    """Values over `x`; `low` and `high` differ from `y` where several values were merged into their mean."""
 
     x: tuple[float, ...]
     y: tuple[float, ...]
     low: tuple[float, ...] = ()
     high: tuple[float, ...] = ()
-    """Empty where no values were put together."""
+    """Empty if no values were merged."""
 
     def __len__(self) -> int:
         return len(self.x)

@@ -13,11 +13,11 @@ from penstock.observe.report.reading import parsed
 from penstock.observe.report.trace_index import TraceIndex, index_trace, read_between
 
 _MOST_STEPS, _MOST_GROUPS = 8, 320
-"""How much a window shows; one step at least, whatever it has."""
+"""How much a window shows; always at least one step."""
 _STEPS_BEFORE = 2
 """Steps before a window that are read too: groups that it trains began there."""
 _SHORTEST = 1e-6
-"""A window lasts at least so many seconds."""
+"""A window lasts at least this many seconds."""
 _MOST_BYTES = 64 * 2**20
 """How much of the file is parsed for one window."""
 
@@ -34,7 +34,7 @@ class Span:
 
 @dataclass
 class GroupLife:
-    """A prompt group; a time is None where its phase did not begin, and -inf where that was before what was read."""
+    """A prompt group; a time is None if its phase did not begin, and -inf if it began before the part that was read."""
 
     group_id: str
     dispatched: float
@@ -59,7 +59,7 @@ class Window:
     other: Sequence[Span]
     """Checkpoints and evaluations."""
     engine: Sequence[tuple[float, float]]
-    """Percent of the slots at work, each from its time on; of all engines together."""
+    """Percent of busy slots, each from its time onwards; over all engines together."""
     groups: Sequence[GroupLife]
 
 
@@ -86,7 +86,7 @@ class _Piece:
 
 
 class _Reader:
-    """Understands events; names of processes and lanes may stand anywhere before and hold for the whole file."""
+    """Understands events; names of processes and lanes may appear anywhere before and hold for the whole file."""
 
     def __init__(self, names: Iterable[bytes]) -> None:
         self._names: dict[tuple[int, int], str] = {}
@@ -143,7 +143,7 @@ def _place(piece: _Piece, lane: tuple[str, str], span: Span) -> None:
 
 
 def _live(groups: dict[str, GroupLife], ph: str, name: str, track: str, at: float, args: dict[str, Any]) -> None:
-    """Take in an event of a group; what happened to it before the piece began counts as long ago."""
+    """Add an event of a group; anything that happened to it before the piece began counts as long ago."""
     life = groups.get(track)
     if life is None:
         began = at if (ph, name) == ("b", "group") else -math.inf
@@ -162,7 +162,7 @@ def _live(groups: dict[str, GroupLife], ph: str, name: str, track: str, at: floa
 
 
 def read_trace(path: Path) -> TraceData | None:
-    """The windows of a trace; None where there is no file."""
+    """The windows of a trace; None if there is no file."""
     if not path.is_file():
         return None
     index = index_trace(path)
@@ -195,7 +195,7 @@ def _choices(index: TraceIndex) -> list[tuple[str, int, int]]:
 
 
 def _begin_of_reading(index: TraceIndex, first: int, size: int) -> int | None:
-    """Where to begin: some steps before the window, for groups under way; None where even the window is too much."""
+    """Where to begin: some steps before the window, for groups under way; None if even the window is too much."""
     end = index.steps[first + size - 1][1]
     for earlier in range(max(0, first - _STEPS_BEFORE), first + 1):
         if end - index.steps[earlier][0] <= _MOST_BYTES:
@@ -247,7 +247,7 @@ def _clipped(spans: Iterable[Span], begin: float, end: float) -> list[Span]:
 
 
 def _joined(engines: dict[str, list[tuple[float, float]]], begin: float, end: float) -> list[tuple[float, float]]:
-    """The mean over all engines, from each time on at which one of them changes; clipped to the window."""
+    """The mean over all engines, from each time at which one of them changes; clipped to the window."""
     changes = sorted((at, name, value) for name, readings in engines.items() for at, value in readings)
     now = dict.fromkeys(engines, 0.0)
     found: list[tuple[float, float]] = []

@@ -1,4 +1,4 @@
-"""Where the steps of a trace are in its file, found without parsing it: a trace may have hundreds of megabytes."""
+"""Where the steps of a trace are in its file, found without parsing it: a trace may take hundreds of megabytes."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _TAIL_BYTES = 4096
 
 @dataclass
 class TraceIndex:
-    """What a look over the file tells."""
+    """What a scan of the file finds."""
 
     steps: list[tuple[int, int]] = field(default_factory=list)
-    """Of each finished step: where its first line begins and where its last one ends."""
+    """For each finished step: where its first line begins and where its last one ends."""
     names: list[bytes] = field(default_factory=list)
     """The lines that give processes and lanes their names."""
     groups: int = 0
@@ -34,7 +34,7 @@ class TraceIndex:
     _open: int | None = None
 
     def scan(self, chunk: bytes, offset: int) -> None:
-        """Look over whole lines that begin at `offset`."""
+        """Scan whole lines that begin at `offset`."""
         self.groups += chunk.count(_GROUP)
         for place in _places(chunk, _NAME):
             self.names.append(_line(chunk, place))
@@ -51,7 +51,7 @@ class TraceIndex:
 
 
 def index_trace(path: Path) -> TraceIndex:
-    """Look over a trace."""
+    """Scan a trace."""
     index = TraceIndex()
     tail = b""
     with path.open("rb") as file:

@@ -40,7 +40,7 @@ class HeadOrder:
     norm_J: Tensor
     """Which element of `(query norm, key norm, ones)` scales each row."""
     turned_N1: Tensor
-    """Whether a head is rotated, and normalised where there are such norms: all but values."""
+    """Whether a head is rotated, and normalised if there are such norms: all but values."""
     shrink_N1: Tensor
     """-1 / D where it is, 0 elsewhere."""
 
@@ -86,7 +86,7 @@ class Setting:
 
 
 class AttentionWeights(NamedTuple):
-    """The parameters of the half; those that a model does not have are None."""
+    """The parameters of the half; those that a model lacks are None."""
 
     norm_H: Tensor
     query_CH: Tensor
@@ -110,7 +110,7 @@ class AttentionSaved(NamedTuple):
     inner_TH: Tensor
     qkv_JH: Tensor
     heads_TJ: Tensor | None
-    """Before their norms, where there are any."""
+    """Before their norms, if there are any."""
     inverse_TN1: Tensor | None
     norm_J: Tensor | None
     lanes_BKMLD: Tensor

@@ -1,8 +1,8 @@
-"""Where the lean way of computing a model's body fits, and the body computed that way.
+"""When the lean computation of a model's body applies, and the body computed that way.
 
-A small model's forward and backward on a CPU is many operations on little data: what costs is their number, and memory
-that is touched for the first time. The lean body is the same arithmetic in fewer of them. It reads the Hugging Face
-modules' own parameters in every pass, and shares no memory between passes, so that several may run at once.
+A small model's forward and backward on a CPU is many operations on little data: the cost lies in their number and in
+memory that is touched for the first time. The lean body is the same arithmetic in fewer of them. It reads the Hugging
+Face modules' own parameters in every pass, and shares no memory between passes, so several may run at once.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _BODIES = {"LlamaModel", "MistralModel", "Qwen2Model", "Qwen3Model"}
 LONGEST_ROW = 256
 """Attention's shares are kept whole for the backward; in longer rows, blockwise kernels do better."""
 _WIDEST = 512
-"""Hidden size: beyond it, matrix products are what costs, and putting the query, key and value weights in order too."""
+"""Hidden size: beyond it, the cost lies in matrix products and in reordering the query, key and value weights."""
 PADDING_COST = 0.25
-"""What a place that is padding costs, beside a token: attention goes over it, nothing else does. Measured at a width of
-128: 0.20 in rows of 40 tokens, 0.29 in rows of 76."""
+"""The cost of a padding place relative to a token: only attention covers it. Measured at a width of 128: 0.20 in rows
+of 40 tokens, 0.29 in rows of 76."""
 _PROBE_TOKENS = 8
 _PROBE_LIMIT = 1e-5
 """How far hidden states may be from the model's own, relative to the largest one."""
@@ -48,12 +48,12 @@ class LeanBody:
         self._longest = _longest_row(body)
 
     def takes(self, ids_BL: Tensor) -> bool:
-        """Whether rows are short enough, and the model has the number format and the place that it had."""
+        """Whether rows are short enough, and the model's dtype and device are unchanged."""
         weight = self._body.embed_tokens.weight
         return ids_BL.shape[1] <= self._longest and weight.dtype is self._epsilon.dtype and weight.device.type == "cpu"
 
     def __call__(self, ids_BL: Tensor, predictors_N: Tensor) -> Tensor:
-        """The last hidden states `[N, H]` at places of the flattened rows, which see what is before them."""
+        """The last hidden states `[N, H]` at places of the flattened rows; each sees the tokens before it."""
         body = self._body
         places = Places.of(ids_BL, predictors_N)
         hidden_TH: Tensor = body.embed_tokens(ids_BL.flatten()[places.place_T])
@@ -67,10 +67,10 @@ class LeanBody:
 
 
 def lean_body(body: Any, longest_row: int) -> LeanBody | None:
-    """The lean way for a model's body; None where it is not one that it knows, or gives other numbers.
+    """The lean version of a model's body; None if the model is unknown or its numbers would differ.
 
-    Rows have up to `longest_row` tokens. All of them take the same way, or a row's gradient would depend, in its last
-    bits, on which other rows it is padded with.
+    Rows have up to `longest_row` tokens. All of them take the same path; otherwise a row's gradient would depend, in
+    its last bits, on which other rows it is padded with.
     """
     if not _fits(body) or longest_row > _longest_row(body):
         return None
@@ -84,7 +84,7 @@ def lean_body(body: Any, longest_row: int) -> LeanBody | None:
 def _fits(body: Any) -> bool:
     """Whether a body is attention and gated MLP with pre-norms in plain modules, in float32 on the CPU.
 
-    In float64 transformers' norms are computed in float32, and so would differ from passes that take another way.
+    In float64, transformers computes norms in float32, so they would differ from passes that take another path.
     """
     if type(body).__name__ not in _BODIES or not type(body).__module__.startswith("transformers.models."):
         return False

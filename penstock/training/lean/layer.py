@@ -30,7 +30,7 @@ class Epsilons(NamedTuple):
 
 
 class MlpWeights(NamedTuple):
-    """The parameters of the gated MLP half; biases that a model does not have are None."""
+    """The parameters of the gated MLP half; biases that a model lacks are None."""
 
     norm_H: Tensor
     gate_IH: Tensor

@@ -1,8 +1,8 @@
-"""Which tokens of a rectangle are computed: padding never, and what rows begin with alike only once.
+"""Which tokens of a rectangle are computed: padding never, and prefixes that rows share only once.
 
-The responses of a group share their prompt. A hidden state follows from the tokens up to it and from nothing else, so
-rows that begin alike have the same states there, whatever comes later; everything but attention goes over those
-tokens once. Attention sees whole rows.
+The responses of a group share their prompt. A hidden state depends only on the tokens up to it, so rows that begin
+alike have the same states there, no matter what follows; everything but attention processes those tokens once.
+Attention sees whole rows.
 
 Axes: B rows, L length of the longest, W places (`B * L`), T tokens that are computed, N predictions, A anything.
 """
@@ -19,9 +19,9 @@ from torch import Tensor
 class Places:
     """Between the places of `[B, L]` rows and the tokens that are computed for them.
 
-    Invariants: every token has a place of its own, the first token the first place; the places of a row that are
-    computed in another are its first ones; places that no prediction needs take the first token's states, and their
-    gradients are 0.
+    Invariants: every token has its own place, the first token the first place; the places of a row that are computed in
+    another are its first ones; places that no prediction needs take the first token's states, and their gradients are
+    0.
     """
 
     rows: int

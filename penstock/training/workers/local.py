@@ -30,8 +30,8 @@ R = TypeVar("R")
 class LocalTrainer(Trainer):
     """The `Trainer` protocol over a `LocalWorker` in a thread; calls are carried out one at a time, in call order.
 
-    The event loop is never blocked: fetching rows, mathematics and files all happen in the thread. Cancelling an await
-    does not stop a call that has begun. `longest_row` is what rows have at most, where that is known.
+    The event loop is never blocked: fetching rows, computing and file access all happen in the thread. Cancelling an
+    await does not stop a call that has begun. `longest_row` is the most tokens a row can have, if known.
     """
 
     def __init__(
@@ -73,11 +73,11 @@ class LocalTrainer(Trainer):
         seed: int = 0,
         **options: Any,
     ) -> LocalTrainer:
-        """A trainer with weights of its own, loaded from a model folder or hub id; it fetches rows from `data_plane`.
+        """A trainer with its own weights, loaded from a model folder or hub id; it fetches rows from `data_plane`.
 
-        `algorithm` and `training` are those sections of the settings, with their defaults where they are left out.
-        `temperature` is the one that responses are sampled with. `device` is `auto`, `cpu` or `cuda`; `seed` is that of
-        new adapters, where `model.lora` asks for some. `options` are those of the constructor, such as `threads`.
+        `algorithm` and `training` are those sections of the settings, with their defaults if omitted. `temperature` is
+        the one that responses are sampled with. `device` is `auto`, `cpu` or `cuda`; `seed` is that of new adapters, if
+        `model.lora` asks for them. `options` are those of the constructor, such as `threads`.
         """
         config = ModelConfig(path=model) if isinstance(model, str) else model
         silence_progress_bars()
@@ -128,7 +128,7 @@ class LocalTrainer(Trainer):
         return await self._call(self._worker.train, step_id, metas)
 
     async def read_gradients(self, read: Callable[[Mapping[str, Tensor]], R]) -> R:
-        """What `read`, called in the thread, makes of the raw gradients that the open step has accumulated."""
+        """What `read`, called in the thread, returns for the raw gradients that the open step has accumulated."""
         return await self._call(self._worker.read_gradients, read)
 
     async def compute_logprobs(self, meta: KVBatchMeta, field_name: str) -> None:
@@ -136,7 +136,7 @@ class LocalTrainer(Trainer):
         await self._call(self._worker.compute_logprobs, meta, field_name)
 
     async def prepare(self, meta: KVBatchMeta) -> Prepared:
-        """Write the columns that advantages and loss need besides those of the rollout."""
+        """Write the columns that advantages and loss need in addition to those of the rollout."""
         return await self._call(self._worker.prepare, meta)
 
     async def publish_weights(self) -> WeightSource:
@@ -144,7 +144,7 @@ class LocalTrainer(Trainer):
         return await self._call(self._worker.weights)
 
     async def snapshot(self) -> TrainerSnapshot:
-        """A copy of weights, optimizer, schedule and RNG state in the CPU's memory."""
+        """A copy of weights, optimizer, schedule and RNG state in CPU memory."""
         return await self._call(self._worker.snapshot)
 
     async def load_checkpoint(self, folder: Path) -> None:
@@ -152,6 +152,6 @@ class LocalTrainer(Trainer):
         await self._call(self._worker.load, folder)
 
     async def close(self) -> None:
-        """End the thread once queued calls have ended."""
+        """End the thread once queued calls have finished."""
         await self._thread.close()
         self._lanes.close()

@@ -41,7 +41,7 @@ R = TypeVar("R")
 
 @dataclass
 class _Accumulated:
-    """What an open step has gathered beside gradients."""
+    """What an open step has accumulated in addition to gradients."""
 
     tokens: float = 0.0
     sequences: float = 0.0
@@ -50,17 +50,17 @@ class _Accumulated:
     flops: float = 0.0
     metrics: MetricAccumulator = field(default_factory=MetricAccumulator)
     losses: list[tuple[Tensor, tuple[str, ...]]] = field(default_factory=list)
-    """Each microbatch's loss sum and groups, to name the guilty ones if a loss is not finite."""
+    """Each microbatch's loss sum and groups, to name the groups at fault if a loss is not finite."""
 
 
 @dataclass(frozen=True)
 class _Pass:
-    """What one microbatch gave."""
+    """What one microbatch produced."""
 
     loss: LossSum
     flops: float
     gradients: tuple[Tensor | None, ...]
-    """Empty where they were accumulated already."""
+    """Empty if they are already accumulated."""
 
 
 class LocalWorker:
@@ -144,9 +144,9 @@ class LocalWorker:
             return ChunkResult(columns.valid_tokens, columns.valid_sequences, len(plan), seconds)
 
     def finish(self, step_id: int, *, last: bool = True) -> StepResult:
-        """Divide by N, clip, step; the version ticks with the `last` step of a batch.
+        """Divide by N, clip, step; the version increments with the `last` step of a batch.
 
-        Raises `NonFiniteError`, the step aborted, where `training.nonfinite` is `stop`.
+        Aborts the step and raises `NonFiniteError` if `training.nonfinite` is `stop`.
         """
         started = time.perf_counter()
         gathered = self._gathered
@@ -198,7 +198,7 @@ class LocalWorker:
             raise
 
     def read_gradients(self, read: Callable[[Mapping[str, Tensor]], R]) -> R:
-        """What `read` makes of the open step's raw gradients; they are the step's own, to be looked at only."""
+        """What `read` returns for the open step's raw gradients, which it must not modify."""
         return read(self._optimizer.gradients())
 
     def compute_logprobs(self, meta: KVBatchMeta, field_name: str) -> None:
@@ -208,7 +208,7 @@ class LocalWorker:
         self._data_plane.put_samples(meta.sample_ids, {field_name: column}, meta.partition_id)
 
     def prepare(self, meta: KVBatchMeta) -> Prepared:
-        """Write the columns that advantages and loss need besides those of the rollout."""
+        """Write the columns that advantages and loss need in addition to those of the rollout."""
         started = time.perf_counter()
         batch = self._data_plane.get_samples(meta, PREPARED_FROM + kept_fields(meta))
         columns = self._passes.added_columns(batch, self._algorithm)
@@ -230,7 +230,7 @@ class LocalWorker:
         return LocalSnapshot.of(self._model, self._optimizer, self.version)
 
     def load(self, folder: Path) -> None:
-        """Read a checkpoint; a broken trainer is whole again."""
+        """Read a checkpoint; a broken trainer is usable again."""
         if self.state is not StepState.BROKEN:
             self._machine.require_closed("load_checkpoint")
         self.version = load_trainer(folder, self._model, self._optimizer).version
@@ -239,7 +239,7 @@ class LocalWorker:
         self._machine.reset()
 
     def _forward_backward(self, rows: Rows, columns: TrainColumns, indices: Sequence[int], *, apart: bool) -> _Pass:
-        """One microbatch; with `apart` its gradients are handed back, not accumulated, so that lanes do not mix."""
+        """One microbatch; with `apart` its gradients are returned, not accumulated, so lanes do not mix."""
         device = self._policy.device
         microbatch = build_microbatch(rows, indices, self._batching, columns.mask_S > 0).to(device)
         targets = target_columns(
@@ -262,7 +262,7 @@ class LocalWorker:
         return _Pass(LossSum(loss.total.detach(), loss.metrics), flops, gradients)
 
     def _gather(self, done: _Pass, groups: tuple[str, ...]) -> None:
-        """Take in a microbatch; called in the plan's order, whichever lane was faster."""
+        """Add a microbatch; called in the plan's order, no matter which lane was faster."""
         if done.gradients:
             self._optimizer.add_gradients(done.gradients)
         self._gathered.metrics.add(done.loss.metrics)
@@ -294,7 +294,7 @@ class LocalWorker:
 
 
 def _guilty_groups(gathered: _Accumulated) -> tuple[str, ...]:
-    """Groups of the microbatches whose loss is not finite; all groups where every loss is."""
+    """Groups of the microbatches whose loss is not finite; all groups if every loss is finite."""
     guilty = [groups for loss, groups in gathered.losses if not math.isfinite(float(loss))]
     named = guilty or [groups for _, groups in gathered.losses]
     return tuple(dict.fromkeys(group for part in named for group in part))

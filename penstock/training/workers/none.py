@@ -22,7 +22,7 @@ from penstock.weights.source import WeightSource
 
 @dataclass(frozen=True)
 class NothingTrained:
-    """The trainer's share of a checkpoint: none. What is saved besides lets a recording go on where it was."""
+    """The trainer's share of a checkpoint: none. The other files let a recording resume where it stopped."""
 
     bytes_to_come: int = 0
 
@@ -31,9 +31,9 @@ class NothingTrained:
 
 
 class NoTrainer(Trainer):
-    """Steps open, take their groups and close, and the weights of `model` stay as they are: version 0 for ever.
+    """Steps open, take their groups and close, and the weights of `model` never change: version 0 forever.
 
-    Advantages are computed all the same, so that metrics show rewards; no token counts as trained.
+    Advantages are still computed, so metrics show rewards; no token counts as trained.
     """
 
     def __init__(self, model: Any, data_plane: DataPlaneClient, algorithm: AlgorithmConfig) -> None:
@@ -60,7 +60,7 @@ class NoTrainer(Trainer):
         """There is no model here: nothing is written."""
 
     async def prepare(self, meta: KVBatchMeta) -> Prepared:
-        """Advantages may need the KL to the reference policy: 0, as the policy does not move away from it."""
+        """Advantages may need the KL to the reference policy: 0, because the policy does not move away from it."""
         if not needs_kl_sums(self._algorithm):
             return Prepared(meta, 0.0)
         zeros_R = torch.zeros(len(meta), dtype=torch.float64)

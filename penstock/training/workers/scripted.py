@@ -29,7 +29,7 @@ class TrainedChunk:
 
 @dataclass(frozen=True)
 class ScriptedSnapshot:
-    """The version, which is all there is."""
+    """Only the version."""
 
     version: int
     bytes_to_come: int = 0
@@ -42,7 +42,7 @@ class ScriptedSnapshot:
 class ScriptedTrainer:
     """Takes `chunk_seconds(meta)` for a chunk and `finish_seconds` for the end of a step, one call at a time.
 
-    Hooks let tests fail a call: whatever they raise, the call raises. `trained` and `finished` record what happened.
+    Hooks let tests fail a call: the call raises what they raise. `trained` and `finished` record what happened.
     """
 
     chunk_seconds: Callable[[KVBatchMeta], float] = lambda meta: 0.0
