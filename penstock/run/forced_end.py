@@ -17,7 +17,7 @@ from penstock.runtime.last_resort import LastResort
 from penstock.runtime.relay import SignalRelay
 
 _CLOSING_SECONDS = 10.0
-"""How long closing may take if a run ends at once, and how long the rest may take after everything is closed."""
+"""How long closing may take if a run ends at once, and leftover tasks after everything is closed."""
 _FAILED, _INTERRUPTED = 1, 130
 """Exit codes of a process that cannot shut down in order; the same as for one that can."""
 
