@@ -156,6 +156,6 @@ class BetweenSteps:
         self.controller.stop(_EARLY_STOP)
 
     def reason(self, stopped_by: str) -> str:
-        """Why the run ended: an early-stop verdict at the very last step takes precedence over running out of steps."""
+        """Why the run ended: an early-stop verdict at the very last step takes precedence over a natural end."""
         by_itself = stopped_by in ("max_steps", "data_exhausted")
         return _EARLY_STOP if by_itself and self._records.metrics.early_stop else stopped_by

@@ -197,7 +197,7 @@ class CheckpointStore:
         try:
             with self._progress.watching(draft):
                 self._fill(draft, snapshot)
-                flush_folder(self._folder)  # the word of a first checkpoint is true only where its draft is on disk
+                flush_folder(self._folder)  # the record of a first checkpoint is true only once its draft is on disk
                 if self._directory is not None:
                     self._directory.checkpoint_appears(final.name)
                 if os.path.lexists(final):
