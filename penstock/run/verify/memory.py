@@ -209,7 +209,7 @@ def _is_lean(config: RunConfig) -> bool:
 
 
 def _logits_bytes(config: RunConfig, vocabulary: int, tokens: int, size: int, lanes: int) -> int:
-    """The trainer's chunks of logits (in a second dtype too below 32 bits), and a decode step's, used twice."""
+    """The trainer's chunks of logits (plus a float32 copy below 32 bits), and a decode step's, used twice."""
     exact = max(size, _FLOAT32)
     chunk = min(config.training.logprob_chunk_tokens, tokens) * vocabulary
     trainer = lanes * chunk * (exact if size == exact else size + exact)

@@ -14,7 +14,7 @@ from penstock.run.verify.findings import Check, Finding, Status
 from penstock.run.verify.subject import Subject
 
 _MOST = 20_000
-"""How many prompts of each split are inspected; the figures report the actual number."""
+"""The most prompts of each split to inspect; the figures report the actual number."""
 
 PROMPTS = Check(
     "prompts",
