@@ -1,8 +1,8 @@
 """Penstock: asynchronous reinforcement learning of language models.
 
 `train`, `resume`, `evaluate`, `verify` and `report` do what the commands of the same names do. The parts (engine,
-trainer, data plane, weight sync, staleness policies, environments) can be used on their own, in a loop of yours
-(docs/own-loop.md). Names are imported on first use, so that `import penstock` does not import torch.
+trainer, data plane, weight sync, staleness policies, environments) also work on their own, in your own loop
+(docs/own-loop.md). Names are imported on first use, so `import penstock` does not import torch.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ reward function, or a list of functions, of `(function, weight)` pairs and of ma
 `Environment` or a `StalenessSampler`.
 """
 }
-"""What is said below a heading."""
+"""The text below a heading."""
 _WIDTH = 100
 
 
@@ -77,7 +77,7 @@ def _entry(name: str, thing: Any) -> str:
 
 
 def _members(kind: type) -> Iterator[str]:
-    """Fields of a dataclass, then public methods and properties, less those of a base that has an entry itself."""
+    """Fields of a dataclass, then public methods and properties, except those of a base that has its own entry."""
     public = [getattr(penstock, name) for name in penstock.__all__]
     bases = [base for base in kind.__mro__[1:] if base in public]
     inherited = {name for base in bases for name in dir(base)}
@@ -111,7 +111,7 @@ def _field_meaning(kind: type, field: str) -> str:
 
 
 def _call(name: str, thing: Any, *, wrap: bool = True) -> str:
-    """`name(parameters) -> result`; a parameter per line where it is long."""
+    """`name(parameters) -> result`; one parameter per line if it is long."""
     signature = inspect.signature(thing)
     parameters = [p for p in signature.parameters.values() if p.name not in ("self", "cls")]
     shown, keyword_only = [], False
@@ -129,7 +129,7 @@ def _call(name: str, thing: Any, *, wrap: bool = True) -> str:
 
 
 class _Plain:
-    """An annotation that is shown as it stands in the source."""
+    """An annotation that is shown exactly as in the source."""
 
     def __init__(self, annotation: Any) -> None:
         self._text = _annotation(annotation)

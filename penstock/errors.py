@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 
 class FailureKind(Enum):
-    """Whose fault a failed rollout is; decides how often it is tried again."""
+    """Whose fault a failed rollout is; decides how often it is retried."""
 
     INFRA = "infra"
     DATA = "data"
@@ -25,7 +25,7 @@ class PenstockError(Exception):
 
 
 class ConfigError(PenstockError):
-    """A setting that is wrong: `problems` holds one line per wrong key."""
+    """A setting is wrong: `problems` holds one line per wrong key."""
 
     def __init__(self, problems: list[str], source: str | None = None) -> None:
         self.problems = problems
@@ -47,7 +47,7 @@ class CannotStart(ConfigError, SetupError):
 
 
 class StepStateError(PenstockError):
-    """A train-step call that the step's state does not allow; the open step, if any, is unharmed."""
+    """A train-step call that the step's state does not allow; the open step, if any, is unaffected."""
 
 
 class NonFiniteError(PenstockError):
@@ -81,7 +81,7 @@ class BufferStateError(PenstockError):
 
 
 class LedgerError(PenstockError):
-    """A prompt would end twice, or a saved ledger is not of this data."""
+    """A prompt would end twice, or a saved ledger belongs to other data."""
 
 
 class EngineError(PenstockError):
@@ -101,7 +101,7 @@ class PromptTooLong(PenstockError):
 
 
 class OverlongPrompt(PromptTooLong):
-    """The prompt that the data gives leaves no room for a response, before anything was generated (`data.overlong`)."""
+    """The prompt from the data leaves no room for a response, before anything was generated (`data.overlong`)."""
 
 
 class OverlongData(PenstockError):
@@ -124,24 +124,24 @@ class UserTrace(NamedTuple):
 class EnvironmentFailure(PenstockError):
     """The environment or its reward raised, or returned something that is not a finite number.
 
-    Whoever lets it pass on the way up adds what it knows: the response, and which sample of its group it was.
+    Each caller it passes on the way up adds what it knows: the response, and which sample of its group it was.
     """
 
     failure_kind = FailureKind.DATA
     trace: UserTrace | None = None
-    """Where user code raised; None where it did not."""
+    """Where user code raised; None if it did not."""
     response: str | None = None
-    """What the model wrote, where the environment had seen it."""
+    """What the model wrote, if the environment had seen it."""
     sample: int | None = None
-    """Which sample of its group; None where the whole group failed."""
+    """Which sample of its group; None if the whole group failed."""
     function: str | None = None
-    """The reward function, as the settings name it; None where there is none."""
+    """The reward function, as the settings name it; None if there is none."""
     problem: str | None = None
-    """What is wrong, in words that are the same for every failure of this kind; None where the class says enough."""
+    """What is wrong, in the same words for every failure of this kind; None if the class says enough."""
 
     @property
     def cause(self) -> str:
-        """What tells one cause from another: where user code raised, else which function failed and how."""
+        """What tells one cause from another: where user code raised, or else which function failed and how."""
         if self.trace is not None:
             return self.trace.cause
         kind = type(self).__name__
@@ -151,7 +151,7 @@ class EnvironmentFailure(PenstockError):
 
 
 class WrongReward(EnvironmentFailure):
-    """A reward, a component or a metric that is not a finite number, or has not the form that it should."""
+    """A reward, a component or a metric is not a finite number, or has the wrong form."""
 
     def __init__(self, message: str, problem: str | None = None) -> None:
         super().__init__(message)
@@ -159,7 +159,7 @@ class WrongReward(EnvironmentFailure):
 
 
 class RewardWorkerLost(EnvironmentFailure):
-    """A process that computed rewards was killed from outside, or never got ready; the reward has no part in it."""
+    """A process that computed rewards was killed from outside, or never became ready; the reward is not at fault."""
 
     failure_kind = FailureKind.INFRA
 
@@ -173,7 +173,7 @@ class EvaluationError(PenstockError):
 
 
 class WeightSyncError(PenstockError):
-    """New weights could not be brought to any engine."""
+    """New weights could not be sent to any engine."""
 
     failure_kind = FailureKind.INFRA
 
@@ -191,8 +191,8 @@ class RunStalled(PenstockError):
 
 
 class TrainerStuck(PenstockError):
-    """A call of the trainer did not come back in time. Its thread is still in it, so nothing can be repeated."""
+    """A trainer call did not return in time. Its thread is still in it, so nothing can be retried."""
 
 
 class RunStuck(PenstockError):
-    """A run that was told to end had to leave something behind that was in the middle of a step."""
+    """A run that was told to end had to abandon something in the middle of a step."""

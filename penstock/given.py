@@ -1,8 +1,8 @@
-"""Objects that were given from Python, under names that settings can hold.
+"""Objects passed in from Python, under names that settings can hold.
 
-Settings name code as `module:name`. A function of a notebook, a lambda or a class inside a function has no such name in
-another process. For the time of a call such as `penstock.train(config, reward=my_reward)` it is an attribute of this
-module, so that `penstock.given:my_reward` means it wherever settings are read. No other process has it.
+Settings name code as `module:name`. A notebook function, a lambda or a class inside a function has no such name in
+another process. During a call such as `penstock.train(config, reward=my_reward)` it is an attribute of this module, so
+`penstock.given:my_reward` refers to it wherever settings are read. No other process has it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from penstock.errors import ConfigError
 
 _objects: dict[str, object] = {}
 _users: Counter[str] = Counter()
-"""How many calls that are still going on were given the object of a name; both change together, under the lock."""
+"""How many running calls were given the object of each name; both change together, under the lock."""
 _lock = threading.Lock()
 
 
@@ -30,7 +30,7 @@ def __getattr__(name: str) -> object:
 
 
 def import_path(thing: object) -> str:
-    """The `module:name` of an object: its own where another process can import it, else one in this module."""
+    """The `module:name` of an object: its own if another process can import it, else one in this module."""
     module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", None)
     is_named = isinstance(module, str) and isinstance(name, str) and is_importable(module)
     if is_named and getattr(sys.modules.get(str(module)), str(name), None) is thing:
@@ -40,13 +40,13 @@ def import_path(thing: object) -> str:
 
 
 def is_importable(module: str) -> bool:
-    """Whether another process can import a module: not the program itself, and none that was made on the fly."""
+    """Whether another process can import a module: not the program itself, and not one created on the fly."""
     made_here = module in ("__main__", __name__)
     return not made_here and getattr(sys.modules.get(module, sys), "__spec__", None) is not None
 
 
 def is_only_here(path: str) -> bool:
-    """Whether `path` names an object that was given from Python and that no other process can import."""
+    """Whether `path` names an object that was passed in from Python and that no other process can import."""
     return path.partition(":")[0] == __name__
 
 
@@ -56,7 +56,7 @@ def is_lost(path: str) -> bool:
 
 
 def lost_words(path: str) -> str:
-    """What to say of such a path, after its key."""
+    """What to say about such a path, after its key."""
     name = path.rpartition(":")[2]
     return (
         f"{name} is an object that was given from Python and has no name that another process could import; give it "
@@ -66,10 +66,10 @@ def lost_words(path: str) -> str:
 
 @contextmanager
 def available(objects: Mapping[str, object]) -> Iterator[None]:
-    """Inside this context the paths of `objects`, as `import_path` gives them, mean these objects.
+    """Inside this context the paths of `objects`, as `import_path` returns them, refer to these objects.
 
-    Calls may overlap in any order: an object stays until the last of those that were given it has ended.
-    `ConfigError` where another call, which is still going on, was given a different object of the same name.
+    Calls may overlap in any order: an object stays until the last call that was given it has ended.
+    Raises `ConfigError` if another running call was given a different object of the same name.
     """
     mine = {path.partition(":")[2]: thing for path, thing in objects.items() if is_only_here(path)}
     with _lock:

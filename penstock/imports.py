@@ -1,4 +1,4 @@
-"""Code of the user's, named in the configuration as `module:name`."""
+"""The user's own code, named in the configuration as `module:name`."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from penstock.text import error_text, named_error
 
 
 def import_callable(path: str, key: str, what: str) -> Callable[..., Any]:
-    """The callable that `module:name` means; `key` and `what` are for the message that there is none.
+    """The callable that `module:name` refers to; `key` and `what` are for the message that there is none.
 
-    Whatever the user's module does while it is imported, `sys.exit()` included, is an error of the setting.
+    Anything that the user's module raises during import, including `sys.exit()`, is an error of the setting.
     """
     module_name, _, name = path.partition(":")
     if given.is_lost(path):
@@ -35,10 +35,10 @@ def import_callable(path: str, key: str, what: str) -> Callable[..., Any]:
 
 
 def made_callable(path: str, args: Mapping[str, Any], section: str) -> Callable[..., Any]:
-    """What `module:name` means, with `args` given: a function that takes them after its own arguments, or an object of
-    a class that is made with them.
+    """What `module:name` refers to, with `args`: a function that takes them as extra keyword arguments, or an instance
+    of a class constructed with them.
 
-    `section` is the one with the settings `import_path` and `args`, for messages.
+    `section` is the section that holds the settings `import_path` and `args`, for messages.
     """
     found = import_callable(path, f"{section}.import_path", "function or class")
     if not isinstance(found, type):
@@ -47,7 +47,7 @@ def made_callable(path: str, args: Mapping[str, Any], section: str) -> Callable[
         made = found(**args)
     except TypeError as error:
         raise ConfigError([f"{section}.args: {path} does not take them: {error_text(error)}"]) from error
-    except BaseException as error:  # whatever a user's constructor raises
+    except BaseException as error:  # anything a user's constructor raises
         raise ConfigError([f"{section}.args: {path} cannot be constructed: {named_error(error)}"]) from error
     if not callable(made):
         raise ConfigError([f"{section}.import_path: objects of {path} cannot be called; give the class a __call__"])

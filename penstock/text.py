@@ -1,7 +1,7 @@
-"""Text that every file takes: what data, environments and errors say, made fit to be written.
+"""Text that any file can hold: what data, environments and errors say, made safe to write.
 
-A Python text can hold halves of surrogate pairs; JSON may spell one, as `"\\ud800"`. No encoding has a form for them: a
-single one would keep a whole checkpoint from being written. All other characters are text, control characters too.
+A Python string can hold halves of surrogate pairs; JSON may spell one, as `"\\ud800"`. No encoding can represent them:
+a single one would keep a whole checkpoint from being written. All other characters are text, even control characters.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _REPLACEMENT = "\ufffd"
 LONGEST_ERROR = 2_000
-"""Characters that are kept of what one error says."""
+"""How many characters of an error's message are kept."""
 
 
 def safe(text: str) -> str:
-    """`text` with U+FFFD in place of every surrogate; the text itself where there is none."""
+    """`text` with U+FFFD in place of every surrogate; the text itself if there is none."""
     return text if text.isascii() else _SURROGATE.sub(_REPLACEMENT, text)
 
 
@@ -36,20 +36,20 @@ def is_safe(value: Any) -> bool:
 
 
 def safe_value(value: Any) -> Any:
-    """`value` with all text in it, in its lists, tuples and mappings made safe; the same object where it is already."""
+    """`value` with all text in it, in its lists, tuples and mappings made safe; the same object if it already is."""
     return value if is_safe(value) else _made_safe(value)
 
 
 def cut(text: str, most: int) -> str:
-    """`text`, or so many of its first characters and how many are missing."""
+    """`text`, or its first `most` characters and how many are missing."""
     return text if len(text) <= most else f"{text[:most]} … ({len(text) - most:,} more characters)"
 
 
 def error_text(error: BaseException) -> str:
-    """What an error says, safe and short; also where it cannot say anything."""
+    """What an error says, safe and short, even if its `__str__` fails."""
     try:
         return cut(safe(str(error)), LONGEST_ERROR)
-    except Exception as problem:  # noqa: BLE001 - `__str__` is code of whoever made the error
+    except Exception as problem:  # noqa: BLE001 - `__str__` belongs to whoever wrote the error
         return f"(its text is not available: {type(problem).__name__})"
 
 

@@ -1,4 +1,4 @@
-"""The lines of user code that an error came through: a traceback without the frames of those who called it."""
+"""The lines of user code that an error came through: a traceback without its callers' frames."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _CALLERS = (
     *(f"{_LIBRARY}{name}" for name in ("asyncio" + os.sep, "concurrent" + os.sep, "threading.py", "contextlib.py")),
     "<frozen importlib",
 )
-"""Begin the names of files whose frames say nothing about the user's code."""
+"""Path prefixes of files whose frames say nothing about the user's code."""
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 _FIRST, _LAST = 4, 12
-"""Frames that are kept of a long traceback."""
+"""How many frames of a long traceback are kept."""
 _LONGEST_LINE = 200
 
 Place = tuple[str, int, str]
@@ -33,22 +33,22 @@ def user_places(traceback: TracebackType | None) -> list[Place]:
 
 
 def user_places_in(traceback: str) -> list[Place]:
-    """The same of a traceback that somebody else has printed, with the errors that led to it."""
-    import re  # needed where something was raised only
+    """The same for a traceback that something else has printed, including the errors that led to it."""
+    import re  # needed only if something was raised
 
     found = re.findall(r'^\s*File "(.+?)", line (\d+), in (.+)$', traceback, re.MULTILINE)
     return [(file, int(line), name) for file, line, name in found if not file.startswith(_CALLERS)]
 
 
 def innermost(places: list[Place]) -> Place | None:
-    """The last line of the user's own code; where there is none, the last of a library's."""
+    """The last line of the user's own code; if there is none, the last line of a library."""
     own = [place for place in places if is_own(place[0])] or places
     return own[-1] if own else None
 
 
 def shown(places: list[Place]) -> list[str]:
-    """The frames as Python prints them; of very many the first and the last."""
-    import linecache  # needed where something was raised only
+    """The frames as Python prints them; if there are very many, the first and the last ones."""
+    import linecache  # needed only if something was raised
 
     def frame(place: Place) -> str:
         file, line, function = place
@@ -62,5 +62,5 @@ def shown(places: list[Place]) -> list[str]:
 
 
 def is_own(file: str) -> bool:
-    """Whether a file is neither of the standard library, nor installed, nor made up, as that of code in a text is."""
+    """Whether a file is not in the standard library, not installed, and not a made-up name, as of code in a string."""
     return not (file.startswith((_LIBRARY, "<")) or any(part in file for part in _INSTALLED))

@@ -21,7 +21,7 @@ FromScratch = Annotated[
 
 
 def find_local_modules() -> None:
-    """Let settings such as `my_rewards:exact_match` name modules of the current folder, after all installed ones."""
+    """Let settings such as `my_rewards:exact_match` name modules in the current folder; installed ones come first."""
     here = os.getcwd()
     if here not in sys.path:
         sys.path.append(here)

@@ -1,4 +1,4 @@
-"""Errors as a person should see them, and the exit code each kind has."""
+"""Errors as a person should see them, and the exit code of each kind."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _MAX_CAUSES = 5
 
 @contextmanager
 def reported(as_json: bool = False, *, is_run: bool = False) -> Iterator[None]:
-    """Print what goes wrong inside on stderr and leave with its exit code; with `as_json`, tell programs on stdout.
+    """Print what goes wrong inside on stderr and exit with its code; with `as_json`, report it as JSON on stdout.
 
-    With `as_json`, nothing else that is printed inside gets to stdout; with `is_run`, printing cannot end what is done,
-    and what programs are told is the last of several lines.
+    With `as_json`, nothing else that is printed inside reaches stdout. With `is_run`, a failed print cannot end the
+    run, and the JSON report is the last of several lines.
     """
     streams = Streams.of_this_process()
     if streams is not None and as_json:
@@ -66,7 +66,7 @@ def reported(as_json: bool = False, *, is_run: bool = False) -> Iterator[None]:
 
 
 def _refusal_of_stdout() -> str | None:
-    """Why stdout cannot be written; None where it can."""
+    """Why stdout cannot be written; None if it can."""
     try:
         sys.stdout.write("\n")
         sys.stdout.flush()
@@ -106,13 +106,13 @@ def as_object(error: BaseException) -> dict[str, Any]:
 
 
 def split_problem(line: str) -> tuple[str, str]:
-    """Key and reason of a `key: reason` line; the key is empty where the problem is not about one setting."""
+    """Key and reason of a `key: reason` line; the key is empty if the problem is not about one setting."""
     key, colon, reason = line.partition(": ")
     return (key, reason) if colon and " " not in key else ("", line)
 
 
 def print_error(error: PenstockError) -> None:
-    """A block on stderr: a headline, then one problem a line with its key in bold."""
+    """A block on stderr: a headline, then one problem per line with its key in bold."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -160,7 +160,7 @@ def _preflight_content(error: CannotStart) -> tuple[str, list[str]]:
 
 
 def _causes(error: BaseException) -> list[str]:
-    """The chain of causes, without those whose words were said already."""
+    """The chain of causes, without those whose text was already printed."""
     causes: list[str] = []
     said = _one_line(error)
     cause = error.__cause__

@@ -1,4 +1,4 @@
-"""The end of the process: orderly where that is possible, in any case soon, and with the command's exit code."""
+"""The end of the process: orderly if possible, soon in any case, and with the command's exit code."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from penstock.cli.streams import Streams
 from penstock.observe.sinks import point_away
 
 ORDERLY_SECONDS = 10.0
-"""How long threads, pools and exit handlers that are left over may take."""
+"""How long leftover threads, pools and exit handlers may take."""
 _FAILED = 1
 
 
 class Ending:
-    """Ends the process within `ORDERLY_SECONDS` of `leave`; made before anything else registers what to do at exit.
+    """Ends the process within `ORDERLY_SECONDS` of `leave`; created before anything else registers an exit handler.
 
-    `leave` lets Python end as it does: threads that are no daemons are waited for, then exit handlers are called, the
-    newest first. The last one is this object's, and leaves there: what Python and native libraries do after it may hang
-    as well, and nothing depends on it. A thread ends the process at the time limit where it has not come so far.
+    `leave` lets Python shut down as usual: it waits for threads that are not daemons, then calls exit handlers, newest
+    first. The last one belongs to this object and exits right there: what Python and native libraries do afterwards may
+    hang as well, and nothing depends on it. If shutdown has not come that far at the time limit, a thread ends the
+    process.
 
-    Example: a reward's thread pool has a call that never returns. `leave(0)` begins Python's end, which waits for the
-    pool; after `ORDERLY_SECONDS` the process ends with code 0.
+    Example: a reward's thread pool has a call that never returns. `leave(0)` starts Python's shutdown, which waits for
+    the pool; after `ORDERLY_SECONDS` the process ends with code 0.
     """
 
     def __init__(self, streams: Streams) -> None:
@@ -35,7 +36,7 @@ class Ending:
         atexit.register(self._last)
 
     def leave(self, code: int) -> NoReturn:
-        """End the process with this code; what was printed gets to where it goes, if anybody takes it."""
+        """End the process with this code; printed output is flushed if anybody reads it."""
         self._code = self._written(code)
         threading.Thread(target=self._at_the_limit, name="exit", daemon=True).start()
         sys.exit(self._code)
@@ -53,7 +54,7 @@ class Ending:
             os._exit(_FAILED if self._code is None else self._code)
 
     def _written(self, code: int) -> int:
-        """The code, once all that was printed is written; a failure where stdout did not take it."""
+        """The code, once all printed output is written; a failure code if stdout did not take it."""
         try:
             self._streams.drain()
         except (OSError, ValueError) as error:
@@ -65,7 +66,7 @@ class Ending:
 
 
 def exit_status(code: object) -> int:
-    """The exit code that Python has for what `SystemExit` was raised with; a text is shown."""
+    """The exit code Python uses for the value that `SystemExit` was raised with; text is shown."""
     if code is None or isinstance(code, int):
         return code or 0
     sys.stderr.write(f"{code}\n")
@@ -73,7 +74,7 @@ def exit_status(code: object) -> int:
 
 
 def _kill_pools() -> None:
-    """Processes of `multiprocessing` would wait for a parent that is gone, for ever."""
+    """Processes of `multiprocessing` would wait forever for a parent that is gone."""
     multiprocessing = sys.modules.get("multiprocessing")
     if multiprocessing is not None:
         for process in multiprocessing.active_children():

@@ -65,7 +65,7 @@ app.command("doctor")(doctor)
 
 
 def main() -> None:
-    """Run the command that the arguments name, and end the process with its code, whatever is left over in it."""
+    """Run the command that the arguments name, and end the process with its code even if something still runs."""
     let_idle_threads_sleep()
     ending = Ending(Streams())
     code = RUN_FAILED
@@ -79,5 +79,5 @@ def main() -> None:
         sys.excepthook(*sys.exc_info())
     finally:
         for number in (signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)  # all is done: one more Ctrl-C must not change the exit code
+            signal.signal(number, signal.SIG_IGN)  # everything is done: another Ctrl-C must not change the exit code
     ending.leave(code)

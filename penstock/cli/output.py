@@ -1,4 +1,4 @@
-"""Results for people: a title and rows in columns, as wide as the terminal, or unwrapped where there is none."""
+"""Results for people: a title and rows in columns, as wide as the terminal, or unwrapped without one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 Cell = tuple[str, str]
-"""Text and the style it has on a terminal."""
+"""Text and its style on a terminal."""
 
 
 def print_rows(console: Console, title: str, rows: Sequence[Sequence[Cell]]) -> None:
@@ -41,7 +41,7 @@ def print_rows(console: Console, title: str, rows: Sequence[Sequence[Cell]]) -> 
 
 
 class ResultNotWritten(PenstockError):
-    """What a program waits for could not be written to stdout."""
+    """The result that a program waits for could not be written to stdout."""
 
 
 def json_stream() -> TextIO:
@@ -51,7 +51,7 @@ def json_stream() -> TextIO:
 
 
 def print_json(content: Mapping[str, Any], *, one_line: bool = False) -> None:
-    """Print an object for programs on stdout; `ResultNotWritten` where stdout was kept for it and refuses."""
+    """Print an object for programs on stdout; `ResultNotWritten` if stdout was reserved for it and refuses."""
     text = json_line(content) if one_line else json.dumps(plain(content), indent=2, allow_nan=False) + "\n"
     streams = Streams.of_this_process()
     if streams is None or not streams.has_claimed:
@@ -74,7 +74,7 @@ def print_figures(title: str, figures: Mapping[str, Any]) -> None:
 
 
 def figure(value: Any) -> str:
-    """A value as short as it can be read."""
+    """A value in its shortest readable form."""
     if value is None:
         return "-"
     if isinstance(value, bool):

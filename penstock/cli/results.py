@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from penstock.run.train import RunResult
 
 _CUT_SHORT = ("interrupted", "max_minutes")
-"""Ends after which the run has steps left."""
+"""Ways to end that leave the run with steps to train."""
 
 
 def print_result(result: RunResult, *, as_json: bool, nothing_left: str | None = None) -> None:
-    """Print the summary, and how to resume; a run that was interrupted exits with its own code.
+    """Print the summary, and how to resume; an interrupted run exits with its own code.
 
-    `nothing_left` says why a run that was resumed had nothing to train, and how to train further.
+    `nothing_left` says why a resumed run had nothing to train, and how to train further.
     """
     head = {"run_dir": str(result.run_dir), "stopped_by": result.stopped_by}
     command = resume_command(result.run_dir) if result.stopped_by in _CUT_SHORT else None

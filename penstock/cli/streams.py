@@ -1,4 +1,4 @@
-"""The process's stdout and stderr: whatever becomes of them, a command ends as it would have."""
+"""The process's stdout and stderr: even if they break, a command ends as it otherwise would."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from penstock.observe.sinks import hold_standard_descriptors, point_away
 from penstock.observe.streams import QueuedWriter, guarded, guarded_lines
 
 PATIENCE_SECONDS = 3.0
-"""How long the end of the process waits for a reader that takes nothing."""
+"""How long process exit waits for a reader that reads nothing."""
 DOCUMENT_SECONDS = 60.0
-"""How long the JSON of a run that has ended waits for one."""
+"""How long the JSON of a finished run waits for a reader."""
 _PIECE_BYTES = 4096
 _of_this_process: ContextVar[Streams | None] = ContextVar("streams", default=None)
 
 
 class Streams:
-    """What the commands of this process write to; made once, before anything is printed.
+    """The streams that the commands of this process write to; created once, before anything is printed.
 
-    stderr never raises and never waits from the beginning. stdout is left as it is for commands whose whole point is to
-    print; `guard_run` protects a run from it, and `claim_stdout` keeps it for one JSON document, or for JSON lines.
+    From the start, stderr never raises and never blocks. stdout is left unchanged for commands whose whole point is to
+    print; `guard_run` protects a run from it, and `claim_stdout` reserves it for one JSON document, or for JSON lines.
     """
 
     @classmethod
     def of_this_process(cls) -> Streams | None:
-        """Those of the process, where it is the command's own; None where another program calls a command."""
+        """The process's streams if the process is the command's own; None if another program calls a command."""
         return _of_this_process.get()
 
     def __init__(self) -> None:
@@ -42,13 +42,13 @@ class Streams:
         self._lines_writer: QueuedWriter | None = None
         self._is_run = False
         self.has_claimed = False
-        """Whether stdout is kept for a document."""
+        """Whether stdout is reserved for a document."""
         self.lines: TextIO | None = None
-        """With JSON lines: stdout, as a stream that never raises and never waits; the document is the last line."""
+        """With JSON lines: stdout, as a stream that never raises and never blocks; the document is the last line."""
         _of_this_process.set(self)
 
     def guard_run(self, *, as_json: bool) -> None:
-        """A run begins: nothing that is printed may end or hang it, nor the end of its terminal."""
+        """A run begins: neither printing nor the loss of its terminal may end or hang it."""
         from penstock.run.signals import has_terminal
 
         self._is_run = True
@@ -57,13 +57,13 @@ class Streams:
             self._writers.append(writer)
         signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # or `stty tostop` would stop a run in the background
         if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL and has_terminal():
-            # Until the run listens itself, and after it; not SIG_IGN, which would mean that nobody is to listen.
+            # Until the run itself listens, and after it; not SIG_IGN, which would mean that nobody should listen.
             signal.signal(signal.SIGHUP, lambda number, frame: None)
 
     def claim_stdout(self, *, for_lines: bool = False) -> None:
-        """Keep stdout for `write_document`, and for `lines` before it where there are to be some.
+        """Reserve stdout for `write_document`, and for any `lines` before it.
 
-        What anything prints, in whatever way, goes to stderr from now on.
+        Everything else that is printed, in any way, goes to stderr from now on.
         """
         if self._document is None and sys.stdout is not None:
             sys.stdout.flush()
@@ -79,9 +79,9 @@ class Streams:
         self._writers[0].when_lost(lambda cause: point_away(1))
 
     def write_document(self, text: str) -> None:
-        """Write to the stdout that was claimed; raises `OSError` where that cannot be.
+        """Write to the claimed stdout; raises `OSError` if that is impossible.
 
-        A run that has ended does not wait for its reader for ever.
+        A finished run does not wait for its reader forever.
         """
         if self._document is None:
             raise OSError("it is closed")
@@ -100,14 +100,14 @@ class Streams:
                 time.sleep(0.01)
 
     def _write_after_lines(self, writer: QueuedWriter, last: bytes) -> None:
-        for content in (b"", last):  # lines that wait must not take the last one's room
+        for content in (b"", last):  # queued lines must not take the last one's room
             writer.write(content)
             if not writer.drain(DOCUMENT_SECONDS):
                 reason = (writer.cause or "").removeprefix("stdout: ")
                 raise OSError(reason or f"nobody read it for {DOCUMENT_SECONDS:g} s")
 
     def drain(self) -> None:
-        """Wait until all is written, or until nobody takes any of it; raises `OSError` where stdout is not guarded."""
+        """Wait until everything is written or nobody reads it; raises `OSError` if stdout is not guarded."""
         if sys.stdout is not None:
             sys.stdout.flush()
         for writer in self._writers:

@@ -54,7 +54,7 @@ def train(
 
 
 def _flag_settings(rollouts_only: bool, rollouts_from: str | None) -> list[str]:
-    """The settings that the flags are short for; those given by name come after them and win."""
+    """The settings that the flags stand for; settings given by name come after them and win."""
     if rollouts_only and rollouts_from is not None:
         raise ConfigError(["--rollouts-only generates rollouts and --rollouts-from reads them; use only one of them"])
     if rollouts_from is not None:

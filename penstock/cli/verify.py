@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _STYLES = {"pass": "green", "warn": "yellow", "fail": "bold red", "skip": "dim"}
 _SHOWN_CHARACTERS, _SHOWN_IDS = 600, 16
-"""Of a prompt, at its beginning and again at its end."""
+"""Characters shown of a prompt, at its beginning and again at its end."""
 
 Groups = Annotated[int, typer.Option(min=1, help="Maximum number of prompt groups to generate.")]
 Seconds = Annotated[float, typer.Option(min=1.0, help="Time limit for the checks, once the model is loaded.")]
@@ -61,7 +61,7 @@ def verify(
 
 @contextmanager
 def _progress(wanted: bool) -> Iterator[Callable[[str], None]]:
-    """Says on a terminal's stderr what is being done; silent elsewhere."""
+    """Reports progress on stderr if it is a terminal; silent otherwise."""
     from rich.console import Console
 
     console = Console(stderr=True, highlight=False)
@@ -94,7 +94,7 @@ def _print(report: VerifyReport) -> None:
 
 
 def _print_prompt(console: Console, prompt: SeenPrompt) -> None:
-    """The first prompt; of a long one the beginning and the end, where the model is to go on."""
+    """The first prompt; if it is long, its beginning and its end, where the model continues."""
     ids = [str(token) for token in prompt.token_ids]
     if len(ids) > 2 * _SHOWN_IDS:
         ids = [*ids[:_SHOWN_IDS], "…", *ids[-_SHOWN_IDS:]]

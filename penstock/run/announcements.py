@@ -17,7 +17,7 @@ from penstock.run.resume import ResumePoint
 
 
 def tell_resume(records: RunRecords, point: ResumePoint, run_id: str) -> None:
-    """Where the run is about to go on, and with which settings."""
+    """Where the run is about to continue, and with which settings."""
     records.events.emit("run_resumed", step=point.step, ended_prompts=point.ended_prompts, run_id=run_id)
     records.view.note(
         "no checkpoint was complete: starting from scratch"
@@ -31,14 +31,14 @@ def tell_resume(records: RunRecords, point: ResumePoint, run_id: str) -> None:
 
 
 def tell_set_aside(records: RunRecords, point: ResumePoint) -> None:
-    """Which checkpoints the run has set aside, as it does not go on from them."""
+    """Which checkpoints the run has set aside because it does not continue from them."""
     if point.superseded:
         records.events.emit("checkpoints_set_aside", step=point.step, folders=list(point.superseded))
         records.view.note(f"moved aside, to aside_step_N: {', '.join(point.superseded)}")
 
 
 def tell_warnings(records: RunRecords, warnings: Sequence[Problem]) -> None:
-    """What the checks before the run found, and it starts in spite of."""
+    """What the checks before the run found that does not keep it from starting."""
     for warning in warnings:
         records.events.emit("warning", key=warning.key, reason=warning.reason)
         records.view.note(f"warning: {warning}")
@@ -51,9 +51,9 @@ def tell_saved(records: RunRecords, step: int, path: Path, seconds: float) -> No
 
 
 def tell_nothing_left(view: Display, config: RunConfig, steps: int, early: object) -> str:
-    """A run that was resumed has no step to go; returns why, with the command that trains on.
+    """A resumed run has no steps left; returns why, with the command that trains further.
 
-    `early` is why it stopped early, None where it did not.
+    `early` is why it stopped early, or None if it did not.
     """
     if early is not None:
         why, more = f"it stopped early because {early}", "training.early_stop=null"
@@ -70,7 +70,7 @@ def tell_nothing_left(view: Display, config: RunConfig, steps: int, early: objec
 
 
 def tell_evictions(records: RunRecords, config: RunConfig) -> None:
-    """At the end: that most of what was generated became too stale to be trained, where it did."""
+    """At the end: say so if most of what was generated became too stale to train on."""
     evicted, trained = records.metrics.groups_evicted, records.metrics.groups_trained
     if evicted <= trained:
         return
@@ -87,7 +87,7 @@ def tell_evictions(records: RunRecords, config: RunConfig) -> None:
 
 
 def tell_plan(records: RunRecords, config: RunConfig, training: Training) -> None:
-    """How many steps there will be, that the data ends early where it does, and what else is worth knowing before."""
+    """How many steps there will be, whether the data ends early, and what else is worth knowing beforehand."""
     records.view.expect(training.steps)
     for note in training.notes:
         records.view.note(note)
@@ -100,6 +100,6 @@ def tell_plan(records: RunRecords, config: RunConfig, training: Training) -> Non
 
 
 def tell_event(records: RunRecords, event: str, **fields: str) -> None:
-    """An event that a person is told of in its own words."""
+    """An event that is also shown to a person, in its own words."""
     records.events.emit(event, **fields)
     records.view.note(f"{meaning_of(event) or event} ({', '.join(fields.values())})")

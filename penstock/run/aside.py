@@ -1,4 +1,4 @@
-"""An old run moved aside as a whole, so that a new one can have its folder."""
+"""An old run moved aside as a whole, so a new one can have its folder."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ LOCK = ".lock"
 
 
 def set_aside(path: str | Path) -> Path | None:
-    """Rename the folder of a run to `PATH.1`, `PATH.2`, …: where it is now, or None where there was no run.
+    """Rename the folder of a run to `PATH.1`, `PATH.2`, …: returns where it is now, or None if there was no run.
 
-    One rename: whatever happens, the old run is whole, under the one name or the other. A run that still goes on is
-    refused, and a folder that holds none is left alone.
+    One rename: whatever happens, the old run is whole, under one name or the other. A run that is still going is
+    refused, and a folder without a run is left alone.
     """
     folder = Path(path).absolute()
     if folder.name == "..":
@@ -36,9 +36,9 @@ def set_aside(path: str | Path) -> Path | None:
 
 
 def refuse_settings_inside(folder: Path, settings: Mapping[str, object]) -> None:
-    """Raise `ConfigError` where a setting names a file in a run's folder that is about to be moved aside.
+    """Raise `ConfigError` if a setting names a file in a run's folder that is about to be moved aside.
 
-    `settings` are flat: by their dotted keys.
+    `settings` are flat, keyed by their dotted keys.
     """
     inside = [
         f"{key}: {value!r} is inside the run that --from-scratch moves aside; copy it, or choose another run_dir"
@@ -58,7 +58,7 @@ def _lies_in(value: str, folder: Path) -> bool:
 
 
 def holds_a_run(folder: Path) -> bool:
-    """Whether a run was begun in the folder, whatever became of it: it has left its `run.json`.
+    """Whether a run was started in the folder, however it ended: it has left its `run.json`.
 
     A `config.yaml` says nothing: a person's own project has one too.
     """

@@ -22,13 +22,13 @@ _EARLY_STOP = "early_stop"
 
 
 class BetweenSteps:
-    """Called by the train pump, which waits; rollouts go on.
+    """Called by the train pump, which waits; rollouts continue.
 
     The order matters to a run that is killed: a checkpoint is begun only when everything about its step is on disk, so
-    that a run set back to it has lost nothing.
+    a run rolled back to it has lost nothing.
 
     Invariant: a step is recorded once, before it is saved. Example: step 4 has ended, and the run is given up while its
-    evaluation hangs. `last_snapshot` records step 4 without the evaluation, which is made up after a resume.
+    evaluation hangs. `last_snapshot` records step 4 without the evaluation, which runs after a resume instead.
     """
 
     def __init__(
@@ -54,23 +54,23 @@ class BetweenSteps:
         self._verdict: Verdict | None = None
         self._metrics_known = False
         self.controller: SingleController | None = None
-        """Set once it is there; it is made with this as its hook."""
+        """Set once it exists; it is constructed with this object as its hook."""
 
     def remember(self, metrics: Mapping[str, object]) -> None:
-        """Metrics of a step or an evaluation of an earlier process of this run, as its file has them."""
+        """Take in the metrics of a step or an evaluation from an earlier process of this run, as its file has them."""
         settings = self._config.training.early_stop
         if self._early_stop is not None and settings is not None and settings.metric in metrics:
             self._verdict = self._early_stop.observe({settings.metric: number(metrics[settings.metric])})
 
     def stop_as_remembered(self, steps: int) -> None:
-        """Stop at once where the last metrics of the earlier process said so."""
+        """Stop at once if the last metrics of the earlier process said so."""
         if self._verdict is not None:
             self._stop(steps, self._verdict)
 
     async def before_first(self, steps: int) -> None:
-        """Evaluate the weights that the run begins with, or goes on from, where that is due and not on record.
+        """Evaluate the weights that the run starts with, or resumes from, if that is due and not on record.
 
-        An evaluation that was cut short, by Ctrl-C or a kill, is made up this way.
+        This also repeats an evaluation that was cut short by Ctrl-C or a kill.
         """
         assert self.controller is not None
         if self._verdict is not None or not self._evaluations.due(steps) or self._records.metrics.evaluated(steps):
@@ -103,7 +103,7 @@ class BetweenSteps:
         self.judge(steps, metrics | evaluated)
 
     def _hold(self, steps: int, metrics: dict[str, float], report: EvalReport | None) -> None:
-        """Keep what is known of a step until it is recorded."""
+        """Keep what is known about a step until it is recorded."""
         self._unrecorded = (metrics, report)
         known = metrics if report is None else metrics | report.metrics()
         value = known.get(self._config.checkpoint.best_metric)
@@ -115,14 +115,14 @@ class BetweenSteps:
             self._records.metrics.step(metrics, report)
 
     async def last_snapshot(self, steps: int) -> Snapshot:
-        """The run as it is when training is over; a step whose end-of-step work was given up is recorded first."""
+        """The run's state when training is over; a step whose end-of-step work was given up is recorded first."""
         if self._unrecorded is not None:
             self._records.require_place()
             self._record()
         return await self.snapshot(steps)
 
     async def snapshot(self, steps: int) -> Snapshot:
-        """The run as it is, in memory; waits until the snapshot before it is on disk."""
+        """The run's current state, in memory; waits until the previous snapshot is on disk."""
         assert self.controller is not None
         with self._records.lane.span("checkpoint", step=steps):
             await self._store.finish()
@@ -132,13 +132,13 @@ class BetweenSteps:
             return Snapshot(steps, await self._trainer.snapshot(), controller, value, records)
 
     def _refuse_unknown_metrics(self, metrics: Mapping[str, float]) -> None:
-        """At the first step that trained something, which has every metric that there is."""
+        """Check at the first step that trained something, which has every metric there is."""
         if not self._metrics_known and "train/reward_mean" in metrics:
             refuse_unknown_metrics(self._config, metrics)
             self._metrics_known = True
 
     def judge(self, steps: int, metrics: Mapping[str, float]) -> None:
-        """Stop the run where `training.early_stop` says so; with step 0, by the evaluation of the initial weights."""
+        """Stop the run if `training.early_stop` says so; at step 0, by the evaluation of the initial weights."""
         verdict = self._early_stop.observe(metrics) if self._early_stop is not None else None
         if verdict is not None:
             self._stop(steps, verdict)
@@ -156,6 +156,6 @@ class BetweenSteps:
         self.controller.stop(_EARLY_STOP)
 
     def reason(self, stopped_by: str) -> str:
-        """Why the run ended: a verdict that came with the very last step counts before that there was no other."""
+        """Why the run ended: an early-stop verdict at the very last step takes precedence over a natural end."""
         by_itself = stopped_by in ("max_steps", "data_exhausted")
         return _EARLY_STOP if by_itself and self._records.metrics.early_stop else stopped_by

@@ -47,7 +47,7 @@ _TRAINERS = {("local", "local"): LocalTrainer}
 """By runtime and backend."""
 _DATA_PLANES = {"memory": MemoryDataPlane}
 _CLOSE_SECONDS = 30.0
-"""How long an engine or an environment may take to close; each of their own parts has less."""
+"""How long an engine or an environment may take to close; each of their parts has less."""
 
 
 @dataclass(frozen=True)
@@ -58,11 +58,11 @@ class Serving:
     tokenizer: HFTokenizer
     environment: Environment
     engines: tuple[GenerationEngine, ...]
-    """One, or none where rollouts are replayed."""
+    """One, or none if rollouts are replayed."""
     sampling: SamplingParams
     model: Any
-    """The loaded model, with its adapters where `model.lora` asks for them; the engine has a plain model of its own
-    where the run also trains."""
+    """The loaded model, with its adapters if `model.lora` asks for them; the engine has its own plain model if the run
+    also trains."""
     recording: Recording | None = None
     """What is replayed."""
     rewards: RewardRecords = field(default_factory=RewardRecords)
@@ -70,13 +70,13 @@ class Serving:
 
     @property
     def engine(self) -> GenerationEngine:
-        """The engine, for those who cannot do without."""
+        """The engine, for callers that cannot do without one."""
         if not self.engines:
             raise SetupError("there is no engine: rollouts come from rollout.replay_from")
         return self.engines[0]
 
     async def close(self) -> None:
-        """End engine and environment; one that does not come to its end is left behind."""
+        """Close engine and environment; one that does not finish closing is left behind."""
         for engine in self.engines:
             await ended_within(engine.close(), _CLOSE_SECONDS)
         await ended_within(self.environment.close(), _CLOSE_SECONDS)
@@ -94,18 +94,18 @@ class Training:
     buffer: ReplayBuffer
     data_plane: DataPlaneClient
     notes: tuple[str, ...] = ()
-    """What a person should know before it begins."""
+    """What a person should know before training begins."""
 
     async def close(self) -> None:
-        """End the trainer and let go of the rows."""
+        """Close the trainer and release the rows."""
         await self.trainer.close()
         self.data_plane.close()
 
 
 def build_serving(config: RunConfig, *, trains_too: bool) -> Serving:
-    """Tokenizer, environment and engine. With `trains_too` the engine gets weights of its own.
+    """Tokenizer, environment and engine. With `trains_too` the engine gets its own weights.
 
-    A run that trains on recorded rollouts has no engine, and no environment but the recording.
+    A run that trains on recorded rollouts has no engine, and its only environment is the recording.
     """
     silence_progress_bars()
     hf_tokenizer = load_tokenizer(config.model)
@@ -136,10 +136,10 @@ def _tokenizer(config: RunConfig, hf_tokenizer: Any) -> HFTokenizer:
 
 
 async def serving_off_the_loop(config: RunConfig, *, trains_too: bool) -> Serving:
-    """`build_serving` in a thread, so that Ctrl-C is heard while a large model loads; what it made is closed then.
+    """`build_serving` in a thread, so Ctrl-C is heard while a large model loads; what it built is then closed.
 
-    It is not waited for longer than `runtime.timeouts` says: a model that is still loading is let go of when it is
-    there, if anybody is left to do so.
+    The wait is limited by `runtime.timeouts`: a model that is still loading is released once it is loaded, if the
+    process still runs.
     """
     timeouts, unwanted = config.runtime.timeouts, threading.Event()
     building = in_daemon_thread("penstock-build", _build_if_wanted, config, trains_too, unwanted)
@@ -162,7 +162,7 @@ async def serving_off_the_loop(config: RunConfig, *, trains_too: bool) -> Servin
 
 
 async def training_off_the_loop(config: RunConfig, serving: Serving) -> Training:
-    """`build_training` in a thread, which is not waited for longer than `runtime.timeouts.start_seconds`."""
+    """`build_training` in a thread; waits at most `runtime.timeouts.start_seconds` for it."""
     limit = config.runtime.timeouts.start_seconds
     building = in_daemon_thread("penstock-build", build_training, config, serving)
     await wait_awake({building}, limit)
@@ -189,7 +189,7 @@ def _environment(config: RunConfig, recording: Recording | None, rewards: Reward
 
 @contextlib.contextmanager
 def _begun_process(config: RunConfig, *, wanted: bool) -> Iterator[EngineProcess | None]:
-    """The engine's process, where `runtime.engine_process` asks for one; ended again where something else fails."""
+    """The engine's process, if `runtime.engine_process` asks for one; ended again if something else fails."""
     if not (wanted and config.runtime.engine_process):
         yield None
         return
@@ -221,7 +221,7 @@ def _engine(
 
 
 def _load_policy(config: RunConfig, *, trains_too: bool) -> Any:
-    """The model, with adapters where they are trained, or where there are trained ones already."""
+    """The model, with adapters if they are to be trained or trained ones already exist."""
     model = load_model(config.model, pick_device(config.runtime.device))
     lora = config.model.lora
     if lora is None or (lora.path is None and not trains_too):
@@ -230,7 +230,7 @@ def _load_policy(config: RunConfig, *, trains_too: bool) -> Any:
 
 
 def build_training(config: RunConfig, serving: Serving) -> Training:
-    """Everything that training needs besides `serving`."""
+    """Everything that training needs in addition to `serving`."""
     n = config.training.prompt_groups_per_step
     sampler = make_sampler(config.staleness, n, config.deterministic)
     data_plane = _DATA_PLANES[config.data_plane.adapter]()
@@ -248,7 +248,7 @@ def build_training(config: RunConfig, serving: Serving) -> Training:
 
 
 def _prompt_notes(environment: Environment) -> tuple[str, ...]:
-    """What was done to prompts so that they can be written down."""
+    """What was changed in prompts to make them writable."""
     repaired = sum(prompt.repaired for split in Split for prompt in environment.prompts(split))
     if not repaired:
         return ()
@@ -308,7 +308,7 @@ def _trainer_lanes(config: RunConfig, model: Any, threads: int) -> int:
 
 
 def _sampling(config: RunConfig, tokenizer: HFTokenizer, hf_tokenizer: Any, model: Any) -> SamplingParams:
-    """Sampling of training; responses end at the model's and the tokenizer's end-of-sequence tokens."""
+    """Sampling for training; responses end at the model's and the tokenizer's end-of-sequence tokens."""
     sampling = config.rollout.sampling
     vocabulary = model.get_output_embeddings().weight.shape[0]
     if problems := stop_token_problems(config, vocabulary):

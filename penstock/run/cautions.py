@@ -1,4 +1,4 @@
-"""What a run does not say by itself and a person should know before it: each a `key: reason` line."""
+"""What a run does not say by itself but a person should know beforehand: each a `key: reason` line."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _WAYS_OUT = {
     "gspo": "set algorithm.correction.kind to sequence_masked, or algorithm.old_policy to engine",
 }
 _WAY_OUT = "set algorithm.correction.kind to tis, or algorithm.old_policy to engine"
-"""What corrects for the lag, for losses not named above: not all corrections go with all losses."""
+"""What corrects for the lag, for losses not named above: not all corrections work with all losses."""
 
 
 def uncorrected_staleness(config: RunConfig) -> Iterator[str]:
-    """Groups may be older than the weights they train, and nothing in the loss knows of it."""
+    """Groups may be older than the weights they train, and nothing in the loss accounts for it."""
     algorithm, policy = config.algorithm, config.staleness
     replays = config.rollout.replay_from is not None
     key = "rollout.replay_from" if replays else _window_key(config)
@@ -45,7 +45,7 @@ def uncorrected_staleness(config: RunConfig) -> Iterator[str]:
 
 
 def beginnings_cut(config: RunConfig) -> Iterator[str]:
-    """A cut prompt loses what a chat template puts first."""
+    """A truncated prompt loses what a chat template puts first."""
     if config.data.overlong == "truncate_left" and config.data.chat_template and config.rollout.replay_from is None:
         yield (
             "data.overlong: truncate_left cuts the beginning of a prompt that is too long, which with "
@@ -56,7 +56,7 @@ def beginnings_cut(config: RunConfig) -> Iterator[str]:
 def unreachable_window(config: RunConfig, data_steps: int | None) -> Iterator[str]:
     """The staleness policy allows a larger lag than the other settings let groups reach.
 
-    `data_steps` are the steps that the data lasts for, where it does not last for as many as are wanted.
+    `data_steps` is how many steps the data lasts for, if that is fewer than wanted.
     """
     window, key, n = largest_lag(config), _window_key(config), config.training.prompt_groups_per_step
     if key is None or not window:
@@ -75,7 +75,7 @@ def unreachable_window(config: RunConfig, data_steps: int | None) -> Iterator[st
         )
         return
     if isinstance(policy, WindowedStaleness) and policy.order == "freshest":
-        return  # a ready group may be passed over again and again: its age has nothing to do with how many there are
+        return  # a ready group may be passed over again and again: its age does not depend on how many there are
     room = config.buffer.max_buffered_groups
     enforced = isinstance(policy, InOrderStaleness)  # a buffer too small for its lookahead is an error already
     if not enforced and (reached := reachable_lag(room, n)) < window:
@@ -95,7 +95,7 @@ def unreachable_window(config: RunConfig, data_steps: int | None) -> Iterator[st
 
 
 def largest_lag(config: RunConfig) -> int:
-    """The largest lag that the policy lets a trained group have; 0 where it is not known."""
+    """The largest lag that the policy lets a trained group have; 0 if it is not known."""
     match config.staleness:
         case WindowedStaleness() | WeightFifoStaleness():
             return config.staleness.max_staleness
@@ -112,7 +112,7 @@ def _reached_lag(config: RunConfig) -> int:
 
 
 def _window_key(config: RunConfig) -> str | None:
-    """The setting that lets groups be older than the weights they train; None where nothing does."""
+    """The setting that lets groups be older than the weights they train; None if nothing does."""
     policy = config.staleness
     if isinstance(policy, CustomStaleness):
         return "staleness.import_path"

@@ -1,4 +1,4 @@
-"""Checkpoints on disk: written beside the run to a folder of another name, then renamed: `step_N` is complete."""
+"""Checkpoints on disk: written under another name while the run continues, then renamed: `step_N` is complete."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ _log = logging.getLogger(__name__)
 
 CONTROLLER_FOLDER = "controller"
 SETTINGS_FILE = Path(CONTROLLER_FOLDER) / "config.yaml"
-"""The settings of the run, as they were."""
+"""The settings of the run at that time."""
 _PROOF = ".writing_proof"
 _LOOKS = 20
-"""How often a write is looked at until its limit."""
+"""How often a write is checked before its limit."""
 R = TypeVar("R")
 
 OnSaved = Callable[[int, Path, float], None]
-"""Called with the step, the folder and the seconds of the writing."""
+"""Called with the step, the folder and how many seconds the write took."""
 
 
 @dataclass(frozen=True)
@@ -50,31 +50,31 @@ class Snapshot:
     trainer: TrainerSnapshot
     controller: ControllerSnapshot
     value: float | None
-    """Of `checkpoint.best_metric`, where it is known."""
+    """Of `checkpoint.best_metric`, if it is known."""
     records: RecordsSnapshot | None = None
     """The run's own files."""
 
 
 @dataclass(frozen=True)
 class CheckpointOwner:
-    """What a checkpoint says of the run it is of."""
+    """What a checkpoint says about its run."""
 
     run_id: str
     settings: str
     """The resolved configuration, as YAML."""
     resumed_step: int | None = None
-    """The checkpoint that the run goes on from, found good."""
+    """The checkpoint that the run resumes from, found good."""
 
 
 class CheckpointStore:
-    """The `checkpoints/` folder of a run; keeps the latest few, and the best where asked.
+    """The `checkpoints/` folder of a run; keeps the latest few, and the best if asked.
 
-    A snapshot is written in a thread while the run goes on; one at a time, so that memory holds one snapshot more at
-    most. A write that failed, or took longer than `limit_seconds`, is raised by the next call. With `directory`, the
-    folder's run, nothing is written where that is no longer there.
+    A snapshot is written in a thread while the run continues; one at a time, so memory holds at most one extra
+    snapshot. A write that failed, or took longer than `limit_seconds`, is raised by the next call. With `directory`,
+    the folder's run, nothing is written if that is no longer there.
 
-    Invariant: `step_N` is taken for the checkpoint of step N only where this process wrote it, or goes on from it.
-    Whatever else has that name is set aside when step N is written.
+    Invariant: `step_N` is taken for the checkpoint of step N only if this process wrote it or resumes from it.
+    Anything else with that name is set aside when step N is written.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class CheckpointStore:
         return self._folder
 
     def free_bytes(self) -> int:
-        """Room on the disk, as far as this user may take it."""
+        """Free disk space that this user may use."""
         place = self._folder if self._folder.exists() else self._folder.parent
         return shutil.disk_usage(place).free
 
@@ -117,7 +117,7 @@ class CheckpointStore:
 
     @property
     def is_writing(self) -> bool:
-        """Whether a checkpoint is on its way to the disk."""
+        """Whether a checkpoint is being written."""
         return self._writing is not None and not self._writing.done()
 
     def activity(self) -> str:
@@ -127,18 +127,18 @@ class CheckpointStore:
         return f"writing step {self._begun} for {time.monotonic() - self._started:.1f} s"
 
     def has(self, step: int) -> bool:
-        """Whether the checkpoint of this step is there, or being written."""
+        """Whether the checkpoint of this step exists or is being written."""
         return step == self._begun or (step in self._own and (self._folder / f"step_{step}" / SEAL).is_file())
 
     async def begin(self, snapshot: Snapshot) -> None:
-        """Start to write a snapshot; waits for the one before it. One that is there already is not written again."""
+        """Start writing a snapshot; waits for the previous one. One that already exists is not written again."""
         await self.finish()
         if not self.has(snapshot.step):
             self._begun = snapshot.step
             self._writing = asyncio.create_task(self._write(snapshot))
 
     def note_value(self, step: int, value: float | None) -> None:
-        """A value of `best_metric` that became known only when the checkpoint of its step was there."""
+        """Note a value of `best_metric` that became known only after the checkpoint of its step was written."""
         folder = self._folder / f"step_{step}"
         if value is None or step not in self._own or not (folder / SEAL).is_file():
             return
@@ -151,20 +151,20 @@ class CheckpointStore:
             ) from error
 
     async def finish(self) -> None:
-        """Wait for what is being written; raises `CheckpointError` where it failed."""
+        """Wait for what is being written; raises `CheckpointError` if it failed."""
         while (writing := self._writing) is not None:
-            await asyncio.wait({writing})  # one who is cancelled here leaves it: the next write waits for it as well
+            await asyncio.wait({writing})  # a caller cancelled here leaves it: the next write waits for it as well
             if self._writing is writing:
                 self._writing = None
             writing.result()
 
     def raise_failed(self) -> None:
-        """Raise the error of a write that has failed meanwhile; does not wait."""
+        """Raise the error of a write that has failed in the meantime; does not wait."""
         if self._writing is not None and self._writing.done():
             self._writing.result()
 
     async def close(self) -> None:
-        """Wait for what is being written, whatever becomes of it."""
+        """Wait for what is being written, whether it succeeds or fails."""
         if self._writing is not None:
             await asyncio.gather(self._writing, return_exceptions=True)
 
@@ -175,9 +175,9 @@ class CheckpointStore:
         self._on_saved(snapshot.step, path, time.monotonic() - started)
 
     async def within_limit(self, writing: asyncio.Future[R], what: str) -> R:
-        """The result of a thread that writes; `CheckpointError`, which begins with `what`, where it takes too long.
+        """The result of a thread that writes; `CheckpointError`, which begins with `what`, if it takes too long.
 
-        Time is counted in looks, so that hours in which the process was stopped are one look and no more.
+        Time is counted in checks, so hours in which the process was stopped count as a single check.
         """
         look = self._limit / _LOOKS
         for _ in range(_LOOKS):
@@ -197,7 +197,7 @@ class CheckpointStore:
         try:
             with self._progress.watching(draft):
                 self._fill(draft, snapshot)
-                flush_folder(self._folder)  # the word of a first checkpoint is true only where its draft is on disk
+                flush_folder(self._folder)  # the record of a first checkpoint is true only once its draft is on disk
                 if self._directory is not None:
                     self._directory.checkpoint_appears(final.name)
                 if os.path.lexists(final):
@@ -221,7 +221,7 @@ class CheckpointStore:
         return final
 
     def _fill(self, draft: Path, snapshot: Snapshot) -> None:
-        """Write a whole checkpoint into a new folder, the seal last, and bring it to the disk."""
+        """Write a whole checkpoint into a new folder, the seal last, and flush it to disk."""
         shutil.rmtree(draft, ignore_errors=True)
         (draft / CONTROLLER_FOLDER).mkdir(parents=True)
         snapshot.trainer.write(draft)
@@ -237,7 +237,7 @@ class CheckpointStore:
     def written_for_proof(self, snapshot: Snapshot, look: Callable[[Path, str], None]) -> int:
         """Write a snapshot as a checkpoint, call `look` with the folder and the run's id, and remove it again.
 
-        Blocks, from any thread; how many bytes it had. Whatever goes wrong is raised as it is.
+        Blocks, from any thread; returns how many bytes it had. Errors are raised unchanged.
         """
         self._require_directory()
         was_there = self._folder.exists()
@@ -253,7 +253,7 @@ class CheckpointStore:
                     self._folder.rmdir()
 
     def _give_up(self, draft: Path, final: Path) -> None:
-        """A checkpoint could not be written: leave nothing of it, nor the word that it is there."""
+        """A checkpoint could not be written: remove every trace of it, including the record that it exists."""
         self._require_directory()
         if self._directory is not None and self._directory.first_checkpoint == final.name and not final.exists():
             self._directory.begins_anew()
@@ -264,7 +264,7 @@ class CheckpointStore:
             self._directory.require()
 
     def _remove_others(self) -> None:
-        """Delete what is neither among the latest nor among the best; what cannot be deleted stays, and is told."""
+        """Delete what is neither among the latest nor among the best; what cannot be deleted stays, and is reported."""
         found = checkpoints(self._folder)
         kept = {*found[-self._config.keep_latest :], *self._best(found)}
         for path in found:
@@ -282,7 +282,7 @@ class CheckpointStore:
 
 
 def _flush(folder: Path, on_progress: Callable[[], None]) -> None:
-    """Bring everything in a folder to the disk itself."""
+    """Flush everything in a folder to disk."""
     for path in sorted(folder.rglob("*")):
         if path.is_file():
             flush_file(path, on_progress)

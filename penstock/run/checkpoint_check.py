@@ -1,4 +1,4 @@
-"""Whether a checkpoint is what was written: looked at before anything of it is opened."""
+"""Whether a checkpoint is what was written: checked before anything in it is opened."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _SHOWN = 5
 
 
 Fits = Callable[[Path], bool]
-"""Whether a checkpoint goes with what else the command needs."""
+"""Whether a checkpoint fits what else the command needs."""
 
 
 def require_good(checkpoint: Path, run_id: str, command: str, fits: Fits = lambda path: True) -> None:
-    """Raise `SetupError` where a checkpoint of the run is damaged or not its own, naming the files and a way on.
+    """Raise `SetupError` if a checkpoint of the run is damaged or not its own, naming the files and a way forward.
 
-    The way on is the newest other checkpoint that is good and `fits`: `command` (`resume`, `eval`) with `--checkpoint`.
-    Others are only read where this one is damaged, the newest first.
+    The way forward is the newest other good checkpoint that `fits`: `command` (`resume`, `eval`) with `--checkpoint`.
+    Others are read only if this one is damaged, newest first.
     """
     problems = damage(checkpoint, run_id, step_of(checkpoint))
     if not problems:
@@ -35,9 +35,9 @@ def require_good(checkpoint: Path, run_id: str, command: str, fits: Fits = lambd
 
 
 def damage(folder: Path, run_id: str, step: int) -> list[str]:
-    """What keeps a folder from being the checkpoint of this run and step, one line per file; empty where it is good.
+    """What keeps a folder from being the checkpoint of this run and step, one line per file; empty if it is good.
 
-    Names and sizes are compared first. Content is read, as bytes only, where these are right.
+    Names and sizes are compared first. If these are right, content is read, as bytes only.
     """
     try:
         seal = Seal.read(folder)

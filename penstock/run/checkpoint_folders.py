@@ -1,4 +1,4 @@
-"""The folders in a run's `checkpoints/`: which are checkpoints, in what order, and what is put out of the way."""
+"""The folders in a run's `checkpoints/`: which are checkpoints, in what order, and what is set aside."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _DOOMED = ".removing_{}"
 
 
 def ranked_checkpoints(found: list[Path], metric: str, *, largest_first: bool) -> list[Path]:
-    """Those that have a value of the metric, best first; of equal ones the newest first."""
+    """Those that have a value of the metric, best first; among equals, newest first."""
     sign = -1 if largest_first else 1
     values = [
         (sign * value, -place, path) for place, path in enumerate(found) if (value := _value(path, metric)) is not None
@@ -34,7 +34,7 @@ def _value(path: Path, metric: str) -> float | None:
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """Complete checkpoints, oldest first; whether they are still what was written is not looked at."""
+    """Complete checkpoints, oldest first; does not check whether they are still what was written."""
     return [path for path in _step_folders(folder) if (path / SEAL).is_file()]
 
 
@@ -45,9 +45,9 @@ def _step_folders(folder: Path) -> list[Path]:
 
 
 def superseded(folder: Path, step: int) -> list[Path]:
-    """What a run that goes on after `step` must not take for its own, newest first.
+    """What a run that continues after `step` must not take for its own, newest first.
 
-    Those are checkpoints of later steps, which happen again, and folders without a seal, which are no checkpoints.
+    Those are checkpoints of later steps, which happen again, and folders without a seal, which are not checkpoints.
     """
     return [path for path in reversed(_step_folders(folder)) if step_of(path) > step or not (path / SEAL).is_file()]
 
@@ -58,7 +58,7 @@ def set_aside(path: Path) -> Path:
 
 
 def doomed_name(path: Path) -> Path:
-    """A free name for a checkpoint that is to be deleted; an earlier one may still be there, half deleted."""
+    """A free name for a checkpoint to be deleted; an earlier one may still be there, half deleted."""
     return _free(path.with_name(_DOOMED.format(path.name)))
 
 

@@ -1,4 +1,4 @@
-"""A dry write: before the first step, that a checkpoint of this run can be written, read back and found good."""
+"""A dry write: proves, before the first step, that a checkpoint of this run can be written, read back and verified."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ async def prove_checkpoint(
     trainer: Trainer,
     records: RunRecords,
 ) -> None:
-    """Write the run as it is, check it as a resume would, and remove it; `CheckpointError` where that fails.
+    """Write the run's current state, check it as a resume would, and remove it; `CheckpointError` if that fails.
 
-    Comes before a resume is accepted: one that is refused by it leaves every file of the run as it was. Nothing happens
-    in a run that writes no checkpoints. Too little room for the first real one is only a note: others
-    may free the disk until then.
+    Comes before a resume is accepted: a resume refused here leaves every file of the run as it was. Does nothing in a
+    run that writes no checkpoints. Too little room for the first real one is only a note: others may free disk space
+    by then.
     """
     if config.every_steps is None and config.every_minutes is None and not config.at_end:
         return
@@ -52,10 +52,10 @@ async def prove_checkpoint(
 
 
 async def write_and_read_off_the_loop(store: CheckpointStore, snapshot: Snapshot) -> int:
-    """Write in a thread, so that Ctrl-C is heard; the folder is gone when this ends.
+    """Write in a thread, so Ctrl-C is heard; the folder is gone when this ends.
 
-    Where a disk hangs, the thread is left behind after the store's limit, with the folder: `CheckpointError`, also
-    where it was only waited for because of a Ctrl-C.
+    If a disk hangs, the thread is left behind after the store's limit, with the folder: `CheckpointError`, even if
+    the wait was only because of a Ctrl-C.
     """
     writing = in_daemon_thread("penstock-proof", _write_and_read, store, snapshot)
     waiting = asyncio.ensure_future(store.within_limit(writing, "no test checkpoint was written"))
@@ -63,7 +63,7 @@ async def write_and_read_off_the_loop(store: CheckpointStore, snapshot: Snapshot
         return await asyncio.shield(waiting)
     except asyncio.CancelledError:
         await asyncio.wait({waiting})
-        with contextlib.suppress(CheckpointError):  # how it ended does not matter any more
+        with contextlib.suppress(CheckpointError):  # how it ended no longer matters
             waiting.result()
         raise
 
@@ -71,7 +71,7 @@ async def write_and_read_off_the_loop(store: CheckpointStore, snapshot: Snapshot
 def _write_and_read(store: CheckpointStore, snapshot: Snapshot) -> int:
     try:
         return store.written_for_proof(snapshot, lambda folder, run_id: _look(folder, run_id, snapshot.step))
-    except Exception as error:  # whatever it is, it would come again after the first step
+    except Exception as error:  # whatever it is, it would happen again after the first step
         cause = " ".join((str(error) or type(error).__name__).split()).rstrip(".")
         raise CheckpointError(
             f"no checkpoint could be written to {str(store.folder)!r}: {cause}. This was tested before the first step, "

@@ -1,4 +1,4 @@
-"""When a checkpoint is due: after so many steps, or after so many minutes."""
+"""When a checkpoint is due: after a number of steps, or of minutes."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class CheckpointSchedule:
     """Asked after every step whether to save; `every_steps` and `every_minutes` each suffice.
 
     Invariants:
-    - minutes count from the last time that one was due, for whichever reason, and from the beginning before that;
-    - while a checkpoint is being written, none is due by time, and the minutes count anew: a disk that takes longer
+    - minutes count from the last time one was due, for either reason, and from the beginning before that;
+    - while a checkpoint is being written, none is due by time, and the minutes start over: a disk that takes longer
       than `every_minutes` for one does not write all the time.
 
     Example with `every_steps = 4` and `every_minutes = 10`, steps of 4 minutes, writes that take no time: step 3, after
@@ -29,7 +29,7 @@ class CheckpointSchedule:
         self._since = clock()
 
     def due(self, step: int, *, writing: bool) -> bool:
-        """Whether to save now that this step has ended; `writing` says that another is still on its way to the disk."""
+        """Whether to save now that this step has ended; `writing` says that another is still being written."""
         now = self._clock()
         every, minutes = self._config.every_steps, self._config.every_minutes
         by_steps = every is not None and step % every == 0

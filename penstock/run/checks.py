@@ -1,6 +1,6 @@
-"""The checks before a run: all that can be known without loading weights, told at once.
+"""The checks before a run: everything that can be known without loading weights, reported at once.
 
-`penstock config check` prints what they find, and `penstock train` begins with them, so that both say the same.
+`penstock config check` prints what they find, and `penstock train` begins with them, so both say the same.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from penstock.weights.model_files import cached_folder, chat_template_in, check_
 
 Part = Literal["train", "eval"]
 _MAKE_PROMPTS = ("reasoning_gym:", "calculator")
-"""Environments that make as many prompts as they are asked for."""
+"""Environments that generate as many prompts as requested."""
 _MOST_COUNTED = 100_000
-"""Prompts that are looked at, or counted, at most; some forms of data are slow to go through."""
+"""The most prompts that are inspected or counted; some forms of data are slow to iterate over."""
 
 
 def check_config(config: RunConfig, *, resumed: bool = False, from_scratch: bool = False) -> tuple[Problem, ...]:
-    """Raise `CannotStart` with everything that keeps a run from starting; else give the warnings.
+    """Raise `CannotStart` with everything that keeps a run from starting; otherwise return the warnings.
 
-    With `resumed` the run is to go on in its folder. With `from_scratch` a run that is in the folder already is no
-    reason: it will be moved aside.
+    With `resumed` the run continues in its folder. With `from_scratch` a run that is already in the folder is no
+    obstacle: it will be moved aside.
     """
     found = find_problems(config, resumed=resumed, from_scratch=from_scratch)
     found.raise_errors()
@@ -50,11 +50,11 @@ def find_problems(
 ) -> Problems:
     """Everything that can be said about a run before it is built, after the `contradictions` between its settings.
 
-    Makes the staleness policy, imports a custom loss or advantage, goes through the data, and makes the environment, so
-    that tasks, reward functions and dataset files are really looked at; reads what the model's folder says about
-    itself; and looks whether the folders can be written and the loggers could start. Where rollouts are replayed there
-    is no environment; the recording is looked at instead. Model weights are not loaded, nothing is fetched, and nothing
-    is left behind.
+    Builds the staleness policy, imports a custom loss or advantage, reads the data, and builds the environment, so
+    tasks, reward functions and dataset files are really inspected. Reads what the model's folder says about itself, and
+    checks whether the folders can be written and the loggers could start. If rollouts are replayed there is no
+    environment; the recording is inspected instead. Model weights are not loaded, nothing is downloaded, and nothing is
+    left behind.
     """
     found = Problems()
     found.error(contradictions)
@@ -63,7 +63,7 @@ def find_problems(
     found.attempt(partial(check_loggers, config.observe))
     _check_model(config, found)
     _check_device(config, found)
-    if contradictions:  # policy and environment can only be made of settings that go together
+    if contradictions:  # policy and environment can only be built from consistent settings
         return found
     found.attempt(partial(_check_policy, config))
     _check_mathematics(config, found)
@@ -84,7 +84,7 @@ def _check_policy(config: RunConfig) -> None:
 
 
 def _check_mathematics(config: RunConfig, found: Problems) -> None:
-    """A loss or advantage of the user's own; torch comes with them."""
+    """The user's own loss or advantage; these import torch."""
     if config.algorithm.loss.kind == "custom":
         from penstock.training.objective import load_loss
 
@@ -96,7 +96,7 @@ def _check_mathematics(config: RunConfig, found: Problems) -> None:
 
 
 def _check_recording(config: RunConfig) -> None:
-    from penstock.run.rollouts import check_recording  # brings torch, which other runs' checks can do without
+    from penstock.run.rollouts import check_recording  # imports torch, which other runs' checks can do without
 
     check_recording(config)
 
@@ -111,7 +111,7 @@ def _check_model(config: RunConfig, found: Problems) -> None:
             found.attempt(partial(check_context, settings, config.rollout.engine.max_model_len))
         if settings is not None and isinstance(settings.get("vocab_size"), int):
             found.error(stop_token_problems(config, settings["vocab_size"]))
-        if not model.trust_remote_code:  # else the tokenizer's code may bring a template of its own
+        if not model.trust_remote_code:  # else the tokenizer's code may bring its own template
             found.error(template_problems(chat_template_in(folder), config.data, model.path))
     if model.lora is not None:
         from penstock.weights.lora import check_adapter_folder, require_peft
@@ -122,7 +122,7 @@ def _check_model(config: RunConfig, found: Problems) -> None:
 
 
 def _check_device(config: RunConfig, found: Problems) -> None:
-    """What is wrong with the device; torch, which knows it, is asked only where something could be."""
+    """What is wrong with the device; torch, which knows, is asked only if something could be."""
     runtime, dtype = config.runtime, config.model.dtype
     if runtime.device == "cpu" or (runtime.device == "auto" and dtype == "float32" and runtime.trainer_lanes <= 1):
         return
@@ -144,9 +144,9 @@ def _check_device(config: RunConfig, found: Problems) -> None:
 
 
 def _check_prompts(config: RunConfig, found: Problems) -> int | None:
-    """Look at the user's code and the data, each by itself, then at the environment as a whole; gives `_data_steps`.
+    """Check the user's code and the data separately, then the environment as a whole; returns `_data_steps`.
 
-    The modules of reward functions are imported by a reward process, with a time limit, and not here.
+    The modules of reward functions are imported by a reward process, with a time limit, not here.
     """
     environment, data = config.rollout.environment, config.data
     before = len(found.all)
@@ -186,7 +186,7 @@ def _warn_of_cut_evaluation(config: RunConfig, found: Problems) -> None:
 
 
 def _data_steps(config: RunConfig) -> int | None:
-    """The steps that the data lasts for; None where that is not known, or no fewer than the staleness window has."""
+    """How many steps the data lasts for; None if that is not known, or no fewer than the staleness window has."""
     data, n = config.data, config.training.prompt_groups_per_step
     enough = largest_lag(config) + 1
     wanted = min(config.training.max_steps or enough, enough)

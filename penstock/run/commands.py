@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def resume_command(run_dir: str | Path, *overrides: str) -> str:
-    """The line that goes on with the run in this folder; right from any working directory where the path is absolute.
+    """The command that resumes the run in this folder; works from any working directory if the path is absolute.
 
     Example: `resume_command("/runs/first", "training.max_steps=200")` is
     `penstock resume /runs/first training.max_steps=200`.

@@ -20,7 +20,7 @@ from penstock.run.locking import take_lock
 
 _CONFIG = "config.yaml"
 _RECORDS = ("summary.json", "report.html", "events.jsonl", "samples.jsonl", "ledger.jsonl", "trace.json")
-"""Files that a run begins anew."""
+"""Files that a run starts from scratch."""
 
 
 class RunDirectory:
@@ -28,15 +28,15 @@ class RunDirectory:
 
     A run that failed before its first step or evaluation left nothing worth keeping; its folder may be used again.
 
-    The lock is the operating system's: it is gone when the process is, however that ended. `run_id` names the run, from
+    The lock is the operating system's: it goes away with the process, however that ended. `run_id` names the run, from
     its first process to its last. All paths are absolute: code that changes the working directory does no harm.
 
-    Invariant: nothing is written to the path once the folder under it is another one, or gone: every write by name
+    Invariant: nothing is written to the path once the folder there has been replaced or is gone: every write by name
     comes after `require`, which compares the lock file there with the one that this run holds.
     """
 
     def __init__(self, path: str | Path, *, reopen: bool = False) -> None:
-        """Claim the folder; with `reopen` it must hold a run, which is to go on."""
+        """Claim the folder; with `reopen` it must hold a run, which is to continue."""
         self.path = Path(path).absolute()
         _refuse_a_file(self.path)
         if reopen and not self.config.is_file():
@@ -71,7 +71,7 @@ class RunDirectory:
         return self._identity.first_checkpoint
 
     def require(self) -> None:
-        """Raise `RunDirectoryLost` where the folder is gone, was moved, or is another run's by now."""
+        """Raise `RunDirectoryLost` if the folder is gone, was moved, or now belongs to another run."""
         if self._lock is None or not is_same_file(self.path / LOCK, self._lock.fileno()):
             what = f"no longer has the run's own {LOCK}" if self.path.exists() else "is gone"
             raise RunDirectoryLost(
@@ -97,7 +97,7 @@ class RunDirectory:
         self._identity = identity
 
     def _remove_leftovers(self) -> None:
-        """What a run that failed before its first step has left would be taken for this one's."""
+        """Remove what a run that failed before its first step has left: it would be taken for this run's."""
         for leftover in (self.path / name for name in _RECORDS):
             try:
                 leftover.unlink(missing_ok=True)
@@ -146,7 +146,7 @@ class RunDirectory:
 
     @property
     def ledger(self) -> Path:
-        """What became of every prompt: one line per end."""
+        """How each prompt ended: one line per end."""
         return self.path / "ledger.jsonl"
 
     @property
@@ -165,7 +165,7 @@ class RunDirectory:
         return self.path / "checkpoints"
 
     def write_config(self, text: str) -> None:
-        """The resolved configuration; whole or not at all, also after a power cut: no resume goes without it."""
+        """The resolved configuration; whole or not at all, even after a power cut: every resume needs it."""
         self._replace(self.config, text, durable=True)
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
@@ -189,16 +189,16 @@ class RunDirectory:
                 draft.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Give the folder free; a second call is a no-op."""
+        """Release the folder; a second call is a no-op."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None
 
 
 def check_run_dir(path: str | Path, *, from_scratch: bool = False) -> None:
-    """Raise `SetupError` where no run could use the folder, with `from_scratch` once a run in it is moved aside.
+    """Raise `SetupError` if no run could use the folder, with `from_scratch` once a run in it is moved aside.
 
-    Makes and changes nothing.
+    Creates and changes nothing.
     """
     folder = Path(path)
     _refuse_a_file(folder)
@@ -219,7 +219,7 @@ def _refuse_a_file(folder: Path) -> None:
 
 
 def _refuse_a_live_run(folder: Path, what: str) -> None:
-    """Refuse a folder whose lock a live process holds; it is taken for no longer than it takes to ask."""
+    """Refuse a folder whose lock a live process holds; it is held only as long as it takes to check."""
     try:
         with (folder / LOCK).open() as lock:
             free = take_lock(lock)
@@ -240,7 +240,7 @@ def _refuse_a_run(folder: Path) -> None:
 
 
 def _traces(folder: Path) -> Iterator[str]:
-    """What says that a run has made a step or an evaluation here, or ended a prompt."""
+    """Evidence that a run has finished a step, an evaluation or a prompt here."""
     for name in ("metrics.jsonl", "ledger.jsonl"):
         if (folder / name).is_file() and (folder / name).stat().st_size:
             yield name
@@ -254,7 +254,7 @@ def _traces(folder: Path) -> Iterator[str]:
 
 
 def _refuse_foreign_files(folder: Path) -> None:
-    """What no run of Penstock has left here is somebody's own."""
+    """Anything that no Penstock run has left here belongs to somebody else."""
     names = () if holds_a_run(folder) else (_CONFIG, *_RECORDS)
     there = [name for name in (*names, FOLDER) if (folder / name).exists()]
     if there:

@@ -1,6 +1,6 @@
 """Which parts work on this machine: installed or not, and whether they really import.
 
-Every part is imported in a process of its own, with a time limit: a native library that crashes, hangs or prints takes
+Every part is imported in its own process, with a time limit: a native library that crashes, hangs or prints takes
 nothing down with it.
 """
 
@@ -23,7 +23,7 @@ IMPORT_SECONDS = 120.0
 
 
 class Status(Enum):
-    """How a part is."""
+    """The state of a part."""
 
     WORKS = "works"
     BROKEN = "broken"
@@ -32,7 +32,7 @@ class Status(Enum):
 
 @dataclass(frozen=True)
 class Part:
-    """Something Penstock can make use of, or will.
+    """Something Penstock can use, or will.
 
     `probe` is Python code that imports it and prints a JSON object with details as its last line.
     """
@@ -50,7 +50,7 @@ class Part:
 
     @property
     def install(self) -> str | None:
-        """The command that installs it; None where this version has no use for it."""
+        """The command that installs it; None if this version has no use for it."""
         if not self.used:
             return None
         return f"pip install '{self.requirement}'"
@@ -67,7 +67,7 @@ class Finding:
 
     @property
     def is_fatal(self) -> bool:
-        """Whether Penstock cannot run because of it."""
+        """Whether it keeps Penstock from running."""
         return self.part.core and self.status is not Status.WORKS
 
     def as_object(self) -> dict[str, Any]:
@@ -179,7 +179,7 @@ def examine_python(version: tuple[int, int, int] = sys.version_info[:3]) -> Find
 
 
 def examine(part: Part, seconds: float = IMPORT_SECONDS) -> Finding:
-    """Look for one part and import it in a process of its own."""
+    """Look for one part and import it in its own process."""
     version = _installed_version(part.distributions)
     if version is None and not _is_importable(part.module):
         return Finding(part, Status.MISSING)
@@ -201,7 +201,7 @@ def examine(part: Part, seconds: float = IMPORT_SECONDS) -> Finding:
 
 
 def failure_reason(returncode: int, stderr: str) -> str:
-    """Why an import failed, from how its process ended: the missing library or package by name where it says so."""
+    """Why an import failed, from how its process ended: names the missing library or package if it says so."""
     if returncode < 0:
         return f"crashed on import with {_signal_name(-returncode)}"
     library = re.search(r"([\w.+-]+\.so[\w.]*): cannot open shared object file", stderr)

@@ -1,4 +1,4 @@
-"""Early stop: whether a metric says that a run has learnt enough, or no longer learns."""
+"""Early stop: whether a metric says that a run has learned enough, or no longer learns."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Verdict:
 
 
 class EarlyStop:
-    """Fed with the metrics of steps and evaluations in their order; says when to stop.
+    """Receives the metrics of steps and evaluations in order; says when to stop.
 
-    The first value is the best so far. One that is better by more than `min_change` becomes the best; any other, also
+    The first value is the best so far. One that is better by more than `min_change` becomes the best; any other, even
     one that is not finite, is one more in a row that was no better. The state follows from the values alone, so a
-    resumed run that is fed with those of before goes on as if it had never stopped.
+    resumed run that is fed the earlier values continues as if it had never stopped.
 
     With `patience = 2` and the values 0.1, 0.4, 0.4, 0.3: 0.4 is the best, the second 0.4 is the first that is no
     better, 0.3 the second, and the verdict comes with it.
@@ -37,12 +37,12 @@ class EarlyStop:
         self._no_better = 0
 
     def observe(self, metrics: Mapping[str, float | None]) -> Verdict | None:
-        """Judge the metric if it is among these; None to go on."""
+        """Judge the metric if it is among these; None to continue."""
         metric = self._config.metric
         if metric not in metrics:
             return None
         given = metrics[metric]
-        # A file of metrics has null where a value was not finite.
+        # A metrics file has null for a value that was not finite.
         value = math.nan if given is None else float(given)
         waited = self._has_waited(value)
         reason = self._has_reached(value) or waited
@@ -55,7 +55,7 @@ class EarlyStop:
         return f"has reached {wanted:g} (training.early_stop.reached)"
 
     def _has_waited(self, value: float) -> str | None:
-        """Keep the best value and the count; a reason where `patience` is spent."""
+        """Keep the best value and the count; returns a reason once `patience` is spent."""
         if self._is_better(value):
             self._best, self._no_better = value, 0
             return None

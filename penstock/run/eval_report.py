@@ -29,7 +29,7 @@ class PassAtK:
 
     k: int
     value: float | None
-    """None where no prompt has that many."""
+    """None if no prompt has that many."""
     left_out: int
     """Prompts with fewer."""
 
@@ -50,16 +50,16 @@ class EvalReport:
     failures: tuple[str, ...] = ()
     """Responses that could not be scored: which, and why."""
     failure_facts: tuple[Mapping[str, Any], ...] = field(default=(), compare=False)
-    """What the event of each says of its cause, where causes are counted."""
+    """What the event of each says about its cause, if causes are counted."""
     overlong: int = 0
     """Prompts that left no room for a response and were left out (`data.overlong: drop`)."""
     overlong_cut: int = 0
     """Prompts that left no room for a response and of which only the last tokens were kept (`truncate_left`)."""
     version: int | None = None
-    """The weight version that wrote every token; None where no response has a token."""
+    """The weight version that wrote every token; None if no response has a token."""
     seconds: float = field(default=0.0, compare=False)
     components: Mapping[str, float] = field(default_factory=dict)
-    """Means of what rewards are made of, by name."""
+    """Means of the reward components, by name."""
     measured: Mapping[str, float] = field(default_factory=dict)
     """Means of what the environment measured, by name."""
 

@@ -37,7 +37,7 @@ class EvalParts(Protocol):
 
     @property
     def engine(self) -> GenerationEngine:
-        """Serves the weights that are evaluated."""
+        """Serves the weights under evaluation."""
 
     @property
     def environment(self) -> Environment:
@@ -49,7 +49,7 @@ class EvalParts(Protocol):
 
     @property
     def sampling(self) -> SamplingParams:
-        """That of training."""
+        """The sampling of training."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class _Failed:
 
     cause: str
     facts: Mapping[str, Any]
-    """What its event says of its cause."""
+    """What its event says about its cause."""
     overlong: bool = False
     """Its prompt leaves no room for a response."""
 
@@ -71,8 +71,8 @@ async def evaluate_prompts(
 ) -> EvalReport | None:
     """Evaluate what the engine serves; None when there are no held-out prompts.
 
-    The engine may serve others meanwhile, but its weights must stay as they are. `EvaluationError` where no response at
-    all could be scored. `on_response` is called as each response ends; `causes` is told why some could not be scored.
+    The engine may serve others meanwhile, but its weights must not change. Raises `EvaluationError` if no response at
+    all could be scored. `on_response` is called as each response ends; `causes` learns why some could not be scored.
     """
     prompts = parts.environment.prompts(Split.EVAL)
     if not prompts:
@@ -110,7 +110,7 @@ def _all_overlong(tried: Sequence[Trajectory | _Failed]) -> bool:
 
 
 def eval_sampling(sampling: SamplingParams, config: EvalConfig) -> SamplingParams:
-    """Sampling of evaluation: that of training, made greedy where asked."""
+    """Sampling for evaluation: that of training, made greedy if asked."""
     length = config.max_new_tokens or sampling.max_new_tokens
     if config.greedy:
         return replace(sampling, temperature=0.0, top_p=1.0, top_k=0, min_p=0.0, max_new_tokens=length)
@@ -118,7 +118,7 @@ def eval_sampling(sampling: SamplingParams, config: EvalConfig) -> SamplingParam
 
 
 def eval_seed(seed: int, prompt_id: str, sample: int) -> int:
-    """The seed of one response. The first has the same one however many there are, so that its figures compare."""
+    """The seed of one response. The first always has the same one, however many there are, so its figures compare."""
     return derive_seed(seed, "eval", prompt_id, *([sample] if sample else []))
 
 
@@ -180,7 +180,7 @@ class EvalResult(EvalReport):
     """What an evaluation of a model found; failed responses are in none of its means."""
 
     model: str = dataclasses.field(kw_only=True)
-    """Folder or hub id of the model; of a run, the folder of the checkpoint."""
+    """Folder or hub id of the model; for a run, the folder of the checkpoint."""
 
     def as_object(self) -> dict[str, Any]:
         """For people and programs, by the names of `metrics.jsonl`; the figures a model is judged by come first."""
@@ -195,8 +195,8 @@ def evaluate(config: RunConfig, run_dir: Path | None = None, checkpoint: str | N
 def evaluate_model(config: RunConfig, run_dir: Path | None = None, checkpoint: str | None = None) -> EvalResult:
     """Evaluate `config.model`, or a checkpoint of `run_dir`, on the held-out prompts.
 
-    `checkpoint` is the name of one (`step_40`), or `best` by `checkpoint.best_metric`; without it the newest is taken.
-    `ConfigError` where `config` names another model than the run's, which would not be the one evaluated.
+    `checkpoint` is a name (`step_40`), or `best` by `checkpoint.best_metric`; without it the newest is used.
+    Raises `ConfigError` if `config` names a different model from the run's, as that would not be the one evaluated.
     """
     if run_dir is not None:
         _refuse_another_model(config, run_dir)
@@ -228,7 +228,7 @@ async def _evaluate(config: RunConfig) -> EvalResult:
 
 
 def _told_on_stderr() -> FailureCauses:
-    """Shows the first failure of each cause, as there is no event log to read it in."""
+    """Shows the first failure of each cause, because there is no event log to read it in."""
     events = EventLog()
     events.subscribe(lambda name, fields: _to_stderr(f"{failure_text(fields)}\n"))
     return FailureCauses(events)

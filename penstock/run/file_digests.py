@@ -10,13 +10,13 @@ from pathlib import Path
 
 BLOCK_BYTES = 16 * 2**20
 _THREADS = 4
-"""Together faster than most disks, and few enough to leave the cores to a run that goes on meanwhile."""
+"""Together faster than most disks, and few enough to leave cores for a run in progress."""
 
 
 def file_digests(folder: Path, names: Iterable[str], on_progress: Callable[[], None] = lambda: None) -> dict[str, str]:
-    """The digest of each file: SHA-256 over the SHA-256 digests of its blocks, so that one large file uses all threads.
+    """The digest of each file: SHA-256 over the SHA-256 digests of its blocks, so one large file uses all threads.
 
-    Files are only read as bytes. `OSError` where one cannot be. An interruption ends after the blocks under way.
+    Files are read only as bytes; `OSError` if one cannot be. An interruption finishes the blocks in progress first.
     `on_progress` is called after each block, by the thread that has read it.
     """
     pool = ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1), thread_name_prefix="digest")

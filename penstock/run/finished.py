@@ -1,4 +1,4 @@
-"""A run that has finished and is resumed: known from its files alone, before anything is opened or loaded."""
+"""A finished run that is resumed: recognized from its files alone, before anything is opened or loaded."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _DECIDE_DATA = ("data", "rollout.environment")
 def finished_run(
     directory: RunDirectory, config: RunConfig, point: ResumePoint, json_to: TextIO | None = None
 ) -> RunResult | None:
-    """How the run ended, where nothing is left to train or to evaluate; None where it must be set up to know.
+    """How the run ended, if nothing is left to train or to evaluate; None if it must be set up to find out.
 
-    Changes no file. A run is finished where its summary is of the checkpoint's step, it ended by itself, and the
+    Changes no file. A run is finished if its summary is from the checkpoint's step, it ended by itself, and the
     settings that ended it are still there. Example: a run that reached `training.max_steps = 3` is not finished when it
     is resumed with `training.max_steps=5`, and neither is one whose last process was killed before it wrote a summary.
     """
@@ -48,7 +48,7 @@ def finished_run(
 
 
 def _ended_here(summary: Mapping[str, Any], directory: RunDirectory, point: ResumePoint) -> bool:
-    """Whether the summary is of this run, at the step of the checkpoint, and of an end that needs no resume."""
+    """Whether the summary belongs to this run, at the checkpoint's step, with an end that needs no resume."""
     is_own = summary.get("run_id") == directory.run_id and summary.get("steps") == point.step
     by_itself = summary.get("stopped_by") in _BY_ITSELF and not summary.get("error")
     return point.checkpoint is not None and point.step > 0 and is_own and by_itself and not point.superseded
@@ -67,5 +67,5 @@ def _has_no_steps(summary: Mapping[str, Any], config: RunConfig, point: ResumePo
 
 
 def _changed(point: ResumePoint, *sections: str) -> bool:
-    """Whether a setting in one of these sections is not the checkpoint's."""
+    """Whether a setting in one of these sections differs from the checkpoint's."""
     return any(change.key == name or change.key.startswith(f"{name}.") for change in point.changes for name in sections)

@@ -1,4 +1,4 @@
-"""Files and folders brought to the disk itself, piece by piece, so that it can be seen that it goes on."""
+"""Files and folders flushed to disk piece by piece, so progress is visible."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from contextlib import suppress
 from pathlib import Path
 
 _PIECE_BYTES = 64 * 2**20
-"""A slow disk takes seconds for so much. A multiple of every page size."""
+"""A slow disk takes seconds for this much. A multiple of every page size."""
 _NOT_FOR_FOLDERS = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
-"""What a file system says that brings names to the disk in its own way, as some network mounts do."""
+"""Errors of a file system that flushes names in its own way, as some network mounts do."""
 
 
 def flush_file(path: Path, on_progress: Callable[[], None] = lambda: None) -> None:
-    """Bring a file to the disk; `on_progress` is called for each piece of it and at its end.
+    """Flush a file to disk; `on_progress` is called for each piece and at the end.
 
-    Where the file system has no memory maps, there is one piece.
+    If the file system has no memory maps, there is one piece.
     """
     size = path.stat().st_size
     if size > _PIECE_BYTES:
@@ -37,7 +37,7 @@ def _flush_pieces(path: Path, size: int, on_progress: Callable[[], None]) -> Non
 
 
 def flush_folder(folder: Path) -> None:
-    """Bring the names in a folder to the disk, where its file system can."""
+    """Flush the names in a folder to disk, if its file system can."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""The end of a run that does not end by itself: from inside its event loop, and from outside of it."""
+"""The end of a run that does not end by itself: from inside its event loop, and from outside it."""
 
 from __future__ import annotations
 
@@ -17,18 +17,17 @@ from penstock.runtime.last_resort import LastResort
 from penstock.runtime.relay import SignalRelay
 
 _CLOSING_SECONDS = 10.0
-"""What closing may take where a run ends at once, and what is left when everything is closed."""
+"""How long closing may take if a run ends at once, and leftover tasks after everything is closed."""
 _FAILED, _INTERRUPTED = 1, 130
-"""Exit codes of a process that cannot end in order, as those of one that can."""
+"""Exit codes of a process that cannot shut down in order; the same as for one that can."""
 
 
 class ForcedEnd:
     """Limits on the end of one run.
 
-    Inside the loop, `ended` and `leave` wait only so long for tasks that were cancelled. `blocked` and `unheard` are
-    called from other threads when the loop does not run; `armed` and `guard` are for when no thread does. These end the
-    process. Where a `SignalRelay` waits for the run, as in a notebook, a signal that is not heard ends that wait
-    instead.
+    Inside the loop, `ended` and `leave` wait a limited time for cancelled tasks. `blocked` and `unheard` are called
+    from other threads when the loop does not run; `armed` and `guard` are for when no thread does. These end the
+    process. If a `SignalRelay` waits for the run, as in a notebook, an unheard signal ends that wait instead.
     """
 
     def __init__(self, config: RunConfig, directory: RunDirectory, records: RunRecords) -> None:
@@ -40,7 +39,7 @@ class ForcedEnd:
         self._relay = SignalRelay.of_this_thread()
 
     async def ended(self, work: Coroutine[Any, Any, str], at_once: Callable[[], bool]) -> str:
-        """Await `work`; cancelled, it has only so long to close everything, and less where it is to end at once."""
+        """Await `work`; once cancelled, it has limited time to close everything, and less if it must end at once."""
         task = asyncio.create_task(work)
         try:
             return await asyncio.shield(task)
@@ -57,20 +56,20 @@ class ForcedEnd:
             raise
 
     async def leave(self) -> None:
-        """End whatever else is on the loop, so that its own end waits for nothing."""
+        """End everything else on the loop, so its own shutdown waits for nothing."""
         others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-        with contextlib.suppress(asyncio.CancelledError):  # one more signal: all is done, so it changes nothing
+        with contextlib.suppress(asyncio.CancelledError):  # another signal: everything is done, so it changes nothing
             await end_tasks(others, _CLOSING_SECONDS)
 
     def armed(self) -> contextlib.AbstractContextManager[None]:
-        """With `on_stall: stop`, ends a process in which nothing can run any more."""
+        """With `on_stall: stop`, ends a process in which nothing can run."""
         if self._failure.on_stall != "stop":
             return contextlib.nullcontext()
-        # Longer than a thread needs to see a loop that is blocked, and to end the run with a better word.
+        # Longer than a thread needs to notice a blocked loop and end the run with a better message.
         return self._last_resort.armed(2 * self._failure.stall_seconds + self._stop_seconds + _CLOSING_SECONDS)
 
     def guard(self, pending: socket.socket, numbers: Sequence[int]) -> FrozenGuard:
-        """Ends a process in which nothing can run any more, once it has been told to end by a signal."""
+        """Ends a process in which nothing can run, once a signal has told it to end."""
         return FrozenGuard(pending, numbers, self._stop_seconds, self._file)
 
     def blocked(self, place: str) -> None:
@@ -79,7 +78,7 @@ class ForcedEnd:
         self._last_resort.end(why, _FAILED, lambda why: self._records.last_words("error", why))
 
     def unheard(self, place: str) -> None:
-        """From a thread: a signal was not heard, as the event loop is blocked."""
+        """From a thread: a signal was not heard because the event loop is blocked."""
         why = f"interrupted while the event loop was blocked in {place}; there is no last checkpoint"
 
         def words(why: str) -> None:

@@ -46,11 +46,11 @@ def train(
     advantage: Callable[..., Any] | None = None,
     from_scratch: bool = False,
 ) -> RunResult:
-    """Train a model: a whole run, in the folder `run_dir`, as `penstock train` does it.
+    """Train a model: a whole run, in the folder `run_dir`, as `penstock train` does.
 
-    `config` is a `RunConfig`, the path of a YAML file, or the settings as a mapping; `overrides` are laid over it
-    (`"training.max_steps=20"`). `loggers` are your own, on top of those that `observe` asks for. With `from_scratch` a
-    run that is in the folder already is moved aside first, as a whole.
+    `config` is a `RunConfig`, the path of a YAML file, or the settings as a mapping; `overrides` are applied on top
+    (`"training.max_steps=20"`). `loggers` are your own, in addition to those that `observe` asks for. With
+    `from_scratch`, a run that is already in the folder is moved aside first, as a whole.
 
     A function or class replaces what the settings name: `reward` is a reward function (environment `function`), or a
     list of functions, of `(function, weight)` pairs and of mappings such as `{"function": f, "batched": True}`, with
@@ -60,9 +60,9 @@ def train(
     An object that other processes can import is saved under its name, and `penstock resume` finds it. Any other (a
     lambda, a class of a notebook) stays in this process, and must be given to `resume` again.
 
-    Ctrl-C and SIGTERM stop the run with a checkpoint; the result then says `interrupted`, and its `resume_command` how
-    to go on. Inside a running event loop,
-    as in a notebook, the run has a thread and a loop of its own; the call waits for it and hands these signals on.
+    Ctrl-C and SIGTERM stop the run with a checkpoint; the result then says `interrupted`, and its `resume_command` says
+    how to continue. Inside a running event loop, as in a notebook, the run gets its own thread and loop; the call waits
+    for it and hands these signals on.
 
     A run that fails leaves its folder, with a summary that says why, and raises.
     """
@@ -86,16 +86,16 @@ def resume(
     advantage: Callable[..., Any] | None = None,
     from_scratch: bool = False,
 ) -> RunResult:
-    """Go on with a run from its newest complete checkpoint, or the one named, however its last process ended.
+    """Resume a run from its newest complete checkpoint, or the one named, however its last process ended.
 
-    Metrics, samples and ledger are set back to the checkpoint, once everything was found to go with it: a resume that
-    is refused changes nothing. A run that never had a checkpoint begins anew. `overrides` may change settings that the
-    checkpoint does not depend on, such as `training.max_steps`. With `from_scratch` the run begins anew whatever it
-    had, and with whatever settings; the old one is moved aside as a whole.
+    Metrics, samples and ledger are rolled back to the checkpoint once everything is found to fit it: a refused resume
+    changes nothing. A run that never had a checkpoint starts over. `overrides` may change settings that the checkpoint
+    does not depend on, such as `training.max_steps`. With `from_scratch` the run starts over in any case, and with any
+    settings; the old one is moved aside as a whole.
 
-    Objects that were given to `train` and have no name that another process could import (the run's `config.yaml` has
-    them as `penstock.given:name`) must be given again. A staleness policy, a loss and an advantage must have the names
-    they had: the checkpoint depends on them.
+    Objects that were passed to `train` and have no name that another process could import (the run's `config.yaml` has
+    them as `penstock.given:name`) must be passed again. A staleness policy, a loss and an advantage must keep their
+    names: the checkpoint depends on them.
     """
     objects = GivenObjects(reward, environment, staleness, loss, advantage)
     with given.available(objects.by_path):
@@ -114,7 +114,7 @@ def evaluate(
     reward: Rewards | None = None,
     environment: MakesEnvironment | None = None,
 ) -> EvalResult:
-    """Evaluate a model on the held-out prompts, as `penstock eval` does it.
+    """Evaluate a model on the held-out prompts, as `penstock eval` does.
 
     `target` is a configuration (a `RunConfig`, a path, a mapping), whose `model` is evaluated, or the folder of a run,
     whose newest checkpoint is, or the one named: `step_40`, or `best` by `checkpoint.best_metric`. `reward` and
@@ -143,11 +143,11 @@ def verify(
     loss: Callable[..., Any] | None = None,
     advantage: Callable[..., Any] | None = None,
 ) -> VerifyReport:
-    """Check a run on its own model and data before it is started, as `penstock verify` does it; writes nothing.
+    """Check a run on its own model and data before you start it, as `penstock verify` does; writes nothing.
 
-    `groups` prompt groups are generated at most, and the checks may take `seconds` once the model is loaded. `notify`
-    is told what is being done. The report's `ok` says whether every check passed; `config` and the objects are as for
-    `train`. Raises `ConfigError` or `SetupError` where the run could not be built at all.
+    At most `groups` prompt groups are generated, and the checks may take `seconds` once the model is loaded. `notify`
+    is called with what is being done. The report's `ok` says whether every check passed; `config` and the objects are
+    as for `train`. Raises `ConfigError` or `SetupError` if the run could not be built at all.
     """
     objects = GivenObjects(reward, environment, staleness, loss, advantage)
     with given.available(objects.by_path):
@@ -157,15 +157,15 @@ def verify(
 
 
 def report(run_dir: str | os.PathLike[str], output: str | os.PathLike[str] | None = None) -> WrittenReport:
-    """Write one HTML page about a run, by default `report.html` in its folder; also of runs that go on or failed.
+    """Write one HTML page about a run, by default `report.html` in its folder; also for runs still going or failed.
 
-    `ConfigError` where there is no run, or where the page cannot be written.
+    Raises `ConfigError` if there is no run, or if the page cannot be written.
     """
     return write_report(Path(run_dir), None if output is None else Path(output))
 
 
 def _told(result: RunResult) -> RunResult:
-    """The result; a run that was cut short says how to resume it, where it shows anything."""
+    """The result; a run that was cut short says how to resume it, if it shows anything."""
     file = result.run_dir / "config.yaml"
     if result.is_cut_short and file.is_file() and load_config(file).observe.console != "off":
         with contextlib.suppress(OSError, ValueError):  # nobody reads it; the run has ended well
@@ -174,7 +174,7 @@ def _told(result: RunResult) -> RunResult:
 
 
 def _config(config: Settings, overrides: Sequence[str], objects: GivenObjects) -> RunConfig:
-    """The configuration, with overrides and then objects laid over it, checked once it is whole."""
+    """The configuration, with overrides and then objects applied, checked once it is complete."""
     _require_text(overrides)
     if isinstance(config, RunConfig):
         if not overrides and not objects.by_path:
@@ -191,8 +191,8 @@ def _config(config: Settings, overrides: Sequence[str], objects: GivenObjects) -
 def _with_objects(settings: Mapping[str, Any], objects: GivenObjects) -> dict[str, Any]:
     """A copy of the settings with the sections that name the objects.
 
-    Made before overrides and after them: what the file says for another choice is dropped, what overrides say is meant
-    for the objects, and no override takes an object's place.
+    Applied before overrides and after them: what the file says for another choice is dropped, what overrides say is
+    meant for the objects, and no override replaces an object.
     """
     named = dict(settings)
     for key, section in objects.sections(named).items():

@@ -1,4 +1,4 @@
-"""From objects that were given from Python to settings that name them."""
+"""From objects passed in from Python to settings that name them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class _Place:
 
 
 def _others(choices: Any, own: type[Section]) -> frozenset[str]:
-    """Settings that one of the choices has and `own` has not."""
+    """Settings that one of the choices has and `own` does not."""
     sections: tuple[type[Section], ...] = get_args(get_args(choices)[0])
     return frozenset(name for section in sections for name in section.model_fields) - own.model_fields.keys()
 
@@ -70,7 +70,7 @@ Rewards = Callable[..., object] | Sequence[Reward]
 
 @dataclass(frozen=True)
 class GivenObjects:
-    """Functions and classes that take the place of those that settings name; None leaves the settings as they are."""
+    """Functions and classes that replace those that settings name; None leaves the settings unchanged."""
 
     reward: Rewards | None = None
     environment: Callable[..., object] | None = None
@@ -101,7 +101,7 @@ class GivenObjects:
                 yield name, one
 
     def _paths(self) -> Iterator[tuple[str, Any]]:
-        """Every single object with its import path; of those that only this process has, the second `lambda` is
+        """Every single object with its import path; among those that only this process has, the second `lambda` is
         `lambda_2`."""
         seen: list[str] = []
         for _, thing in self._objects():
@@ -112,14 +112,14 @@ class GivenObjects:
 
     @property
     def by_path(self) -> dict[str, object]:
-        """The objects by the import path that settings know them by."""
+        """The objects, keyed by the import path that settings use for them."""
         return dict(self._paths())
 
     def sections(self, settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-        """The sections that change, by dotted key, as they become.
+        """The sections that change, by dotted key, with their new content.
 
-        A section that chose something else before keeps only what belongs to every choice. `ConfigError` where one that
-        chose nothing has settings that an object has no use for.
+        A section that chose something else before keeps only what belongs to every choice. Raises `ConfigError` if one
+        that chose nothing has settings that an object has no use for.
         """
         changed = {}
         paths = (path for path, _ in self._paths())
@@ -154,7 +154,7 @@ def _named(thing: Any, before: Mapping[str, Any], paths: Iterator[str]) -> dict[
 
 
 def _entries(rewards: Sequence[Any]) -> list[tuple[Any, dict[str, Any]]]:
-    """Each function with the settings that were given with it."""
+    """Each function with the settings passed along with it."""
     return [_entry(each) for each in rewards]
 
 
@@ -174,9 +174,9 @@ def _section(settings: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 def require_given(config: RunConfig, call: str, names: Sequence[str] = tuple(_PLACES)) -> None:
-    """Raise `ConfigError` where settings name an object that was given from Python, but not to this call.
+    """Raise `ConfigError` if settings name an object that was passed in from Python, but not to this call.
 
-    `call` is what to call with the object, up to it: `penstock.evaluate(..., `.
+    `call` is the call to make, up to the object: `penstock.evaluate(..., `.
     """
     problems = [
         f"{key}: {given.lost_words(path)}: {call}{name}=...)"
@@ -188,13 +188,13 @@ def require_given(config: RunConfig, call: str, names: Sequence[str] = tuple(_PL
 
 
 def resume_call(run_dir: str | Path, *overrides: str) -> str:
-    """The call that resumes a run from Python, up to the objects that it must be given."""
+    """The call that resumes a run from Python, up to the objects it needs."""
     changed = f"{list(overrides)!r}, " if overrides else ""
     return f"penstock.resume({str(run_dir)!r}, {changed}"
 
 
 def way_to_resume(config: RunConfig, run_dir: str | Path, *overrides: str) -> str:
-    """The command that resumes a run; the call where it was given objects that only Python can give again.
+    """The command that resumes a run, or the Python call if it was given objects that only Python can pass again.
 
     Example: a run that was given a lambda as its reward has `penstock.resume('/runs/first', reward=...)`.
     """

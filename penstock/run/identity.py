@@ -28,17 +28,17 @@ class RunIdentity:
 
     @classmethod
     def new(cls) -> RunIdentity:
-        """Of a run that begins."""
+        """The identity of a new run."""
         return cls(secrets.token_hex(8))
 
     @classmethod
     def read(cls, folder: Path) -> RunIdentity:
-        """Of the run in a folder; `SetupError` where it cannot be told."""
+        """The identity of the run in a folder; `SetupError` if it cannot be read."""
         path = folder / FILE_NAME
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
             run_id, first = content["run_id"], content.get("first_checkpoint")
-        except FileNotFoundError as error:  # nothing says any more that this is a run's folder, to be moved aside
+        except FileNotFoundError as error:  # nothing says that this is still a run's folder, to be moved aside
             raise SetupError(f"{str(path)!r}, which names the run, is gone. {_PUT_BACK}") from error
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise SetupError(f"{str(path)!r}, which names the run, cannot be read: {error}. {_WAY_OUT}") from error

@@ -54,7 +54,7 @@ from penstock.runtime.threads import in_daemon_thread
 from penstock.training.guarded import GuardedTrainer
 
 _SAVED_AFTER = (TooManyDrops, TooManyFiltered, OverlongData, RunStalled, WeightSyncError, EngineError)
-"""Errors that leave trainer and controller sound: the run has lost its data, its engine or its progress."""
+"""Errors that leave trainer and controller intact: the run has lost its data, its engine or its progress."""
 _UNSOUND = "the trainer does not respond, or was in the middle of a step that it could not discard"
 
 
@@ -69,10 +69,10 @@ class RunResult:
     stopped_by: str
     """`max_steps`, `data_exhausted`, `max_minutes`, `early_stop` or `interrupted`."""
     nothing_left: str | None = None
-    """Where a resume had no step to train, as the run had finished before: that, and how to train on."""
+    """If a resume had no step to train because the run had already finished: that, and how to train further."""
     resume_command: str = ""
-    """What resumes the run: a `penstock resume` for the shell; where the run was given objects that no other process
-    can import, the call of `penstock.resume` that must give them again."""
+    """What resumes the run: a `penstock resume` command for the shell, or, if the run was given objects that no other
+    process can import, the `penstock.resume` call that must pass them again."""
 
     @property
     def is_cut_short(self) -> bool:
@@ -245,7 +245,7 @@ class RunLife:
         )
 
     async def _restore(self, controller: SingleController, trainer: TracedTrainer) -> None:
-        """Bring trainer and controller to where the checkpoint was."""
+        """Restore trainer and controller to the checkpoint."""
         point = self._point
         if point is None or point.checkpoint is None or point.snapshot is None:
             return
@@ -254,7 +254,7 @@ class RunLife:
             await controller.restore(point.snapshot)
 
     async def _accept(self, between: BetweenSteps) -> None:
-        """Nothing can refuse the run any more: set its files back to the checkpoint, and make the settings its own."""
+        """Nothing can refuse the run now: roll its files back to the checkpoint, and save the settings as its own."""
         point = self._point
         if point is not None:
             await self._records.start_loggers()
@@ -267,7 +267,7 @@ class RunLife:
         self._directory.write_config(dump_config(self._config))
 
     def _look_for_steps(self, training: Training) -> None:
-        """Say so where a run that is resumed has none left."""
+        """Say so if a resumed run has no steps left."""
         step = training.buffer.clock.step
         early = self._records.metrics.early_stop.get("early_stop_reason")
         if self._point is not None and step and (step >= training.steps or early is not None):
@@ -289,7 +289,7 @@ class RunLife:
         controller: SingleController,
         stopped_by: str = "error",
     ) -> None:
-        """The last checkpoint; a signal does not come between."""
+        """The last checkpoint; a signal does not interrupt it."""
         with self._signals.stopping(lambda reason: None, "writing the last checkpoint; Ctrl-C again exits at once"):
             if self._config.checkpoint.at_end and step and not store.has(step):
                 if await controller.can_be_saved():

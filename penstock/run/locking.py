@@ -1,4 +1,4 @@
-"""The lock of a run's folder: the operating system's, so that it is gone when the process is."""
+"""The lock of a run's folder: the operating system's, so it goes away with the process."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import TextIO
 
 
 def take_lock(file: TextIO) -> bool:
-    """Lock a file for as long as it is open; False where another process has the lock.
+    """Lock a file for as long as it is open; False if another process has the lock.
 
-    `OSError` where the system has no locks to give, as on some network mounts: that says nothing about other processes.
+    `OSError` if the system offers no locks, as on some network mounts: that says nothing about other processes.
     """
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

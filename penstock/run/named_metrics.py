@@ -18,7 +18,7 @@ _NOT_IN_EVERY_STEP = (
 
 
 def refuse_unknown_metrics(config: RunConfig, metrics: Mapping[str, float]) -> None:
-    """`ConfigError` where a setting names a metric that a full step does not have: it could never act."""
+    """Raise `ConfigError` if a setting names a metric that a full step does not have: it could never take effect."""
     wrong = [line for key, name in _named(config) if (line := _problem(key, name, metrics))]
     if wrong:
         raise ConfigError(wrong)

@@ -17,15 +17,15 @@ from penstock.run.eval_report import EvalReport
 from penstock.run.evaluate import EvalParts, evaluate_prompts
 
 _SHOWN_FAILURES = 8
-"""Failed responses of one evaluation that have an event of their own; the rest are counted in the last."""
+"""How many failed responses of one evaluation get their own event; the rest are counted in the last."""
 
 
 class Evaluations:
-    """Evaluates when it is due, and says so on the console, in the events and in the timeline.
+    """Evaluates when due, and reports it on the console, in the events and in the timeline.
 
-    Between two steps the train pump waits in the controller's hook, so no weights change; rollouts go on and share the
-    engine with the evaluation. An evaluation is given up when the run is told to end. One that finds nothing, as no
-    response could be scored, is an error at the start, where nothing is lost by it, and an event later.
+    Between two steps the train pump waits in the controller's hook, so no weights change; rollouts continue and share
+    the engine with the evaluation. An evaluation is abandoned when the run is told to end. One that finds nothing,
+    because no response could be scored, is an error at the start, where nothing is lost, and an event later.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Evaluations:
         return await self._or_event("at the end")
 
     async def made_up(self, step: int) -> EvalReport | None:
-        """Evaluate the weights of `step`, from which the run goes on; its evaluation was cut short."""
+        """Evaluate the weights of `step`, from which the run resumes; its evaluation was cut short."""
         return await self._or_event(f"after step {step}")
 
     def due(self, step: int) -> bool:
@@ -64,7 +64,7 @@ class Evaluations:
         return every is not None and step % every == 0 if step else self._config.eval.at_start
 
     async def after_step(self, step: int, version: int, ending: asyncio.Event) -> EvalReport | None:
-        """Evaluate the weights of `step`, which are `version`, if it is due; None also where `ending` came first.
+        """Evaluate the weights of `step`, which are `version`, if it is due; None if not, or if `ending` came first.
 
         A run that is told to end while running groups are drained leaves the engine behind the trainer: there is
         nothing to evaluate then.
@@ -101,7 +101,7 @@ class Evaluations:
 
 
 async def _unless(ending: asyncio.Event, work: Coroutine[Any, Any, EvalReport | None]) -> EvalReport | None:
-    """What `work` gives, or None where `ending` is set before it is done; it is cancelled then."""
+    """What `work` returns, or None if `ending` is set before it is done; it is then cancelled."""
     evaluation = asyncio.create_task(work)
     told = asyncio.create_task(ending.wait())
     try:

@@ -1,4 +1,4 @@
-"""What the settings make of the data and the device: shared by the checks before a run and by its building."""
+"""What follows from the settings, the data and the device: shared by the checks before a run and by its build."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def lanes_on_gpu(lanes: int, device: str) -> str:
 
 
 def stop_token_problems(config: RunConfig, vocabulary: int) -> list[str]:
-    """Stop tokens that a model with so many tokens does not have, as `key: reason` lines."""
+    """Stop tokens outside a vocabulary of this size, as `key: reason` lines."""
     outside = [token for token in config.rollout.sampling.stop_token_ids if token >= vocabulary]
     if not outside:
         return []
@@ -35,5 +35,5 @@ def stop_token_problems(config: RunConfig, vocabulary: int) -> list[str]:
 
 
 def prompt_room(config: RunConfig) -> PromptRoom:
-    """What becomes of prompts that are too long for the engine."""
+    """What happens to prompts that are too long for the engine."""
     return PromptRoom(config.rollout.engine.max_model_len, truncates=config.data.overlong == "truncate_left")

@@ -21,11 +21,11 @@ class Level(Enum):
 
 @dataclass(frozen=True)
 class Problem:
-    """One finding: the setting it is about, and what is the matter and what to do, in words."""
+    """One finding: the setting it is about, and what is wrong and what to do, in words."""
 
     level: Level
     key: str
-    """Empty where it is not about one setting."""
+    """Empty if it is not about one setting."""
     reason: str
 
     @classmethod
@@ -43,16 +43,16 @@ class Problem:
 
 
 class Problems:
-    """Collects findings: what raises becomes one, and the other checks are made all the same.
+    """Collects findings: an error raised by a check becomes one, and the other checks still run.
 
-    Invariant: each finding is told once, whichever checks come upon it; errors come before warnings.
+    Invariant: each finding is reported once, however many checks find it; errors come before warnings.
     """
 
     def __init__(self) -> None:
         self._found: dict[Problem, BaseException | None] = {}
 
     def attempt(self, check: Callable[[], T]) -> T | None:
-        """What `check` gives; None where it found the run unable to start, which is noted."""
+        """What `check` returns; None if it found that the run cannot start, which is noted."""
         try:
             return check()
         except (ConfigError, SetupError) as error:
@@ -77,11 +77,11 @@ class Problems:
 
     @property
     def warnings(self) -> tuple[Problem, ...]:
-        """What the run starts in spite of."""
+        """Findings that do not keep the run from starting."""
         return tuple(self._of(Level.WARNING))
 
     def raise_errors(self, source: str | None = None) -> None:
-        """Raise `CannotStart` with every error, where there is one."""
+        """Raise `CannotStart` with every error, if there are any."""
         errors = self._of(Level.ERROR)
         if not errors:
             return

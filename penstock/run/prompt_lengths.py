@@ -16,12 +16,12 @@ from penstock.run.plan import prompt_room
 _MOST_ENCODED = 50_000
 """Prompts that are encoded before a run; the rest are found when they are dispatched."""
 _PER_PROMPT, _PER_MESSAGE = 256, 32
-"""Tokens that a chat template may add; prompts so far below the limit that no template could matter are not encoded."""
+"""Tokens that a chat template may add; prompts too far below the limit for any template to matter are not encoded."""
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """Prompts by their length; those that cannot be encoded are in none of the figures but `prompts`."""
+    """Prompts by their length; those that cannot be encoded count only in `prompts`."""
 
     prompts: int
     overlong: int = 0
@@ -62,7 +62,7 @@ def _surely_fits(prompt: Prompt, room: PromptRoom) -> bool:
 
 
 def refuse_overlong(config: RunConfig, environment: Environment, tokenizer: Tokenizer, *, trains: bool = True) -> None:
-    """Raise `SetupError` where prompts of the run are too long and `data.overlong` is `error`, with how many."""
+    """Raise `SetupError` if prompts of the run are too long and `data.overlong` is `error`, saying how many."""
     if config.data.overlong != "error":
         return
     room, found = prompt_room(config), []

@@ -1,4 +1,4 @@
-"""Where a process of a run comes from: its command, host, versions and commits; never the environment's variables."""
+"""Where a process of a run comes from: its command, host, versions and commits; never its environment variables."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ _PACKAGES = (
     "mlflow",
     "prometheus-client",
 )
-"""What a run may make use of."""
+"""What a run may use."""
 _SECRET_NAME = re.compile(r"(?:^|[^a-z])(?:token|passw(?:or)?d|secret|(?:api|access)[-_]?key)$", re.IGNORECASE)
 _URL_LOGIN = re.compile(r"://[^/@\s]+@")
 _HIDDEN = "***"
 
 
 def provenance(seed: int) -> dict[str, Any]:
-    """What an event tells of the process that begins now; a part that cannot be found out is None."""
+    """What an event reports about the process that begins now; a part that cannot be determined is None."""
     return {
         "seed": seed,
         "command": command_line(sys.orig_argv),
@@ -78,22 +78,22 @@ def command_line(arguments: Sequence[str]) -> list[str]:
 
 
 def versions() -> dict[str, str]:
-    """Of Python, Penstock and what else is installed of the packages that a run may use."""
+    """Versions of Python, Penstock and those packages a run may use that are installed."""
     found = {"python": platform.python_version(), "penstock": penstock.__version__}
     for package in _PACKAGES:
         try:
             version = importlib.metadata.version(package)
         except (importlib.metadata.PackageNotFoundError, OSError, ValueError):
             continue
-        if isinstance(version, str):  # None where a package's metadata are damaged
+        if isinstance(version, str):  # None if a package's metadata are damaged
             found[package] = safe(version)
     return found
 
 
 def commit_of(folder: str | None) -> dict[str, Any] | None:
-    """`{"commit": ..., "dirty": ...}` of the git repository that a folder lies in; None where there is none, or no git.
+    """`{"commit": ..., "dirty": ...}` of the git repository that contains a folder; None if there is none, or no git.
 
-    `dirty`: whether tracked files differ from the commit; None where that took too long to find out.
+    `dirty`: whether tracked files differ from the commit; None if that took too long to find out.
     """
     commit = None if folder is None else _git(folder, "rev-parse", "--verify", "HEAD")
     if folder is None or not commit:
@@ -103,13 +103,13 @@ def commit_of(folder: str | None) -> dict[str, Any] | None:
 
 
 def _own_commit() -> dict[str, Any] | None:
-    """Of Penstock's own checkout; None where it is installed as a package, also inside somebody else's repository."""
+    """Of Penstock's own checkout; None if it is installed as a package, even inside somebody else's repository."""
     folder = str(Path(penstock.__file__).parent)
     return commit_of(folder) if _git(folder, "ls-files", "--error-unmatch", "__init__.py") else None
 
 
 def _git(folder: str, *arguments: str) -> str | None:
-    """What git answers; None where it refuses, is not there, or takes too long."""
+    """What git answers; None if it refuses, is not there, or takes too long."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     try:
         done = subprocess.run(

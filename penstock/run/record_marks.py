@@ -1,4 +1,4 @@
-"""`records.json` of a checkpoint: which run it is of, and what the run's files held when it was taken."""
+"""`records.json` of a checkpoint: which run it belongs to, and what the run's files held when it was taken."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ class RecordsSnapshot:
     marks: Mapping[str, RecordMark]
     """By the file's name in the run directory."""
     sync: Callable[[], None]
-    """Brings the files to the disk itself; blocks."""
+    """Flushes the files to disk; blocks."""
 
     def write(self, folder: Path) -> None:
-        """Write the marks into a checkpoint's folder, once what they speak of is on disk; blocks, from any thread."""
+        """Write the marks into a checkpoint's folder, once what they describe is on disk; blocks, from any thread."""
         self.sync()
         files = {name: _Mark(**asdict(mark)) for name, mark in self.marks.items()}
         text = _Content(run_id=self.run_id, files=files).model_dump_json(indent=1)
@@ -52,9 +52,9 @@ class RecordsSnapshot:
 
 
 def refuse_other_records(directory: RunDirectory, checkpoint: Path) -> None:
-    """Raise `SetupError` where the checkpoint, or a file beside it, is not of this run, or was shortened or changed.
+    """Raise `SetupError` if the checkpoint, or a file of the run, belongs to another run or was shortened or changed.
 
-    `samples.jsonl` is not looked at: nothing depends on it, so it may have been deleted, and begun anew since.
+    `samples.jsonl` is not checked: nothing depends on it, so it may have been deleted and started again since.
     """
     content = _read(checkpoint)
     if content.run_id != directory.run_id:
@@ -88,7 +88,7 @@ def _problems(directory: RunDirectory, content: _Content) -> Iterator[str]:
 
 
 def refuse_other_events(directory: RunDirectory) -> None:
-    """Raise `SetupError` where `events.jsonl` begins with another run's id."""
+    """Raise `SetupError` if `events.jsonl` begins with another run's id."""
     ids = (
         line["run_id"] for line in Lines(directory.events) if line.get("event") == "run_started" and "run_id" in line
     )

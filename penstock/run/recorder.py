@@ -1,4 +1,4 @@
-"""What a run tells of itself: `metrics.jsonl`, the loggers, and what `summary.json` says."""
+"""What a run reports about itself: `metrics.jsonl`, the loggers, and what `summary.json` says."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _REWARD, _EVAL_REWARD, _LAG = "train/reward_mean", EVAL_REWARD, "staleness/lag_m
 
 
 class Recorder:
-    """Writes each step's and each evaluation's metrics, and keeps what the summary needs of them.
+    """Writes each step's and each evaluation's metrics, and keeps what the summary needs from them.
 
-    Lines that the file has when it is opened are those of a run that is resumed: the summary counts them too.
+    Lines already in the file when it is opened belong to the run being resumed: the summary counts them too.
     """
 
     def __init__(self, metrics: Path, view: ProgressView, loggers: Loggers) -> None:
@@ -41,29 +41,29 @@ class Recorder:
         self.groups_evicted = 0
         """Groups that became too stale in the buffer."""
         self._overlong: dict[str, int] = {}
-        """Prompts that were too long, by metric; only what there was."""
+        """Prompts that were too long, by metric; only metrics that occurred."""
         self._evals: dict[int, dict[str, float]] = {}
         self.train_seconds = 0.0
         self.tokens_generated = 0
         self.error: str | None = None
         """What ended the run before its time."""
         self.early_stop: Mapping[str, str | float] = {}
-        """What the summary says of an early stop."""
+        """What the summary says about an early stop."""
 
     def open(self) -> None:
-        """Open the file, which from now on belongs to this process, and recall what it holds."""
+        """Open the file, which from now on belongs to this process, and read what it holds."""
         self.file.open()
         self.recall()
 
     def recall(self) -> None:
-        """Take what the file holds into account; what is no metrics of a step is left out."""
+        """Take what the file holds into account; lines that are not a step's metrics are skipped."""
         for line in Lines(self.file.path):
             known = {key: found for key, value in line.items() if (found := number(value)) is not None}
             if "step" in known:
                 self._keep(int(known["step"]), known)
 
     def step(self, metrics: dict[str, float], evaluation: EvalReport | None = None) -> None:
-        """A step has ended, and with it, where one was due, an evaluation of its weights."""
+        """A step has ended, and with it the evaluation of its weights, if one was due."""
         step = int(metrics["step"])
         self._write("step", step, metrics)
         if evaluation is not None:

@@ -34,11 +34,11 @@ _OUTCOMES = {"error": Outcome.FAILED, "interrupted": Outcome.INTERRUPTED}
 class RunRecords:
     """Console, events, metrics, samples, timeline, loggers, summary and report of one run.
 
-    What is on this machine is closed first, and the report written, before anybody waits for loggers: one that hangs,
-    or a second Ctrl-C, costs nothing that is already there. Each part is closed whatever became of the others; what
-    could not be written is said, and raised by `close` where the run did not fail anyway.
+    What is on this machine is closed first, and the report written, before anything waits for loggers: one that hangs,
+    or a second Ctrl-C, costs nothing that is already there. Each part is closed even if others fail; what could not be
+    written is reported, and raised by `close` if the run did not fail anyway.
 
-    Nothing is written before `open`: a run that cannot go on leaves its folder as it was. What happens until then is
+    Nothing is written before `open`: a run that cannot resume leaves its folder as it was. What happens before then is
     kept in memory, and written by `open`.
     """
 
@@ -49,7 +49,7 @@ class RunRecords:
         loggers: Sequence[Logger],
         json_to: TextIO | None = None,
     ) -> None:
-        """With `json_to`, steps and evaluations go there as JSON lines, in place of what `observe.console` shows."""
+        """With `json_to`, steps and evaluations go there as JSON lines, instead of what `observe.console` shows."""
         self._config = config
         self._directory = directory
         self._origin = provenance(config.seed)
@@ -71,13 +71,13 @@ class RunRecords:
         self.metrics = Recorder(directory.metrics, self.view, self._loggers)
 
     def open(self) -> None:
-        """Begin to write: the run has begun, or what it goes on from was accepted."""
+        """Start writing: the run has begun, or what it resumes from was accepted."""
         self._opened = True
         for part in (self.events, self.timeline, self.ledger, self.samples, self.metrics):
             part.open()
 
     async def start(self) -> None:
-        """The run begins: say so, with where this process comes from, and start the loggers if files are open."""
+        """The run begins: record it, with this process's provenance, and start the loggers if files are open."""
         path, run_id = self._directory.path, self._directory.run_id
         self.events.emit("run_started", run_dir=str(path), run_id=run_id, **self._origin)
         self.view.open()
@@ -94,9 +94,9 @@ class RunRecords:
             self.view.note(f"{name}: {place}")
 
     def require_place(self) -> None:
-        """Raise where what is about to be written would be lost, or would be another run's.
+        """Raise if what is about to be written would be lost, or would land in another run.
 
-        `RunDirectoryLost` where it is the folder, `RecordError` where it is only a file in it.
+        `RunDirectoryLost` if it is the folder, `RecordError` if it is only a file in it.
         """
         self._directory.require()
         for file in (self.metrics.file, self.ledger):
@@ -110,7 +110,7 @@ class RunRecords:
     def snapshot(self, begun: RecordsSnapshot | None = None) -> RecordsSnapshot:
         """What the files hold now, for a checkpoint of this moment, or one `begun` before its step was recorded.
 
-        The ledger goes on meanwhile, as prompts can end at any moment: its mark is that of the beginning.
+        The ledger keeps growing, as prompts can end at any moment: its mark is the one from the beginning.
         """
         names = self._directory
         marks = {names.metrics.name: self.metrics.file.mark(), names.ledger.name: self.ledger.mark()}
@@ -135,7 +135,7 @@ class RunRecords:
     def last_words(self, stopped_by: str, why: str) -> None:
         """The process ends now, and the event loop cannot record it: summary and events, from any thread.
 
-        As in `close`, a run whose files were never opened, or whose folder is lost, leaves everything as it is.
+        As in `close`, a run whose files were never opened, or whose folder is lost, leaves everything unchanged.
         """
         self.metrics.error = why
         if self._writes_by_name:
@@ -148,13 +148,13 @@ class RunRecords:
         self._attempt(lambda: say_last(f"penstock: {why}\n{way_on}"))
 
     def hurry(self) -> None:
-        """Do not wait for loggers any longer."""
+        """Stop waiting for loggers."""
         self._loggers.hurry()
 
     async def close(self, stopped_by: str) -> dict[str, Any]:
-        """The run is over: the content of `summary.json`. `RecordError` where the end could not be recorded.
+        """The run is over: returns the content of `summary.json`. `RecordError` if the end could not be recorded.
 
-        A run that was refused before its files were opened leaves them all as they are.
+        A run that was refused before its files were opened leaves them all unchanged.
         """
         if self._opened and self.metrics.error is None:
             self._attempt(self.require_place)
@@ -184,7 +184,7 @@ class RunRecords:
         return self._opened and not self._lost
 
     async def _close_loggers(self, outcome: Outcome, summary: dict[str, Any]) -> None:
-        """Wait for them in a thread, so that signals are heard; write the report again where one had a problem."""
+        """Wait for them in a thread, so signals are heard; write the report again if one had a problem."""
         before = self.events.counts
         closing = asyncio.ensure_future(asyncio.to_thread(self._loggers.close, outcome, summary, self.view.note))
         try:
@@ -196,7 +196,7 @@ class RunRecords:
             self._write_report(again=True)
 
     def _write_report(self, *, again: bool = False) -> None:
-        """Write `report.html`, also of a run that trained nothing; a failure is only an event, as the run is over."""
+        """Write `report.html`, even for a run that trained nothing; a failure is only an event, as the run is over."""
         if not self._writes_by_name:
             return
         try:
@@ -209,7 +209,7 @@ class RunRecords:
             self._attempt(lambda: self.events.emit("report_failed", cause=cause))
 
     def _attempt(self, act: Callable[[], object]) -> None:
-        """Do one thing of the end; what goes wrong is kept for later, and the rest of the end goes on."""
+        """Do one part of the shutdown; an error is kept for later, and the rest of the shutdown continues."""
         try:
             act()
         except PenstockError as error:

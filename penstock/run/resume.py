@@ -1,4 +1,4 @@
-"""Where a run goes on: the checkpoint, found good, and the settings, found to go with it."""
+"""Where a run resumes: the checkpoint, found good, and the settings, found to fit it."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from penstock.run.resume_rules import Change, changes, shown
 
 @dataclass(frozen=True)
 class ResumePoint:
-    """Where a run goes on."""
+    """Where a run resumes."""
 
     checkpoint: Path | None
-    """None: it was killed before its first checkpoint, and begins anew."""
+    """None: it was killed before its first checkpoint, and starts over."""
     snapshot: ControllerSnapshot | None
     superseded: tuple[str, ...] = ()
-    """Folders in `checkpoints/` that are set aside: of later steps, or no checkpoints."""
+    """Folders in `checkpoints/` that are set aside: of later steps, or not checkpoints at all."""
     changes: tuple[Change, ...] = ()
-    """Settings that are not those of the checkpoint, and may differ."""
+    """Settings that differ from the checkpoint's, and may."""
 
     @property
     def step(self) -> int:
@@ -40,14 +40,14 @@ class ResumePoint:
 
     @property
     def ended_prompts(self) -> int:
-        """Prompts that had come to their end."""
+        """Prompts that had ended."""
         return 0 if self.snapshot is None else len(self.snapshot.ends) - self.snapshot.ends.count(0)
 
 
 def resume_point(directory: RunDirectory, config: RunConfig, checkpoint: str | None = None) -> ResumePoint:
     """The checkpoint of this name, by default the newest complete one, checked and read; changes nothing.
 
-    `SetupError` where it is damaged; `ConfigError` where `config` has other settings than it depends on.
+    `SetupError` if it is damaged; `ConfigError` if `config` changes settings that it depends on.
     """
     folder = directory.checkpoints
     if checkpoint is None and not checkpoints(folder):
@@ -78,7 +78,7 @@ def _allowed_changes(before: RunConfig, now: RunConfig, checkpoint: str, directo
 
 
 def own_config(run_dir: Path, overrides: Sequence[str]) -> RunConfig:
-    """The run's own configuration, as it stands in its folder, with overrides."""
+    """The run's own configuration, from its folder, with overrides."""
     source = run_dir / "config.yaml"
     if not os.path.isfile(source):  # which, unlike pathlib, takes any text
         raise SetupError(f"{str(run_dir)!r} holds no run: there is no config.yaml in it")

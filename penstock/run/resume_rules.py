@@ -42,7 +42,7 @@ FIXED: dict[str, str] = {
     "training.backend": "it is what was saved",
     "training.prompt_groups_per_step": "dispatched groups were counted by it, step by step",
 }
-"""Settings that what is in a checkpoint depends on, and how."""
+"""Settings that a checkpoint's content depends on, and how."""
 
 _FREE = {
     "": "run_dir",
@@ -80,12 +80,12 @@ _FREE = {
     "observe.prometheus": "port host",
 }
 FREE = frozenset(join(section, name) for section, names in _FREE.items() for name in names.split())
-"""Settings that may change. Rows of ready groups have no advantages yet, so the algorithm may. Where prompts are read
-from may change where they stay the same, which their digest in the checkpoint proves; `data.epochs` must not fall below
-what was handed out, which the ledger knows."""
+"""Settings that may change. Rows of ready groups have no advantages yet, so the algorithm may. The place that prompts
+are read from may change if the prompts stay the same, which their digest in the checkpoint proves; `data.epochs` must
+not fall below what was handed out, which the ledger knows."""
 
 PLACES = ("model.path", "model.lora.path", "rollout.replay_from")
-"""Fixed settings that may name a file or folder: the same one may be written in several ways."""
+"""Fixed settings that may name a file or folder: the same path may be written in several ways."""
 
 _SHOWN = 80
 
@@ -100,7 +100,7 @@ class Change:
 
     @property
     def is_fixed(self) -> bool:
-        """Whether the checkpoint depends on it; a section that came or went is as fixed as anything in it."""
+        """Whether the checkpoint depends on it; a section that was added or removed is as fixed as anything in it."""
         return any(key == self.key or key.startswith(f"{self.key}.") for key in FIXED)
 
     def __str__(self) -> str:
@@ -108,7 +108,7 @@ class Change:
 
 
 def changes(before: RunConfig, now: RunConfig) -> list[Change]:
-    """The settings that differ, in the order of the models; but for `run_dir`, as the folder may have been moved."""
+    """The settings that differ, in the order of the models; except `run_dir`, as the folder may have been moved."""
     return [change for change in _changes(before, now, "") if change.key != "run_dir"]
 
 
@@ -126,7 +126,7 @@ def _changes(before: Section, now: Section, prefix: str) -> Iterator[Change]:
 
 
 def _same_place(one: object, other: object) -> bool:
-    """Whether two texts lead to the same file or folder, which is there."""
+    """Whether two strings lead to the same existing file or folder."""
     if not isinstance(one, str) or not isinstance(other, str):
         return False
     try:
@@ -140,7 +140,7 @@ def _is_section(value: object) -> bool:
 
 
 def shown(value: object) -> str:
-    """A value for a person, as it stands in YAML, on one line and not too long."""
+    """A value for a person, as in YAML, on one line and not too long."""
     if value is None:
         return "nothing"
     if isinstance(value, str):

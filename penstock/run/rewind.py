@@ -1,4 +1,4 @@
-"""A run's own files, set back to a checkpoint: what happened after it happens again."""
+"""A run's own files, rolled back to a checkpoint: what happened after it happens again."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from penstock.run.checkpoint_folders import draft_of, remove_drafts, set_aside, 
 from penstock.run.directory import RunDirectory
 
 Keep = Callable[[int, bytes], bool]
-"""Whether the line with this place, counted from 0, is kept."""
+"""Whether the line at this position, counted from 0, is kept."""
 
 
 def refuse_lost_checkpoints(directory: RunDirectory) -> None:
-    """Raise `SetupError` where there is no checkpoint to go on from, but the run had one.
+    """Raise `SetupError` if there is no checkpoint to resume from, but the run had one.
 
     A process that was killed just before its first checkpoint got its name has left the draft: it had none.
     """
@@ -34,11 +34,11 @@ def refuse_lost_checkpoints(directory: RunDirectory) -> None:
 
 
 def rewind(directory: RunDirectory, step: int | None, ended_prompts: int) -> None:
-    """Leave what was there when `step` had ended and so many prompts had come to their end; None leaves nothing.
+    """Keep what was there when `step` and this many prompts had ended; None keeps nothing.
 
     `events.jsonl` is kept whole: it is the history of all processes of the run. The timeline of the process that ended
-    is put aside, as it has a clock of its own. Checkpoints of later steps are set aside first, so that, whatever
-    interrupts this, no checkpoint is ahead of the records.
+    is set aside, as it has its own clock. Checkpoints of later steps are set aside first, so even if this is
+    interrupted, no checkpoint is ahead of the records.
     """
     if step is None:
         directory.begins_anew()
@@ -60,7 +60,7 @@ def rewind(directory: RunDirectory, step: int | None, ended_prompts: int) -> Non
 
 
 def _keep_lines(path: Path, keep: Keep) -> None:
-    """Rewrite the file with some of its lines, at once or not at all; a line torn by a kill is left out."""
+    """Rewrite the file with some of its lines, atomically; a line torn by a kill is left out."""
     if not path.exists():
         return
     draft = path.with_name(f".{path.name}.writing")
@@ -78,7 +78,7 @@ def _whole_lines(path: Path) -> Iterator[bytes]:
 
 
 def _step(line: bytes) -> int | None:
-    """None for a line that is no record, as a power cut can leave them."""
+    """None for a line that is not a record, as a power cut can leave."""
     try:
         step = json.loads(line)["step"]
     except (ValueError, KeyError, TypeError, RecursionError):

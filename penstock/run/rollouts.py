@@ -29,7 +29,7 @@ def shared_settings(config: RunConfig) -> dict[str, Any]:
 
 
 def check_recording(config: RunConfig) -> None:
-    """Raise where `rollout.replay_from` is no recording, or one made with other settings; no model is needed."""
+    """Raise if `rollout.replay_from` is not a recording, or one made with other settings; needs no model."""
     assert config.rollout.replay_from is not None
     check_settings(read_info(config.rollout.replay_from), shared_settings(config), config.rollout.replay_from)
 
@@ -45,7 +45,7 @@ def open_recording(config: RunConfig, tokenizer: Any, model: Any) -> Recording:
 
 
 def recorded(source: GroupSource, config: RunConfig, tokenizer: Any, data_plane: DataPlaneClient) -> GroupSource:
-    """The source, with every group written to the run directory where `rollout.record` asks for it."""
+    """The source, with every group written to the run directory if `rollout.record` asks for it."""
     if not config.rollout.record:
         return source
     info = RecordingInfo(settings=shared_settings(config), tokenizer=tokenizer_digest(tokenizer))
@@ -59,7 +59,7 @@ def tokenizer_digest(tokenizer: Any) -> str:
 
 
 def rollout_notes(config: RunConfig, recording: Recording | None) -> tuple[str, ...]:
-    """What a person should know of where groups come from and go to."""
+    """What a person should know about where groups come from and go to."""
     if recording is not None:
         epochs = len({group.epoch for group in recording.groups})
         return (

@@ -1,4 +1,4 @@
-"""The seal of a checkpoint, `penstock.json`: which run and step it is of, and what every file in it must be."""
+"""The seal of a checkpoint, `penstock.json`: its run, its step, and what every file in it must be."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class SealedFile:
 
 @dataclass(frozen=True)
 class Seal:
-    """What is known of a complete checkpoint.
+    """What is known about a complete checkpoint.
 
-    The file is taken for whole only if it is, byte for byte, what `write` makes of its content, which includes a digest
-    of the rest: so a seal proves itself too.
+    The file counts as intact only if it is, byte for byte, what `write` produces from its content, which includes a
+    digest of the rest: so a seal proves itself too.
     """
 
     run_id: str
@@ -46,7 +46,7 @@ class Seal:
     metric: str
     """`checkpoint.best_metric` of the run."""
     value: float | None
-    """The metric's, where it is known."""
+    """The metric's value, if it is known."""
 
     @classmethod
     def of(
@@ -58,7 +58,7 @@ class Seal:
         value: float | None,
         on_progress: Callable[[], None] = lambda: None,
     ) -> Seal:
-        """The seal of a folder as it is now; reads all of it, and calls `on_progress`, from any thread, as it goes."""
+        """The seal of a folder's current content; reads it all and calls `on_progress`, from any thread, as it goes."""
         names = [name for name, path in entries(folder).items() if path.is_file()]
         digests = file_digests(folder, names, on_progress)
         files = {name: SealedFile((folder / name).stat().st_size, digests[name]) for name in names}
@@ -79,7 +79,7 @@ class Seal:
         return seal
 
     def write(self, folder: Path) -> None:
-        """Put the seal on a folder, in place of an older one; whole or not at all."""
+        """Write the seal into a folder, replacing an older one; whole or not at all."""
         draft = folder / _DRAFT
         with draft.open("w", encoding="utf-8") as file:
             file.write(self._text())
@@ -89,7 +89,7 @@ class Seal:
 
     @property
     def finite_value(self) -> float | None:
-        """The metric's value, where there is one that can be compared."""
+        """The metric's value, if there is one that can be compared."""
         return self.value if self.value is not None and math.isfinite(self.value) else None
 
     def _text(self) -> str:
@@ -108,7 +108,7 @@ def _parse(content: Any) -> Seal:
 
 
 def entries(folder: Path) -> dict[str, Path]:
-    """Everything in a checkpoint but folders and its seal, by path inside it; links are not followed.
+    """Everything in a checkpoint except folders and its seal, by path inside it; links are not followed.
 
     The draft of a seal, which a kill can leave, counts as the seal.
     """

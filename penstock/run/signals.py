@@ -22,7 +22,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def has_terminal() -> bool:
-    """Whether this process has a controlling terminal, whose end is told by SIGHUP."""
+    """Whether this process has a controlling terminal, whose end SIGHUP reports."""
     try:
         os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
     except OSError:
@@ -33,15 +33,15 @@ def has_terminal() -> bool:
 class StopSignals:
     """Inside the `with` block a signal cancels the current task; inside `stopping(stop)` the first calls `stop`.
 
-    SIGHUP means that the terminal was closed where there is one: `hung_up` is called, and nothing stops. Without a
-    terminal it is one more signal that stops, as a batch system may send it. Where it is ignored, as nohup has it, it
-    stays so. Of the signals that follow the first, only those that insist count (see `Insistence`); others change
+    If there is a terminal, SIGHUP means that it was closed: `hung_up` is called, and nothing stops. Without a terminal
+    it is another signal that stops the run, as a batch system may send it. If it is ignored, as under nohup, it stays
+    ignored. Of the signals that follow the first, only those that insist count (see `Insistence`); others change
     nothing.
 
     In another thread, where Python delivers no signals, it hears those of the thread's `SignalRelay`, if it has one. A
-    signal that a blocked event loop does not hear for `patience_seconds`, or soon where it insists, calls `unheard` in
+    signal that a blocked event loop does not hear for `patience_seconds`, or sooner if it insists, calls `unheard` in
     another thread, with where the loop stands. `guard` is for when no thread can run: it is entered with the socket
-    that holds the signals which nobody has read, and the numbers of those that count.
+    that holds the unread signals, and the numbers of those that count.
     """
 
     def __init__(

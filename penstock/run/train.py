@@ -36,9 +36,9 @@ def train(
 ) -> RunResult:
     """Run to the end. A run that fails leaves its directory, with a summary that says why, and raises.
 
-    `loggers` are your own, on top of those that `config.observe` asks for. With `from_scratch` a run that is in the
-    folder already is moved aside first, as a whole. With `json_to` each step and evaluation is written there as a line
-    of JSON, in place of what `config.observe.console` shows.
+    `loggers` are your own, in addition to those that `config.observe` asks for. With `from_scratch` a run that is
+    already in the folder is moved aside first, as a whole. With `json_to` each step and evaluation is written there as
+    a line of JSON, instead of what `config.observe.console` shows.
     """
     hold_standard_descriptors()
     require_given(config, "penstock.train(..., ")
@@ -57,7 +57,7 @@ def train(
 
 
 def _with_absolute_places(config: RunConfig) -> RunConfig:
-    """The same, wherever it is read: code of the user's may change the working directory, and a resume have another."""
+    """The same, wherever it is read: user code may change the working directory, and a resume may have another."""
     model, rollout = config.model, config.rollout
     lora = model.lora and model.lora.model_copy(update={"path": _absolute(model.lora.path)})
     model = model.model_copy(update={"path": _absolute(model.path), "lora": lora})
@@ -69,7 +69,7 @@ def _with_absolute_places(config: RunConfig) -> RunConfig:
 
 
 def _absolute(path: str | None) -> str | None:
-    """A path that is there, made absolute; anything else, such as a name on a hub, as it is."""
+    """An existing path, made absolute; anything else, such as a name on a hub, unchanged."""
     return os.path.abspath(path) if path is not None and os.path.exists(path) else path
 
 
@@ -84,11 +84,11 @@ def resume(
 ) -> RunResult:
     """Resume a run from its newest complete checkpoint, or the one named, however its last process ended.
 
-    Metrics, samples and ledger are set back to the checkpoint, once everything was found to go with it: a resume that
-    is refused changes nothing. A run that never had a checkpoint begins anew. `overrides` may change settings that the
-    checkpoint does not depend on, such as `training.max_steps`. A run that has finished is left as it is, and
-    `nothing_left` of the result says so. With `from_scratch` the run begins anew whatever it had, and with whatever
-    settings; the old one is moved aside as a whole. `json_to` is that of `train`.
+    Metrics, samples and ledger are rolled back to the checkpoint once everything is found to fit it: a refused resume
+    changes nothing. A run that never had a checkpoint starts over. `overrides` may change settings that the checkpoint
+    does not depend on, such as `training.max_steps`. A finished run is left unchanged, and `nothing_left` of the result
+    says so. With `from_scratch` the run starts over in any case, and with any settings; the old one is moved aside as a
+    whole. `json_to` is as for `train`.
     """
     hold_standard_descriptors()
     folder = Path(run_dir).absolute()

@@ -15,7 +15,7 @@ from types import FrameType
 from penstock.runtime.insistence import Insistence
 
 _SECOND_SECONDS = 1.0
-"""How long the loop has to hear a signal when there was one before that it has not heard yet."""
+"""How long the loop has to hear a signal if it has not yet heard an earlier one."""
 
 
 @dataclass(frozen=True)
@@ -30,11 +30,11 @@ class _News(Enum):
 
 
 class Unheard:
-    """Calls `end`, in a thread of its own, when the loop has not heard a signal `patience_seconds` after it arrived.
+    """Calls `end`, in its own thread, if the loop has not heard a signal `patience_seconds` after it arrived.
 
-    One that insists means that somebody waits: then it is a moment. Those that change nothing (see `Insistence`) need
-    not be heard. Python runs a signal's handler between any two bytecodes of the main thread, also where a coroutine
-    blocks the loop there; the handler only leaves a note.
+    A signal that insists means that somebody is waiting: then the limit is short. Signals that change nothing (see
+    `Insistence`) need not be heard. Python runs a signal's handler between any two bytecodes of the main thread, even
+    if a coroutine blocks the loop there; the handler only leaves a note.
 
     Worked example: a coroutine calls `requests.get` without a limit. Ctrl-C arrives, and the loop, which would act on
     it, does not run. Another Ctrl-C: a second later `end` is called, and the process is gone.
@@ -56,7 +56,7 @@ class Unheard:
             tell()
 
         signal.signal(number, handler)
-        signal.siginterrupt(number, True)  # so that a call that blocks lets the handler run
+        signal.siginterrupt(number, True)  # so a blocking call lets the handler run
 
     def heard(self) -> None:
         """The loop acts on a signal."""
@@ -67,7 +67,7 @@ class Unheard:
         self._news.put(_News.OVER)
 
     def arrived(self, number: int) -> None:
-        """A signal has arrived, and the loop was told; called by the signal's handler, or by who hands it on."""
+        """A signal has arrived, and the loop was told; called by the signal's handler, or by whoever hands it on."""
         self._news.put(_Arrived(number, time.monotonic()))
 
     def _watch(self) -> None:

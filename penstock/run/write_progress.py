@@ -14,8 +14,8 @@ LOOK_SECONDS = 0.5
 class WriteProgress:
     """Grows while files under a folder grow, and with each `note`.
 
-    A library that writes gigabytes in one call says nothing meanwhile, so the files are looked at, in a thread of its
-    own: a disk that hangs holds up that thread and nobody else, and then the counter stands still.
+    A library that writes gigabytes in one call reports nothing meanwhile, so a separate thread checks the files: a disk
+    that hangs holds up only that thread, and then the counter stands still.
 
     Example: inside `with progress.watching(draft)` a file that grows by a gigabyte in ten looks raises `count` by ten.
     """
@@ -56,7 +56,7 @@ class WriteProgress:
 
 
 def _bytes_in(folder: Path) -> int:
-    """The size of all files; those that come and go meanwhile are left out."""
+    """The size of all files; those that appear and vanish meanwhile are left out."""
     total = 0
     for place, _, names in os.walk(folder):
         for name in names:

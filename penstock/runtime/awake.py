@@ -1,4 +1,4 @@
-"""Time limits that leave out the time in which this process itself did not run."""
+"""Time limits that exclude the time in which this process itself did not run."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Collection
 from typing import Any
 
 _SLICE_SECONDS = 1.0
-"""The longest wait without a look at the clock."""
+"""The longest wait between two looks at the clock."""
 
 
 async def wait_awake(tasks: Collection[asyncio.Future[Any]], seconds: float) -> float:
-    """Wait until one of `tasks` has ended, or this process has run for `seconds`; how long it has run.
+    """Wait until one of `tasks` has ended, or this process has run for `seconds`; returns how long it has run.
 
-    While a process is stopped, by Ctrl-Z, SIGSTOP or a suspended machine, none of its threads works either: that time
-    is nobody's fault. The wait is cut into slices, and of each at most twice its length counts.
+    While a process is stopped, by Ctrl-Z, SIGSTOP or a suspended machine, none of its threads runs either: that time
+    is nobody's fault. The wait is cut into slices, and each slice counts for at most twice its length.
 
     Worked example, 10 s: 3 s pass, then the process is stopped for an hour. The slice that takes an hour counts as 2 s,
     so there are 5 s left.

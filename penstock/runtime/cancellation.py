@@ -1,4 +1,4 @@
-"""Work that must not stop half-way when its task is cancelled, and work that does not stop when it should."""
+"""Work that must not stop halfway when its task is cancelled, and work that does not stop when it should."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ R = TypeVar("R")
 async def to_the_end(
     work: Coroutine[Any, Any, R], hurry: Callable[[], None] | None = None, *, limit_seconds: float | None = None
 ) -> R:
-    """Await `work` so that a cancellation waits for its end, and is raised then; an error of the work comes first.
+    """Await `work`; a cancellation is raised only after the work ends, and an error of the work takes precedence.
 
-    `hurry` is called at the cancellation; it may make the work end sooner. The wait after it has an end: a second
-    cancellation, or `limit_seconds`, cancels the work itself and does not wait for it any longer.
+    `hurry` is called at the cancellation; it may make the work end sooner. The wait after it is bounded: a second
+    cancellation, or `limit_seconds`, cancels the work itself and stops waiting for it.
     """
     task = asyncio.create_task(work)
     try:
@@ -34,7 +34,7 @@ async def to_the_end(
 
 
 async def ended_within(work: Coroutine[Any, Any, Any], limit_seconds: float) -> bool:
-    """Await `work` for so long; False where it has not ended by then, and is left behind. An error of it is raised."""
+    """Await `work` up to a limit; False if it has not ended by then and is left behind. Its errors are raised."""
     task = asyncio.ensure_future(work)
     try:
         await asyncio.wait({task}, timeout=limit_seconds)
@@ -48,16 +48,16 @@ async def ended_within(work: Coroutine[Any, Any, Any], limit_seconds: float) -> 
 
 
 def leave_behind(task: asyncio.Future[Any], *, cancel: bool = True) -> None:
-    """Cancel a task, unless it is to end by itself, and do not wait for it: it may be one that does not listen."""
+    """Cancel a task, unless it should end by itself, and do not wait for it: it may ignore the cancellation."""
     if cancel:
         task.cancel()
     task.add_done_callback(_hear)
 
 
 async def end_tasks(tasks: Iterable[asyncio.Task[Any]], limit_seconds: float) -> set[asyncio.Task[Any]]:
-    """Cancel tasks and wait for their end; those that have none within the limit, which nobody waits for any more.
+    """Cancel tasks and wait for them to end; returns those that do not within the limit, which are abandoned.
 
-    Not even the end of the event loop does: it would wait for ever.
+    Not even the event loop's shutdown waits for these: it would wait forever.
     """
     running = {task for task in tasks if not task.done()}
     for task in running:
@@ -74,6 +74,6 @@ async def end_tasks(tasks: Iterable[asyncio.Task[Any]], limit_seconds: float) ->
 
 
 def _hear(task: asyncio.Future[Any]) -> None:
-    """Take note of the outcome, so that nobody is told of an error that came too late to matter."""
+    """Retrieve the outcome, so asyncio does not report an error that came too late to matter."""
     if not task.cancelled():
         task.exception()

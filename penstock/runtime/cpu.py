@@ -1,4 +1,4 @@
-"""CPU cores, shared between an engine's and a trainer's mathematics."""
+"""CPU cores, shared between an engine's and a trainer's compute."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import os
 def let_idle_threads_sleep() -> None:
     """Make OpenMP threads sleep, not spin, at barriers; effective only before torch is imported.
 
-    Engine and trainer run side by side, each with OpenMP threads of its own. A thread that spins at a barrier takes the
-    core from one that works: with more threads than cores a step was seen to take 20 times as long.
+    Engine and trainer run side by side, each with its own OpenMP threads. A thread that spins at a barrier takes the
+    core from one that works: with more threads than cores, a step was seen to take 20 times as long.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
@@ -20,24 +20,24 @@ def usable_cores() -> int:
 
 
 def threads_for_half(setting: int) -> int:
-    """Threads of one of two workers that share the cores: the setting, or half of the cores where it is 0."""
+    """Threads of one of two workers that share the cores: the setting, or half of the cores if it is 0."""
     return setting or max(1, usable_cores() // 2)
 
 
 def lanes_for_rest(setting: int, threads: int) -> int:
-    """How many of a worker's pieces run side by side: the setting, or as many as fill the cores where it is 0."""
+    """How many of a worker's pieces run side by side: the setting, or as many as fill the cores if it is 0."""
     return setting or max(1, usable_cores() // threads)
 
 
 def take_threads(count: int) -> None:
-    """Give the calling thread's mathematics so many CPU threads; whoever started it calls `keep_own_threads` then.
+    """Give the calling thread this many CPU threads to compute with; whoever started it then calls `keep_own_threads`.
 
     Torch's count is per thread, but the last one set is also what threads started later begin with.
     """
     import torch
 
     torch.set_num_threads(count)
-    torch.get_num_threads()  # a thread takes over the common count when it first asks: do that now
+    torch.get_num_threads()  # a thread adopts the common count when it first asks: do that now
 
 
 def keep_own_threads() -> None:

@@ -1,4 +1,4 @@
-"""The time that is left to a run which ends."""
+"""The time left to a run that is ending."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 
 class Ending:
-    """From `begin` on, what is under way has `limit_seconds` in all to come to its end; `hurry` takes the rest away.
+    """From `begin` on, work in progress has `limit_seconds` in all to finish; `hurry` takes the rest away.
 
-    Whoever carries something to its end waits for it and for `over` at the same time. A part that others wait for in
-    turn gives up earlier, at a share of the time, so that those others still have some.
+    Whoever finishes something waits for it and for `over` at the same time. A part that others wait for in turn gives
+    up earlier, at a share of the time, so those others still have some left.
 
     Worked example, 60 s: `begin()` at 12:00:00. `over(0.5)` returns at 12:00:30, `over()` at 12:01:00. With `hurry()`
     at 12:00:10 both return then. `begin()` a second time changes nothing.
@@ -37,7 +37,7 @@ class Ending:
         self._hurried.set()
 
     def left(self, share: float = 1.0) -> float:
-        """Seconds until `share` of the time is over; all of it where the end has not begun."""
+        """Seconds until `share` of the time is over; all of it if the end has not begun."""
         if self._hurried.is_set():
             return 0.0
         spent = self._clock() - self._began if self.begun.is_set() else 0.0

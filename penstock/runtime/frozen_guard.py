@@ -1,4 +1,4 @@
-"""A small process beside a run, which ends it where it is asked to end and nothing in it can run any more."""
+"""A small process next to a run, which ends the run if it is asked to end and nothing in it can run."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ _BOOT = (
 _PACKAGE_HOME = str(Path(__file__).parents[2])
 _END_SECONDS = 5.0
 _STACKS_SIGNAL = getattr(signal, "SIGRTMAX", signal.SIGUSR2)
-"""Has the stacks of all threads written, in C."""
+"""Makes the process write the stacks of all threads, in C."""
 
 
 class FrozenGuard:
-    """Inside the `with` block, this process is killed when signals that arrived stay unread for too long.
+    """Inside the `with` block, this process is killed if signals that arrived stay unread for too long.
 
-    Foreign code that holds the interpreter lock for ever lets no Python code run: no handler, no thread, no event loop.
+    Foreign code that holds the interpreter lock forever lets no Python code run: no handler, no thread, no event loop.
     The guard is another process. It watches the bytes that the interpreter writes in C for each signal (`SignalPipe`).
-    Where those of `numbers` stay unread for `patience_seconds` and a few more, or for a few where somebody insists, it
-    has the stacks of all threads written to `file` and kills the process. Time in which the process is stopped does not
-    count. What is on disk by then is whole; there is no last checkpoint.
+    If those of `numbers` stay unread for `patience_seconds` and a few more, or only a few if somebody insists, it has
+    the stacks of all threads written to `file` and kills the process. Time in which the process is stopped does not
+    count. What is on disk by then is intact; there is no last checkpoint.
     """
 
     def __init__(self, pending: socket.socket, numbers: Sequence[int], patience_seconds: float, file: Path) -> None:
@@ -76,7 +76,7 @@ class FrozenGuard:
         handed = (self._pending.fileno(), self._stacks.fileno())
         numbers = ",".join(str(int(number)) for number in self._numbers)
         said = [*map(str, handed), str(os.getpid()), str(int(_STACKS_SIGNAL)), numbers, str(self._patience)]
-        # It stays in the process group, so that Ctrl-Z stops it as well.
+        # It stays in the process group, so Ctrl-Z stops it as well.
         return subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", _BOOT, _PACKAGE_HOME, *said, str(self._file)],
             stdin=subprocess.DEVNULL,

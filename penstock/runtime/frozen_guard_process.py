@@ -1,4 +1,4 @@
-"""What runs in the process of a `FrozenGuard`; uses nothing but the standard library, so that it starts at once."""
+"""What runs in the process of a `FrozenGuard`; uses only the standard library, so it starts at once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock.runtime.insistence import Insistence
 
 TICK_SECONDS = 0.25
 MARGIN_SECONDS = 10.0
-"""What a process that can still run has to end by itself, with better words, beyond its own patience."""
+"""Extra time, beyond its own patience, for a process that can still run to end itself with a better message."""
 INSISTED_SECONDS = 3.0
 _STACKS_SECONDS = 0.5
 _READ = 4096
@@ -31,10 +31,10 @@ Resume with: penstock resume {folder}
 
 
 class Unread:
-    """How long signals that count lie unread, in ticks in which the process could have read them.
+    """How long signals that count stay unread, in ticks in which the process could have read them.
 
-    Worked example, patience 60: SIGINT lies unread from tick 1 on. After 60 s and the margin, `is_overdue`. With a
-    second SIGINT at 5 s it is overdue 3 s later. Once they are read, everything begins anew.
+    Worked example, patience 60: SIGINT is unread from tick 1 on. After 60 s and the margin, `is_overdue`. With a
+    second SIGINT at 5 s it is overdue 3 s later. Once they are read, everything starts over.
     """
 
     def __init__(self, numbers: Collection[int], patience_seconds: float) -> None:
@@ -44,13 +44,13 @@ class Unread:
 
     def _begin(self) -> None:
         self.seconds = 0.0
-        """For how long the first of them has been there."""
+        """How long the first of them has been there."""
         self._insistence = Insistence()
         self._seen = 0
         self._limit = self._patience + MARGIN_SECONDS
 
     def tick(self, pending: bytes) -> None:
-        """One more tick has passed, and this is what lies unread now."""
+        """One more tick has passed, and this is what is unread now."""
         pending = bytes(number for number in pending if number in self._numbers)
         if len(pending) < self._seen or not pending:  # it has been read, and this has come since
             self._begin()
@@ -69,7 +69,7 @@ class Unread:
 
 @dataclass(frozen=True)
 class Watched:
-    """The process that is watched, which started this one."""
+    """The watched process, which started this one."""
 
     pid: int
     stacks_signal: int
@@ -84,12 +84,12 @@ class Watched:
         return False
 
     def kill(self, seconds: float) -> None:
-        """End it, and say where it stood."""
+        """End it, and report where it stood."""
         if os.getppid() != self.pid:
             return
         os.kill(self.pid, self.stacks_signal)
         time.sleep(_STACKS_SECONDS)
-        os.kill(self.pid, signal.SIGKILL)  # its id cannot be another's: a dead parent is told by getppid
+        os.kill(self.pid, signal.SIGKILL)  # its id cannot be another's: getppid reveals a dead parent
         said = _HEADER.format(seconds=seconds, folder=self.file.parent)
         with contextlib.suppress(OSError):  # the run directory may be gone; the stacks are a help, not a promise
             size = os.fstat(self.stacks).st_size
@@ -100,7 +100,7 @@ class Watched:
 
 
 def watch(pending: socket.socket, watched: Watched, unread: Unread, sleep: Callable[[float], None]) -> None:
-    """Wait for signals that stay unread until the process is gone; end it where it must be."""
+    """Watch for signals that stay unread until the process is gone; end it if necessary."""
     ends = _end_of(watched.pid)
     sources: list[socket.socket | int] = [pending, *ends]
     while True:
@@ -123,7 +123,7 @@ def watch(pending: socket.socket, watched: Watched, unread: Unread, sleep: Calla
 
 
 def _end_of(pid: int) -> list[int]:
-    """A descriptor that becomes readable when the process ends, where there is such a thing."""
+    """A descriptor that becomes readable when the process ends, if the system has such a thing."""
     try:
         return [os.pidfd_open(pid)]
     except (AttributeError, OSError):
@@ -133,7 +133,7 @@ def _end_of(pid: int) -> list[int]:
 def main(said: Sequence[str]) -> None:
     """The process: watch the one that started it."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-        signal.signal(number, signal.SIG_IGN)  # meant for the run; this ends with it
+        signal.signal(number, signal.SIG_IGN)  # meant for the run; this process ends with it
     pending, stacks, pid, stacks_signal = map(int, said[:4])
     numbers = {int(number) for number in said[4].split(",")}
     watched = Watched(pid, stacks_signal, stacks, Path(said[6]))

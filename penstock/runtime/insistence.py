@@ -5,15 +5,15 @@ from __future__ import annotations
 import signal
 
 _AGAIN_SECONDS = 2.0
-"""Signals of the same kind that arrive sooner are one request, which came in several ways."""
+"""Signals of the same kind that arrive sooner count as one request that came in several ways."""
 
 
 class Insistence:
-    """Tells a person who asks again from programs that ask in more than one way.
+    """Distinguishes a person who asks again from programs that ask in more than one way.
 
-    Those that end processes send a second signal as a matter of course: systemd SIGHUP after SIGTERM, batch systems
+    Programs that end processes routinely send a second signal: systemd sends SIGHUP after SIGTERM, batch systems send
     SIGTERM after SIGINT, and `timeout` signals both the process and its group. A person presses Ctrl-C again, and
-    whoever sends the same signal once more after a while insists as well.
+    whoever sends the same signal again after a while insists as well.
 
     Worked example: SIGTERM counts, as the first. SIGHUP a moment later does not, nor does SIGTERM after 1 s; SIGTERM
     after 3 s does, and so does SIGINT at any time.

@@ -16,7 +16,7 @@ R = TypeVar("R")
 
 
 class Lanes:
-    """`count` daemon threads, each with `threads` CPU threads for its mathematics (0 for torch's count).
+    """`count` daemon threads, each with `threads` CPU threads to compute with (0 for torch's count).
 
     One lane means no thread at all: pieces run where they are asked for.
     """
@@ -37,7 +37,7 @@ class Lanes:
     def map(self, function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
         """Results in the order of the items; at most `count` pieces are begun and not yet handed out.
 
-        Where one raises, or the caller stops early, those that have begun end first.
+        If one raises, or the caller stops early, those that have begun finish first.
         """
         if self.count == 1:
             yield from map(function, items)
@@ -54,7 +54,7 @@ class Lanes:
             wait(begun)
 
     def close(self) -> None:
-        """Let the threads end once what they have begun is done; does not wait for them."""
+        """Let the threads end once they finish what they have begun; does not wait for them."""
         for _ in self._lanes:
             self._inbox.put(None)
 

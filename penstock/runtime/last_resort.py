@@ -1,4 +1,4 @@
-"""The end of a process whose event loop does not run any more, so that nothing inside the loop can end it."""
+"""The end of a process whose event loop no longer runs, so nothing inside the loop can end it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from types import TracebackType
 from typing import IO, NoReturn
 
 LastWords = Callable[[str], None]
-"""Writes down why the process ends; called in a thread, and waited for only so long."""
+"""Writes down why the process ends; called in a thread, with a bounded wait."""
 
 _WORDS_SECONDS = 5.0
 _BEATS = 4
-"""How often in its time the loop winds up the clock."""
+"""How often within its limit the loop resets the clock."""
 _HEADER = """\
 If the stacks of threads follow, then the interpreter was blocked for more than {seconds:g} s, so that nothing in it
 could run, and the process ended itself (rollout.failure.on_stall: stop). The innermost call of a stack stands first;
@@ -26,25 +26,25 @@ look for code that holds the interpreter's lock, such as a regular expression. R
 
 
 class LastResort:
-    """Two ways to end the process from outside of its event loop.
+    """Two ways to end the process from outside its event loop.
 
     `end` is for a thread that sees the loop blocked while Python still runs. For an interpreter that foreign code has
-    frozen, so that no thread runs, `armed` winds up a clock that runs in C: the loop winds it up again and again, and
-    where it does not for `seconds`, the stacks of all threads are written to `file` and the process exits with 1.
+    frozen, so that no thread runs, `armed` starts a clock that runs in C: the loop keeps resetting it, and if it does
+    not for `seconds`, the stacks of all threads are written to `file` and the process exits with 1.
 
-    The clock also runs while the process is stopped from outside: one that is stopped for longer ends when it goes on.
+    The clock also runs while the process is stopped from outside: one stopped for longer ends when it continues.
     """
 
     def __init__(self, file: Path) -> None:
         self._file = file
 
     def end(self, why: str, code: int, last_words: LastWords) -> NoReturn:
-        """Say why, for as long as that takes but no longer than a few seconds, and exit."""
+        """Report why, taking at most a few seconds, and exit."""
         self.say(why, last_words)
         os._exit(code)
 
     def say(self, why: str, last_words: LastWords) -> None:
-        """As `end`, for a process that goes on."""
+        """Like `end`, for a process that continues."""
         faulthandler.cancel_dump_traceback_later()
         with contextlib.suppress(OSError):
             self._file.unlink(missing_ok=True)  # no stacks will follow
@@ -53,12 +53,12 @@ class LastResort:
         words.join(_WORDS_SECONDS)
 
     def armed(self, seconds: float) -> _Armed:
-        """Inside this context the process ends when its event loop does not run for `seconds`."""
+        """Inside this context the process ends if its event loop does not run for `seconds`."""
         return _Armed(self._file, seconds)
 
 
 class _Armed:
-    """See `LastResort`. Where the file cannot be written there is no clock; whoever writes files next says so."""
+    """See `LastResort`. If the file cannot be written there is no clock; whoever writes files next reports it."""
 
     def __init__(self, path: Path, seconds: float) -> None:
         self._path, self._seconds = path, seconds

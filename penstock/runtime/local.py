@@ -1,4 +1,4 @@
-"""The local runtime: a worker is a thread of this process that carries out calls one at a time, in order."""
+"""The local runtime: a worker is a thread of this process that runs calls one at a time, in order."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _Job = Callable[[], None]
 
 
 class WorkerThread:
-    """A daemon thread with a first-in, first-out inbox; `threads` are CPU threads of its mathematics, 0 for torch's.
+    """A daemon thread with a first-in, first-out inbox; `threads` are the CPU threads it computes with, 0 for torch's.
 
     `call` returns at once with an awaitable; the function runs when all earlier ones have ended. A cancelled await does
-    not stop a function that already runs, and one that has not begun is skipped. `close` waits for the running call,
+    not stop a function that is already running; one that has not begun is skipped. `close` waits for the running call,
     up to `join_seconds`; being a daemon, a thread stuck in foreign code cannot keep the process alive.
     """
 
@@ -47,7 +47,7 @@ class WorkerThread:
             job()
 
     def call(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[R]:
-        """Queue `function(*args, **kwargs)`; the future is of the running event loop."""
+        """Queue `function(*args, **kwargs)`; the future belongs to the running event loop."""
         if self._closed:
             raise RuntimeError(f"worker {self._thread.name} is closed")
         loop = asyncio.get_running_loop()
@@ -74,7 +74,7 @@ class WorkerThread:
                 error = raised
             except BaseException as raised:  # noqa: BLE001 - SystemExit and its like must not end the event loop
                 error = _wrapped(raised)
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits there any more
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits there
                 loop.call_soon_threadsafe(settle, result, error)
 
         self._inbox.put(job)
@@ -86,7 +86,7 @@ class WorkerThread:
         self._inbox.put(None)
 
     async def close(self, join_seconds: float = 10.0) -> None:
-        """Let queued calls end, then end the thread."""
+        """Let queued calls finish, then end the thread."""
         if not self._closed:
             self._closed = True
             self._inbox.put(None)

@@ -1,4 +1,4 @@
-"""An event loop whose end waits for nobody's thread and nobody's task."""
+"""An event loop whose shutdown waits for no thread and no task."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ R = TypeVar("R")
 MOST_THREADS = 64
 """More than a run ever needs at once: some of them may be stuck in foreign code."""
 CANCEL_SECONDS = 5.0
-"""How long tasks that are left over may take to end once they are cancelled."""
+"""How long leftover tasks may take to end once they are cancelled."""
 
 
 def run_loop(main: Coroutine[Any, Any, R]) -> R:
-    """`asyncio.run`, which comes back when `main` has ended, whatever else was begun on the loop.
+    """`asyncio.run`, but it returns when `main` has ended, even if other work on the loop has not.
 
-    `asyncio.run` waits for every call of `asyncio.to_thread`, and for every task that is left over, however long they
-    take. Here a thread that is stuck is left to itself, as a daemon, and so is a task that does not let itself be
-    cancelled within `CANCEL_SECONDS`. `SystemExit` and `KeyboardInterrupt` of other tasks are for those who await them,
-    and do not end the loop; Ctrl-C does, where nobody else listens for it, and so do the signals of a `SignalRelay`.
+    `asyncio.run` waits for every call of `asyncio.to_thread`, and for every leftover task, however long they take.
+    Here a stuck thread is abandoned, as a daemon, and so is a task that cannot be cancelled within `CANCEL_SECONDS`.
+    `SystemExit` and `KeyboardInterrupt` in other tasks go to whoever awaits them and do not end the loop; Ctrl-C does,
+    if nobody else listens for it, and so do the signals of a `SignalRelay`.
     """
     relay = SignalRelay.of_this_thread()
     with asyncio.Runner(loop_factory=_new_loop) as runner:
@@ -55,9 +55,9 @@ async def _until_signalled(main: Coroutine[Any, Any, R], relay: SignalRelay) -> 
 
 
 class DaemonExecutor(ThreadPoolExecutor):
-    """A thread pool of daemon threads, whose `shutdown` does not wait for what they do.
+    """A thread pool of daemon threads, whose `shutdown` does not wait for them.
 
-    A thread is started when none is idle, up to `most`; further calls wait for one. asyncio takes nothing but a
+    A thread is started when none is idle, up to `most`; further calls wait for one. asyncio accepts only a
     `ThreadPoolExecutor` as the executor of `asyncio.to_thread`.
     """
 
@@ -108,10 +108,10 @@ class DaemonExecutor(ThreadPoolExecutor):
 
 
 class _Loop(asyncio.SelectorEventLoop):
-    """Goes on where asyncio's own does not: when foreign code has raised what ends programs, in a task of its own.
+    """Continues where asyncio's own loop does not: when foreign code in a task raises an exception that ends programs.
 
-    Such a task has failed and keeps its error like any other, but asyncio also raises it through the loop, past
-    everybody who awaits the task.
+    Such a task has failed and keeps its error like any other, but asyncio also raises it through the loop, bypassing
+    everyone who awaits the task.
     """
 
     def run_until_complete(self, future: Generator[Any, None, R] | Awaitable[R]) -> R:
@@ -125,7 +125,7 @@ class _Loop(asyncio.SelectorEventLoop):
 
 
 def _is_of_foreign_code(error: BaseException) -> bool:
-    """Whether something that the loop has called raised it, rather than a signal's handler."""
+    """Whether something that the loop called raised it, rather than a signal handler."""
     codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
     return asyncio.Handle._run.__code__ in codes and codes[-1] is not asyncio.Runner._on_sigint.__code__  # type: ignore[attr-defined]
 
@@ -137,7 +137,7 @@ def _new_loop() -> asyncio.AbstractEventLoop:
 
 
 async def _and_nothing_else(main: Coroutine[Any, Any, R]) -> R:
-    """`main`; then the tasks that are left over are cancelled, and those that go on regardless are let go."""
+    """`main`; then leftover tasks are cancelled, and those that continue regardless are abandoned."""
     try:
         return await main
     finally:
@@ -152,4 +152,4 @@ async def _end_others() -> None:
     if others:
         _, stubborn = await asyncio.wait(others, timeout=CANCEL_SECONDS)
         for task in stubborn:
-            asyncio._unregister_task(task)  # the loop's own end would wait for it
+            asyncio._unregister_task(task)  # the loop's own shutdown would wait for it

@@ -1,4 +1,4 @@
-"""Processes that end with the one that started them, however that one ended and whatever they are doing then."""
+"""Processes that end with the one that started them, however it ended and whatever they are doing."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _PR_SET_PDEATHSIG = 1
 
 
 def end_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when `parent`, the process that started it, is gone; call it first of all.
+    """Have the kernel kill this process when `parent`, the process that started it, is gone; call it first.
 
-    Also a process that is stopped, or that never comes back from foreign code, ends so. The kernel watches the very
+    This also ends a process that is stopped, or that never returns from foreign code. The kernel watches the very
     thread that started this process: start it from one that lives as long as its process does. Linux only; elsewhere
-    a process must notice by itself that nobody talks to it any more.
+    a process must notice by itself that nobody talks to it.
     """
     if sys.platform != "linux":
         return

@@ -1,4 +1,4 @@
-"""A call in a thread with an event loop of its own, for callers whose thread has a running loop already."""
+"""A call in a thread with its own event loop, for callers whose thread already has a running loop."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Handler = Callable[[int], None]
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LOOK_SECONDS = 0.25
 _UNHEARD_SECONDS = 10.0
-"""How long a signal waits for somebody who listens, such as a run that is being set up."""
+"""How long a signal waits for a listener, such as a run that is being set up."""
 
 
 @dataclass(frozen=True)
@@ -33,22 +33,22 @@ class _Listener:
 
 @dataclass(frozen=True)
 class _Heard:
-    """Somebody has taken the signals that waited."""
+    """A listener has taken the waiting signals."""
 
 
 @dataclass(frozen=True)
 class _Over:
-    """The wait is over, though the call may go on."""
+    """The wait is over, though the call may continue."""
 
     why: str | None = None
-    """None: the call has come to its end."""
+    """None: the call has finished."""
 
 
 class SignalRelay:
-    """Hands signals on to the event loop of another thread, as Python delivers them to the main thread only.
+    """Hands signals on to the event loop of another thread, because Python delivers them only to the main thread.
 
-    Whoever waits for the call tells `hand_on`; whoever acts on signals in the thread finds the relay with
-    `of_this_thread` and is `listening`, the innermost one alone. A signal that nobody listens for waits, for so long.
+    Whoever waits for the call passes signals to `hand_on`; whoever acts on signals in the thread finds the relay with
+    `of_this_thread` and is `listening`; only the innermost listener counts. A signal without a listener waits a while.
 
     Worked example: `penstock.train` in a notebook's cell. The cell's thread waits, and a thread with a loop trains.
     Ctrl-C: `hand_on(SIGINT)`, and the run's own handler, called on its loop, stops it with a checkpoint.
@@ -67,7 +67,7 @@ class SignalRelay:
 
     @classmethod
     def of_this_thread(cls) -> SignalRelay | None:
-        """The relay of the call that this thread carries out."""
+        """The relay of the call that this thread runs."""
         return getattr(cls._of_threads, "relay", None)
 
     @contextlib.contextmanager
@@ -88,17 +88,17 @@ class SignalRelay:
                 self._listeners.remove(listener)
 
     def give_up(self, why: str) -> None:
-        """From any thread: nobody need wait for the call any longer; it is left behind."""
+        """From any thread: stop waiting for the call; it is left behind."""
         self._news.put(_Over(why))
 
     def note(self, number: int, frame: FrameType | None = None) -> None:
-        """A signal has arrived; may be a signal's handler."""
+        """A signal has arrived; may be used as a signal handler."""
         self._news.put(number)
 
     def wait(self) -> None:
-        """Until the call has ended, handing signals on; `KeyboardInterrupt` where it does not end after one.
+        """Wait until the call has ended, handing signals on; `KeyboardInterrupt` if it does not hear one.
 
-        What another handler raises here, such as that of an alarm, stops the call as Ctrl-C does, and is raised then.
+        If another handler raises here, such as an alarm's, it stops the call as Ctrl-C does; the error is raised then.
         """
         deadline: float | None = None
         alarm: BaseException | None = None
@@ -123,14 +123,14 @@ class SignalRelay:
                 deadline = deadline or time.monotonic() + _UNHEARD_SECONDS
 
     def _next(self, deadline: float | None) -> int | _Heard | _Over:
-        """The next news; `Empty` at the deadline. A signal just before a thread blocks does not wake it: it looks."""
+        """Next news; `Empty` at the deadline. A signal just before a thread blocks does not wake it: so it polls."""
         while deadline is None or time.monotonic() < deadline:
             with contextlib.suppress(Empty):
                 return self._news.get(timeout=_LOOK_SECONDS)
         raise Empty
 
     def hand_on(self, number: int) -> bool:
-        """Tell whoever listens of a signal; False where it has to wait for somebody."""
+        """Tell the listener about a signal; False if the signal must wait for one."""
         self.interrupted = True
         with self._lock:
             listener = self._listeners[-1] if self._listeners else None
@@ -147,7 +147,7 @@ class SignalRelay:
             listener.loop.call_soon_threadsafe(listener.handler, number)
 
     def carry_out(self, call: Callable[[], object]) -> None:
-        """In the call's own thread: make it once somebody waits for it, and end the wait."""
+        """In the call's own thread: make the call once somebody waits for it, and end the wait."""
         self._waited_for.wait()
         self._of_threads.relay = self
         try:
@@ -157,7 +157,7 @@ class SignalRelay:
 
 
 class _Outcome(Generic[R]):
-    """What a call in another thread came to."""
+    """The outcome of a call in another thread."""
 
     def __init__(self) -> None:
         self._results: list[R] = []
@@ -176,10 +176,10 @@ class _Outcome(Generic[R]):
 
 
 def beside_running_loop(call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """Make the call; where this thread has a running event loop, in a thread of its own, which is waited for.
+    """Make the call; if this thread has a running event loop, make it in a separate thread and wait for that.
 
-    A caller in the main thread hands Ctrl-C, SIGTERM and SIGHUP on to what the call runs. One that does not hear them
-    is left behind, as a daemon thread, with a `KeyboardInterrupt` here.
+    A caller in the main thread hands Ctrl-C, SIGTERM and SIGHUP on to what the call runs. A call that does not hear
+    them is left behind, as a daemon thread, with a `KeyboardInterrupt` here.
     """
     if not _in_a_loop():
         return call(*args, **kwargs)
@@ -196,7 +196,7 @@ def beside_running_loop(call: Callable[P, R], *args: P.args, **kwargs: P.kwargs)
 
 @contextlib.contextmanager
 def _signals_go_to(relay: SignalRelay) -> Iterator[None]:
-    """The signals of the main thread, less those that are ignored; nothing elsewhere."""
+    """The signals of the main thread, except ignored ones; none in other threads."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,4 +1,4 @@
-"""Signals as bytes that an event loop reads, so that it can be told from outside which ones it has not read."""
+"""Signals as bytes that an event loop reads, so others can see which ones it has not read."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _READ = 4096
 
 
 class SignalPipe:
-    """Inside the `with` block, in a running loop, every signal that Python handles is a byte which the loop reads.
+    """Inside the `with` block, in a running loop, every signal that Python handles is a byte that the loop reads.
 
-    The interpreter writes the byte in C, at the moment the signal arrives, also where no Python code can run; a loop
-    that runs reads it at once, which wakes it. What lies unread in `pending` was not heard. What the signal does is up
+    The interpreter writes the byte in C, the moment the signal arrives, even if no Python code can run; a loop
+    that runs reads it at once, which wakes it. What is unread in `pending` was not heard. What the signal does is up
     to its handler. Does nothing outside the main thread, where Python delivers no signals.
 
     Worked example: SIGINT arrives while a reward holds the interpreter lock. No handler runs; but `pending` holds the

@@ -1,4 +1,4 @@
-"""Functions in threads that nobody has to wait for: not a caller that gives up, and not the end of the process."""
+"""Functions in threads that nobody has to wait for: neither a caller that gives up nor the end of the process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ R = TypeVar("R")
 
 
 def in_daemon_thread(name: str, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[R]:
-    """Call a function in a thread of its own; the future is of the running event loop.
+    """Call a function in its own thread; the future belongs to the running event loop.
 
     Unlike a thread of the loop's executor, one that never returns keeps neither the loop nor the process alive. A
     cancelled await does not stop the function.
@@ -40,7 +40,7 @@ def in_daemon_thread(name: str, function: Callable[P, R], *args: P.args, **kwarg
         except BaseException as raised:  # noqa: BLE001 - SystemExit and its like must not end the event loop
             error = RuntimeError(f"raised {type(raised).__name__}: {raised}")
             error.__cause__ = raised
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits there any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits there
             loop.call_soon_threadsafe(settle, result, error)
 
     threading.Thread(target=run, name=name, daemon=True).start()
@@ -57,7 +57,7 @@ class _Lasting:
 
     @property
     def alive(self) -> bool:
-        """False in a forked child, which has no thread but its own."""
+        """False in a forked child, which has only its own thread."""
         return self._thread.is_alive()
 
     def _run(self) -> None:
@@ -85,7 +85,7 @@ _lasting: _Lasting | None = None
 
 
 def in_lasting_thread(function: Callable[[], R]) -> R:
-    """Call a function in a thread that lives as long as the process, and wait: for what starts processes.
+    """Call a function in a thread that lives as long as the process, and wait; for functions that start processes.
 
     See `penstock.runtime.orphans`: a child that ends with its parent ends with the very thread that started it.
     """

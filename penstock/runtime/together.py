@@ -1,4 +1,4 @@
-"""Work done side by side, whose first error is told as it is."""
+"""Work done side by side, whose first error is raised unchanged."""
 
 from __future__ import annotations
 
@@ -17,6 +17,6 @@ async def together(*work: Coroutine[Any, Any, R]) -> list[R]:
             running = [tasks.create_task(each) for each in work]
     except BaseExceptionGroup as errors:
         first = errors.exceptions[0]
-    if first is not None:  # raised out here, where it keeps the causes and the context that it has
+    if first is not None:  # raised out here, where it keeps its causes and context
         raise first
     return [task.result() for task in running]

@@ -1,4 +1,4 @@
-"""A loss of the user's own: the loss of a token must not depend on the rows that share its microbatch."""
+"""The user's own loss: the loss of a token must not depend on the rows that share its microbatch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.training.objective import load_loss
 _BAR = 1e-9
 _SEED = 0
 _NOISE = 0.1
-"""How far log-probs of the old policy are moved, so that ratios are not all one."""
+"""How far log-probs of the old policy are shifted, so ratios are not all one."""
 
 CUSTOM_LOSS = Check(
     "custom_loss",
@@ -29,7 +29,7 @@ CUSTOM_LOSS = Check(
 
 
 async def check_custom_loss(subject: Subject) -> Finding:
-    """All sampled responses in one call of the loss, against a call for each of them."""
+    """All sampled responses in one call of the loss, against one call per response."""
     config, loss = subject.config.algorithm.loss, load_loss(subject.config.algorithm)
     assert isinstance(config, CustomLoss)
     assert loss is not None

@@ -24,11 +24,11 @@ CUT_OFF = Check(
 )
 
 _NOTABLE = 0.05
-"""The share of tokens without a gradient above which there is something to know: at equal weights there are few."""
+"""The share of tokens without a gradient above which to warn: at equal weights there are few."""
 
 
 async def check_cut_off(subject: Subject) -> Finding:
-    """The run's own correction and loss on the sampled tokens, with good and bad responses in turns."""
+    """The run's own correction and loss on the sampled tokens, with good and bad responses alternating."""
     algorithm = subject.config.algorithm
     figures: dict[str, Any] = dict.fromkeys(CUT_OFF.figures, 0.0)
     bars = {name: _NOTABLE for name in CUT_OFF.figures if name != "tokens"}

@@ -1,4 +1,4 @@
-"""What checks are and what they find, whichever check it is."""
+"""What checks are and what they find, the same for every check."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Status(Enum):
 
     PASS = "pass"
     WARN = "warn"
-    """Something to know before a long run; does not fail the whole."""
+    """Something to know before a long run; does not fail the report."""
     FAIL = "fail"
     SKIP = "skip"
-    """Not made, because of another check's failure."""
+    """Not run, because another check failed."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Check:
     """Stable, for programs."""
     title: str
     figures: tuple[str, ...]
-    """Names of its figures; all of them are in its row, whatever happens (null where there is none)."""
+    """Names of its figures; its row always has all of them (null if there is no value)."""
     advice: str
     """What a failure means, and what to do."""
 
@@ -45,13 +45,13 @@ class Finding:
     """The figures for people, on one line."""
     figures: Mapping[str, Any]
     bars: Mapping[str, float] = field(default_factory=dict)
-    """By figure, the most that passes."""
+    """The largest value that passes, by figure."""
     bar: str = ""
     """The bars for people."""
     problem: str = ""
-    """What exactly is wrong, where the status is not PASS."""
+    """What exactly is wrong, if the status is not PASS."""
     notes: tuple[str, ...] = ()
-    """How it was checked, where that is not the usual way."""
+    """How it was checked, if not in the usual way."""
 
 
 @dataclass(frozen=True)
@@ -66,14 +66,14 @@ class Row:
 
     @property
     def failed(self) -> bool:
-        """Whether it fails the whole."""
+        """Whether it fails the report."""
         return self.finding.status is Status.FAIL
 
     @property
     def explanation(self) -> str:
         """What is wrong, what that means and what to do; empty for a row that passed or was skipped.
 
-        An error speaks for itself: what was to be found out is not known.
+        An error speaks for itself: the check has no result.
         """
         if self.finding.status in (Status.PASS, Status.SKIP):
             return ""
@@ -111,10 +111,10 @@ class SeenPrompt:
 
 @dataclass(frozen=True)
 class VerifyReport:
-    """What `verify` found: a row for each check, in the order they were made."""
+    """What `verify` found: a row for each check, in the order they ran."""
 
     subject: Mapping[str, Any]
-    """What was checked: model, number format, device."""
+    """What was checked: model, dtype, device."""
     rows: tuple[Row, ...]
     seconds: float
     prompt: SeenPrompt | None = None
@@ -140,20 +140,20 @@ class VerifyReport:
 
 
 class NotChecked(PenstockError):
-    """A check that could not be made; the message says why."""
+    """A check that could not run; the message says why."""
 
 
 class Skipped(PenstockError):
-    """A check that lacks what another one, which failed, was to bring about."""
+    """A check that lacks what another, failed check should have produced."""
 
 
 def within(figures: Mapping[str, Any], bars: Mapping[str, float]) -> bool:
-    """Whether every figure is at most its bar; what is missing or not a number is not."""
+    """Whether every figure is at most its bar; a missing figure or NaN is not."""
     return all(figures.get(name) is not None and figures[name] <= bar for name, bar in bars.items())
 
 
 def raised(error: BaseException) -> Finding:
-    """The finding of a check that an error ended."""
+    """The finding of a check that ended with an error."""
     if isinstance(error, Skipped):
         return Finding(Status.SKIP, str(error), {})
     if isinstance(error, NotChecked):

@@ -1,4 +1,4 @@
-"""How much memory there is to be had."""
+"""How much memory is available."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _MEMINFO, _CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
 
 
 def free_bytes(device: torch.device) -> int:
-    """What a process could still take: the GPU's free memory, or what the machine (or its container) has available."""
+    """What a process could allocate: the GPU's free memory, or what the machine (or container) has available."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return min(available_bytes(_MEMINFO), container_bytes(_CGROUP))
@@ -27,7 +27,7 @@ def available_bytes(meminfo: Path) -> int:
 
 
 def container_bytes(cgroup: Path) -> int:
-    """What a container's limit leaves (cgroup v2); file caches can be had back. Unlimited where there is no limit."""
+    """What a container's limit leaves (cgroup v2); file caches can be reclaimed. Unlimited if there is no limit."""
     try:
         limit = (cgroup / "memory.max").read_text().strip()
         used = int((cgroup / "memory.current").read_text())

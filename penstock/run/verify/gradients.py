@@ -1,4 +1,4 @@
-"""Gradient parity: a step that is streamed must have the gradients of the whole batch in one call.
+"""Gradient parity: a streamed step must have the gradients of the whole batch in one call.
 
 Raw gradients are accumulated on the run's own trainer with `begin_train_step` and `train_microbatch`, read, and dropped
 with `abort_train_step`: no optimizer runs, and the weights are hashed before and after.
@@ -27,8 +27,8 @@ from penstock.weights.digest import tensor_digests
 R = TypeVar("R")
 
 BARS = {"float64": 1e-12, "float32": 1e-5, "bfloat16": 3e-2}
-"""Relative difference by number format. In bf16 every pass rounds its gradient to 8 bits, and another partition rounds
-differently: the bar finds mistakes in the mathematics, not small ones in the arithmetic."""
+"""Relative difference by dtype. In bf16 every pass rounds its gradient to 8 bits, and another partition rounds
+differently: the bar finds mistakes in the math, not small rounding errors."""
 _STEP = 0
 _SEED = 0
 
@@ -55,15 +55,15 @@ GRADIENTS = Check(
 
 @runtime_checkable
 class GradientReader(Protocol):
-    """A trainer that lets its open step's gradients be looked at."""
+    """A trainer that lets others read its open step's gradients."""
 
     async def read_gradients(self, read: Callable[[Mapping[str, Tensor]], R]) -> R:
-        """What `read` makes of them."""
+        """What `read` returns for them."""
 
 
 @dataclass(frozen=True)
 class _Accumulated:
-    """What a way of cutting the batch gave: the step's counts, and what was read of its gradients."""
+    """What one way of splitting the batch gave: the step's counts, and what was read from its gradients."""
 
     tokens: float
     sequences: float
@@ -86,7 +86,7 @@ class _Batch:
 
 
 async def check_gradients(subject: Subject) -> Finding:
-    """Streamed as the run would cut it, and group by group, against the whole batch."""
+    """Streamed as the run would split it, and group by group, against the whole batch."""
     batch = await _scored(subject)
     metas = batch.metas
     size = min(subject.config.training.min_groups_per_chunk, len(metas))
@@ -141,7 +141,7 @@ def _judged(figures: dict[str, Any], dtype: str, notes: tuple[str, ...], own_los
 
 
 async def _scored(subject: Subject) -> _Batch:
-    """The groups with advantages as the configured algorithm gives them, or random ones where those are all zero."""
+    """The groups with the configured algorithm's advantages, or random ones if those are all zero."""
     meta, notes = subject.sampled.meta, list[str]()
     if needs_preparation(subject.config.algorithm, subject.config.training):
         meta = (await subject.training.trainer.prepare(meta)).meta
@@ -205,14 +205,14 @@ def _copied(gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 class _Comparison:
-    """Differences to one set of gradients, relative to its global norm, in float64 and one tensor at a time."""
+    """Differences from one set of gradients, relative to its global norm, in float64 and one tensor at a time."""
 
     def __init__(self, reference: Mapping[str, Tensor]) -> None:
         self._reference = reference
         self.norm = sum(float(gradient.double().square().sum()) for gradient in reference.values()) ** 0.5
 
     def difference(self, gradients: Mapping[str, Tensor]) -> tuple[float, str]:
-        """The relative difference, and the parameter with the largest part in it."""
+        """The relative difference, and the parameter that contributes most to it."""
         squares = {
             name: self._square(gradients.get(name), self._reference.get(name))
             for name in self._reference.keys() | gradients.keys()

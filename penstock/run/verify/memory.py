@@ -55,11 +55,11 @@ class Weights:
     trainer: int
     engine: int
     gradients: int
-    """In the format that they accumulate in: float32, or float64."""
+    """In the dtype they accumulate in: float32 or float64."""
     optimizer: int
-    """AdamW's two moments, and float32 masters of parameters of fewer bits."""
+    """AdamW's two moments, and float32 master copies of parameters with fewer bits."""
     transient_gradients: int
-    """A second set in the parameters' own format."""
+    """A second set in the parameters' own dtype."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class MemoryEstimate:
     activations: int
     logits: int
     checkpoint_copy: int
-    """On the CPU: what a checkpoint is written from while training goes on."""
+    """On the CPU: what a checkpoint is written from while training continues."""
     largest_microbatch_tokens: int
 
     @property
@@ -90,7 +90,7 @@ class MemoryEstimate:
 
     @property
     def loaded(self) -> int:
-        """What is held as soon as engine and trainer are built."""
+        """What is allocated as soon as engine and trainer are built."""
         return self.trainer_weights + self.engine_weights + self.reference_weights + self.kv_cache
 
 
@@ -120,7 +120,7 @@ async def check_memory(config: RunConfig) -> Finding:
 
 
 def estimate_memory(config: RunConfig) -> MemoryEstimate:
-    """Nothing is loaded: the model is made without memory for its weights."""
+    """Nothing is loaded: the model is built without memory for its weights."""
     model = _meta_model(config)
     weights = _weights(config, model)
     shape = model.config.get_text_config()
@@ -189,7 +189,7 @@ def microbatch_tokens(config: RunConfig, lanes: int) -> tuple[int, int]:
 
 
 def in_words(count: int) -> str:
-    """A number of bytes as people say it."""
+    """A number of bytes in readable form."""
     for unit, size in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if abs(count) >= size:
             return f"{count / size:.1f} {unit}"
@@ -197,19 +197,19 @@ def in_words(count: int) -> str:
 
 
 def _is_shared(config: RunConfig) -> bool:
-    """Whether the weights that the engine takes over lie a second time in the CPU's memory, on their way to it."""
+    """Whether the weights that the engine loads exist a second time in CPU memory, on their way to it."""
     return config.runtime.engine_process and pick_device(config.runtime.device).type == "cpu"
 
 
 def _is_lean(config: RunConfig) -> bool:
-    """Whether the trainer may take the lean way through the model's layers, which keeps attention's scores."""
+    """Whether the trainer may take the lean path through the model's layers, which keeps attention scores."""
     plain = config.model.lora is None and not config.training.gradient_checkpointing
     small = config.rollout.engine.max_model_len <= LONGEST_ROW and config.training.batching == "padded"
     return plain and small and config.model.dtype == "float32" and pick_device(config.runtime.device).type == "cpu"
 
 
 def _logits_bytes(config: RunConfig, vocabulary: int, tokens: int, size: int, lanes: int) -> int:
-    """The trainer's chunks of logits (a second format beside fewer than 32 bits), and a decode step's, used twice."""
+    """The trainer's chunks of logits (plus a float32 copy below 32 bits), and a decode step's, used twice."""
     exact = max(size, _FLOAT32)
     chunk = min(config.training.logprob_chunk_tokens, tokens) * vocabulary
     trainer = lanes * chunk * (exact if size == exact else size + exact)
@@ -217,7 +217,7 @@ def _logits_bytes(config: RunConfig, vocabulary: int, tokens: int, size: int, la
 
 
 def _copies_for_checkpoints(config: RunConfig) -> bool:
-    """A GPU's copy is in the CPU's memory, and not part of what is free on the device."""
+    """A GPU's copy is in CPU memory, and does not count against the device's free memory."""
     every = (config.checkpoint.every_steps, config.checkpoint.every_minutes)
     saves = config.checkpoint.at_end or any(found is not None for found in every)
     return saves and pick_device(config.runtime.device).type == "cpu"

@@ -1,4 +1,4 @@
-"""Engine against trainer: log-probs of the tokens that the engine sampled must be those that the trainer computes."""
+"""Engine against trainer: log-probs of the tokens that the engine sampled must match those the trainer computes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BARS = {
     "float32": {"mean_abs": 1e-4, "max_abs": 1e-2, "kl": 1e-6},
     "bfloat16": {"mean_abs": 5e-2, "max_abs": 2.0, "kl": 1e-2},
 }
-"""By number format. Engines return log-probs in float32, so float64 has no finer bar."""
+"""By dtype. Engines return log-probs in float32, so float64 has no finer bar."""
 
 MISMATCH = Check(
     "logprob_mismatch",

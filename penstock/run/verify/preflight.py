@@ -1,4 +1,4 @@
-"""`verify(config)`: all checks of a run, one after the other, none of which can keep the others from being made."""
+"""`verify(config)`: all checks of a run, one after the other; none can keep the others from running."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from penstock.runtime.loop import run_loop
 from penstock.weights.hf import pick_device, silence_progress_bars
 
 Notify = Callable[[str], None]
-"""Is told what is being done."""
+"""Called with what is being done."""
 
 ON_ROLLOUTS: tuple[tuple[Check, Callable[[Subject], Awaitable[Finding]]], ...] = (
     (rollouts.ROLLOUTS, rollouts.check_rollouts),
@@ -46,16 +46,16 @@ ON_ROLLOUTS: tuple[tuple[Check, Callable[[Subject], Awaitable[Finding]]], ...] =
 )
 """In order: the last one clears the sampled rows."""
 OF_CUSTOM_LOSSES = ((custom_loss.CUSTOM_LOSS, custom_loss.check_custom_loss),)
-"""Those of runs with a loss of the user's own."""
+"""Checks for runs with the user's own loss."""
 
 
 def verify(config: RunConfig, limits: Limits | None = None, notify: Notify | None = None) -> VerifyReport:
     """Check a run on its own model and data, after the checks of `config check`; trains nothing and writes nothing.
 
-    Raises `ConfigError` or `SetupError` where the run could not be built at all.
+    Raises `ConfigError` or `SetupError` if the run could not be built at all.
     """
     config = verifiable(config)
-    # Nothing is written, so a finished run in the folder is in nobody's way.
+    # Nothing is written, so a finished run in the folder does no harm.
     warnings = check_config(config, from_scratch=True)
     silence_progress_bars()
     report = run_loop(_Preflight(config, limits or Limits(), notify or (lambda text: None)).run())
@@ -104,7 +104,7 @@ class _Preflight:
             return self._skipped(f"memory ran out: {error}")
 
     async def _row(self, check: Check, run: Callable[[], Awaitable[Finding]]) -> Row:
-        """Make a check in half of the time that is left; whatever it raises becomes its row."""
+        """Run a check in half of the remaining time; anything it raises becomes its row."""
         self._notify(f"checking: {check.title}")
         started = time.monotonic()
         given = max(0.0, self._ends - started) / 2
@@ -118,7 +118,7 @@ class _Preflight:
                 f"The check exceeded its time limit of {given:.3g} s; allow more with --seconds, or use fewer --groups"
             )
             finding = raised(NotChecked(text))
-        except Exception as other:  # noqa: BLE001 - the row shows it, and the other checks are made
+        except Exception as other:  # noqa: BLE001 - the row shows it, and the other checks still run
             error, finding = other, raised(other)
         return Row(check, finding, time.monotonic() - started, None if error is None else repr(error))
 

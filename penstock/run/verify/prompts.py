@@ -1,4 +1,4 @@
-"""What the run's prompts say for themselves: their lengths, answers and repetitions."""
+"""What the run's prompts show: their lengths, answers and repetitions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.run.verify.findings import Check, Finding, Status
 from penstock.run.verify.subject import Subject
 
 _MOST = 20_000
-"""Prompts of each split that are looked at; their figures say how many that was."""
+"""The most prompts of each split to inspect; the figures report the actual number."""
 
 PROMPTS = Check(
     "prompts",
@@ -88,7 +88,7 @@ def _problems(figures: dict[str, int], mode: str, overlong: int) -> list[str]:
 
 
 def _empty_answers(prompts: Sequence[Prompt]) -> int:
-    """Prompts without an answer, where others have one; data without any answers needs none."""
+    """Prompts without an answer, if others have one; data without any answers needs none."""
     empty = sum(
         prompt.answer is None or (isinstance(prompt.answer, str) and not prompt.answer.strip()) for prompt in prompts
     )

@@ -86,7 +86,7 @@ async def check_rewards(subject: Subject) -> Finding:
 
 
 async def check_truncation(subject: Subject) -> Finding:
-    """Not most responses are cut off."""
+    """Most responses are not truncated."""
     truncated_S = _small(subject, fields.TRUNCATED)
     rate = float(truncated_S.double().mean())
     figures = {"rate": rate, "truncated": int(truncated_S.sum()), "samples": len(truncated_S)}

@@ -1,4 +1,4 @@
-"""Data-plane round trip: what was put comes back bit by bit, and what was cleared is gone."""
+"""Data-plane round trip: what was put comes back bit for bit, and what was cleared is gone."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _judged(figures: dict[str, Any]) -> Finding:
 def _made_up(plane: DataPlaneClient) -> tuple[list[str], int, int]:
     """Two puts, a later field, rows read in other orders.
 
-    Gives the wrong cells, the number of all cells, and of rows that can be read after they were cleared.
+    Returns the wrong cells, the number of all cells, and the number of rows still readable after clearing.
     """
     ids = [f"made-up{row}" for row in range(len(_LENGTHS))]
     columns, expected = _columns(), _columns()
@@ -93,7 +93,7 @@ def _made_up(plane: DataPlaneClient) -> tuple[list[str], int, int]:
 
 
 def _put_again(plane: DataPlaneClient, meta: KVBatchMeta) -> tuple[list[str], int]:
-    """A sampled group's rows, put under other names and read in reverse; gives wrong cells and all cells."""
+    """A sampled group's rows, put under other names and read in reverse; returns wrong cells and all cells."""
     batch = plane.get_samples(meta, fields.ROLLOUT_FIELDS)
     ids = [f"again-{sample}" for sample in meta.sample_ids]
     order = list(reversed(range(len(ids))))

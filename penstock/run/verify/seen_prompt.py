@@ -20,7 +20,7 @@ async def asked_prompts(subject: Subject, most: int) -> list[tuple[int, ...]]:
 
 
 async def first_prompt(subject: Subject) -> SeenPrompt | None:
-    """The first sampled group's; where none came to be, the first of the data, as far as it can be rendered."""
+    """The first sampled group's prompt; if there is none, the first in the data, as far as it can be rendered."""
     tokenizer = subject.serving.tokenizer
     if subject.sampled.metas:
         [token_ids] = await asked_prompts(subject, 1)

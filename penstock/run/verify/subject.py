@@ -24,10 +24,10 @@ class Limits:
     """How much a preflight may take."""
 
     groups: int = 8
-    """Prompt groups that are generated at most, and never more than a step has."""
+    """The most prompt groups to generate; never more than a step has."""
     seconds: float = 600.0
-    """For everything after the model is loaded. Groups, and then each check, get half of what is left, so that one that
-    hangs leaves time for the others. A call of the trainer that has begun is waited for."""
+    """For everything after the model is loaded. Groups, and then each check, get half of the remaining time, so one
+    that hangs leaves time for the others. A trainer call that has begun is awaited."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Sampled:
 
     metas: tuple[KVBatchMeta, ...]
     failures: tuple[str, ...]
-    """Prompts of which no group came to be, with the cause."""
+    """Prompts that produced no group, with the cause."""
     late: int
     """Groups that were not done in time."""
     seconds: float
@@ -70,7 +70,7 @@ class Subject:
 
 
 def verifiable(config: RunConfig) -> RunConfig:
-    """The same run, writing nothing. Raises `ConfigError` where it has no engine or no trainer to compare."""
+    """The same run, writing nothing. Raises `ConfigError` if it has no engine or no trainer to compare."""
     problems = []
     if config.rollout.replay_from is not None:
         problems.append("rollout.replay_from: a run on recorded rollouts has no engine to verify; remove it")
@@ -83,7 +83,7 @@ def verifiable(config: RunConfig) -> RunConfig:
 
 @asynccontextmanager
 async def built(config: RunConfig) -> AsyncIterator[tuple[Serving, Training]]:
-    """The parts, closed in the end whatever happens."""
+    """The parts, always closed at the end."""
     serving = await serving_off_the_loop(config, trains_too=True)
     try:
         training = await asyncio.to_thread(build_training, config, serving)

@@ -1,4 +1,4 @@
-"""Weight sync round trip: changed weights reach the engine to the bit, and the original ones come back."""
+"""Weight sync round trip: changed weights reach the engine bit for bit, and the original ones come back."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ WEIGHT_SYNC = Check(
 
 @runtime_checkable
 class DigestingEngine(Protocol):
-    """An engine that can tell which weights it serves."""
+    """An engine that can report which weights it serves."""
 
     async def weight_digests(self) -> dict[str, str]:
         """A hash of every weight, by its Hugging Face name."""
@@ -118,7 +118,7 @@ def _judged(figures: dict[str, Any], dtype: str) -> Finding:
 
 
 def _changed(tensor: Tensor) -> Tensor:
-    """The tensor with nearly every number another one in any number format, and none so much as to overflow."""
+    """The tensor with nearly every number changed in any dtype, and none by enough to overflow."""
     return tensor * (1 + 2**-6) + 2**-10
 
 
