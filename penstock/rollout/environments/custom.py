@@ -1,4 +1,4 @@
-"""`custom`: an environment class of the user's, made and checked at setup."""
+"""`custom`: a user's environment class, constructed and checked at setup."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def make_custom(
 ) -> Environment:
     """Construct `module:Class` with `args` and with those of `data`, `seed` and `pool` that it asks for.
 
-    `settings` are the keys behind `data`: without effect, and refused, where the class does not ask for it.
+    `settings` are the keys behind `data`: they have no effect, and are refused, if the class does not ask for `data`.
     """
     made = import_callable(path, _KEY, "class")
     offered = {"data": data, "seed": seed, "pool": pool}
@@ -68,7 +68,7 @@ def make_custom(
 
 
 def _refuse_another_class(made: Any, path: str) -> None:
-    """Refuse a class without the methods of an environment, whatever else is wrong with how it would be constructed."""
+    """Refuse a class without the methods of an environment, before any other problem with constructing it."""
     wrong = _missing(made) if isinstance(made, type) else []
     if wrong:
         raise ConfigError([f"{_KEY}: {path} is not an environment: it {'; it '.join(wrong)}"])
