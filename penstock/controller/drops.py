@@ -69,7 +69,7 @@ class DropBook:
         self.changed.set()
 
     def shortfall(self, step: int, groups: int) -> int:
-        """By how many groups `step`, which has `groups` so far, is to be smaller; raises if that leaves too few."""
+        """By how many groups `step`, which has `groups` so far, must be smaller; raises if that leaves too few."""
         floor = self._config.min_groups_per_step
         bound = bisect.bisect_right(self._bound, step)
         if self._groups_per_step - bound < floor:

@@ -1,8 +1,8 @@
 """Ending a response as soon as its text contains a stop string.
 
 A response's text is what all of its tokens decode to together: a stop string may span tokens, begin or end inside of
-one, or be cut apart by characters whose bytes are tokens of their own. A watch is told of each token as it is drawn and
-says at which of them the text contains a stop string for the first time. It depends on the tokens alone.
+one, or be cut apart by characters whose bytes are separate tokens. A watch gets each token as it is drawn and says at
+which of them the text contains a stop string for the first time. It depends on the tokens alone.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class PiecesWatch:
     """For tokens that are bytes, as in byte-level BPE: looks at the bytes, and decodes nothing.
 
     A stop string is in the text exactly when its bytes are in the tokens' bytes: in UTF-8, no character's bytes are
-    part of another's, and bytes that are no character end where the next one begins.
+    part of another's, and bytes that are not a character end where the next one begins.
 
     Invariant: `_tail` holds the last bytes, one fewer than the longest stop string has, and no stop string.
 

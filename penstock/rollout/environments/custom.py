@@ -61,7 +61,7 @@ def make_custom(
         environment = made(**args, **wanted)
     except ConfigError:
         raise
-    except BaseException as error:  # whatever a user's constructor raises, `sys.exit()` included
+    except BaseException as error:  # a user's constructor may raise anything, `sys.exit()` included
         raise ConfigError([f"{_KEY}: {path} cannot be constructed: {named_error(error)}"]) from error
     _check(environment, path)
     return environment  # type: ignore[no-any-return]
@@ -101,7 +101,7 @@ def _check_prompts(environment: Any, path: str) -> None:
         try:
             prompts = environment.prompts(split)
             given: list[Any] = list(prompts) if isinstance(prompts, Sequence) else [None]
-        except BaseException as error:  # whatever a user's method raises, `sys.exit()` included
+        except BaseException as error:  # a user's method may raise anything, `sys.exit()` included
             raise ConfigError([f"{_KEY}: {path}.prompts({split}) raised {named_error(error)}"]) from error
         if not all(isinstance(prompt, Prompt) for prompt in given):
             raise ConfigError([f"{_KEY}: {path}.prompts({split}) must give a list of Prompt objects"])

@@ -44,8 +44,8 @@ class Captured:
     """Everything that is written to stdout or stderr in this process, as one bounded record.
 
     What Python prints is recorded at once. What goes to the descriptors 1 and 2 directly (a subprocess, a library in C,
-    a forked child) goes through a pipe: a thread empties it, so that no writer ever waits for long, and `collect` does
-    at the end of a call. The run's process holds the pipe too, for the last words of one that crashes.
+    a forked child) goes through a pipe: a thread empties it so that no writer waits for long, and `collect` does so at
+    the end of a call. The run's process holds the pipe too, for the last words of one that crashes.
     """
 
     def __init__(self, page: SharedPage, pipe: int) -> None:
@@ -231,7 +231,7 @@ def main(parent: int, connection_fd: int, page_fd: int, pipe: int) -> None:
 
     def in_a_child() -> None:
         # A child that held the connection open would hide its parent's end. The descriptor stays in use, as the
-        # connection would else close whatever takes its number.
+        # connection would otherwise close any file that takes its number.
         null = os.open(os.devnull, os.O_RDWR)
         os.dup2(null, connection_fd, inheritable=False)
         os.close(null)

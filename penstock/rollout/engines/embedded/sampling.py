@@ -1,8 +1,8 @@
 """Drawing one token for every row of a batch at once.
 
-A token is the inverse of the row's cumulative distribution at one uniform number, so that a request's randomness is a
-plain list of numbers that nothing else in the batch can touch. Every operation here works along single rows: a row's
-result is bit-identical regardless of what the other rows hold.
+A token is the inverse of the row's cumulative distribution at one uniform number, so a request's randomness is a plain
+list of numbers that nothing else in the batch can touch. Every operation here works along single rows: a row's result
+is bit-identical regardless of what the other rows hold.
 """
 
 from __future__ import annotations

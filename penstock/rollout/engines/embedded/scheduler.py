@@ -73,7 +73,7 @@ class Scheduler:
         return bool(self.rows.count or self.waiting)
 
     def step(self) -> list[tuple[Ticket, GenerationResult]]:
-        """Admit who fits, then generate one token for every active row; returns the responses that ended."""
+        """Admit requests that fit, then generate one token for every active row; returns the responses that ended."""
         start = time.perf_counter()
         self._admit()
         active = self.rows.count

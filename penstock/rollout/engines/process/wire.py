@@ -3,7 +3,7 @@
 A frame is two lengths (4 bytes each, little-endian), a JSON object and an array's bytes.
 
     controller to engine    {"id": 7, "call": "generate", ...}      and prompt ids
-                            {"id": 7, "call": "cancel"}              nobody waits for call 7 any more
+                            {"id": 7, "call": "cancel"}              nobody is waiting for call 7
     engine to controller    {"id": 7, "ok": ..., "state": ...}       and a response's arrays
                             {"id": 7, "error": ..., "state": ...}
                             {"state": ...}                           when it changes, and as a sign of life
