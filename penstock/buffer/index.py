@@ -26,7 +26,7 @@ class SlotIndex:
     """The `SlotView` of a buffer: RESERVED and READY slots in the buckets the sampler names.
 
     A bucket exists while it holds a slot. Slots may be many, and an operation costs O(log slots); buckets (the start
-    versions or target steps that are still alive) are few, so that a plain sorted list of their names will do.
+    versions or target steps that are still alive) are few, so a plain sorted list of their names is enough.
     """
 
     def __init__(self, sampler: StalenessSampler) -> None:
@@ -39,7 +39,7 @@ class SlotIndex:
         self._put(slot, *self._locate(slot))
 
     def replace(self, old: Slot, new: Slot) -> None:
-        """Put `new` in the place of `old`; the sampler is asked before anything changes."""
+        """Replace `old` with `new`; the sampler is asked before anything changes."""
         bucket, key = self._locate(new)
         self.remove(old)
         self._put(new, bucket, key)

@@ -16,7 +16,7 @@ class LazyHeap(Generic[T]):
     """Items ordered by unique keys.
 
     Removal only marks an entry as dead. Dead entries leave when they reach the top, and all at once when they outnumber
-    the live ones, so that `push` and `remove` cost O(log n), amortised, and memory is O(live entries).
+    the live ones. `push` and `remove` therefore cost amortised O(log n), and memory is O(live entries).
 
     Invariants: the top of the heap is live; at most half the entries (plus a constant) are dead.
     """
@@ -45,7 +45,7 @@ class LazyHeap(Generic[T]):
         return self._heap[0] if self._heap else None
 
     def ascending(self) -> Iterator[T]:
-        """Items by key, smallest first; the first k cost O(k log k) whatever the heap's size.
+        """Items by key, smallest first; the first k cost O(k log k), regardless of the heap's size.
 
         Walks the heap's tree from the top: the next smallest entry is always a child of one already seen.
         """

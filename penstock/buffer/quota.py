@@ -8,8 +8,8 @@ from collections import Counter
 class Quota:
     """Units of dispatch: one is taken per group and given back when the group ends untrained.
 
-    A trained group, or one given up under `shrink`, keeps its unit for ever: its step has been paid for. Counts of
-    steps that are over are forgotten, since no sampler dispatches for them.
+    A trained group, or one given up under `shrink`, keeps its unit forever: its step has been paid for. Counts of steps
+    that are over are forgotten, since no sampler dispatches for them.
     """
 
     def __init__(self, dispatched: int = 0, returned: int = 0, by_target: dict[int, int] | None = None) -> None:

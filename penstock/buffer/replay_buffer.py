@@ -25,7 +25,8 @@ class ReplayBuffer:
 
     Invariants:
 
-    - a slot is RESERVED, then READY, then SELECTED or EVICTED; or RESERVED, then RELEASED. No other way, no way back;
+    - a slot is RESERVED, then READY, then SELECTED or EVICTED; or RESERVED, then RELEASED. There is no other path and
+      no way back;
     - a permit is held by each RESERVED and each READY slot and by nothing else: free_permits + reserved + ready ==
       max_groups;
     - a unit of quota is taken by `reserve` and given back at most once: by `evict`, by `release(return_quota=True)` or,
@@ -77,7 +78,7 @@ class ReplayBuffer:
 
     @property
     def max_groups(self) -> int:
-        """Permits in all."""
+        """Total number of permits."""
         return self._max_groups
 
     @property
@@ -87,7 +88,7 @@ class ReplayBuffer:
 
     @property
     def ready(self) -> int:
-        """Committed groups that were neither selected nor evicted."""
+        """Committed groups that have been neither selected nor evicted."""
         return len(self._slots) - self._reserved
 
     @property
@@ -164,7 +165,7 @@ class ReplayBuffer:
         self._waiters.notify()
 
     def close_intake(self) -> None:
-        """No more dispatches are coming, so that waiting for more groups than are under way has an end."""
+        """No further dispatches are coming, so waiting for more groups than are under way can end."""
         self._intake_open = False
         self._waiters.notify()
 
@@ -236,7 +237,7 @@ class ReplayBuffer:
     def release(self, group_id: str, *, return_quota: bool) -> Slot:
         """The rollout ended without data: RESERVED -> RELEASED, permit back.
 
-        `return_quota` is False only for a drop under `shrink`, where the step goes without the group.
+        `return_quota` is False only for a drop under `shrink`, when the step does without the group.
         """
         slot = self._reserved_slot(group_id, "release")
         self._remove(slot)
@@ -252,8 +253,8 @@ class ReplayBuffer:
         """Wait until `count` groups are selectable or the buffer is drained; returns how many are selectable.
 
         `or_evictable` also ends the wait when `evict` has something to do. A group may become stale while it is under
-        way and commit during the wait; it then holds a permit that only `evict` gives back, and a full buffer of such
-        groups would wait for ever.
+        way and commit during the wait; it then holds a permit that only `evict` gives back, and a buffer full of such
+        groups would wait forever.
         """
 
         def enough() -> bool:
@@ -298,7 +299,7 @@ class ReplayBuffer:
     # Checkpoint
 
     def state_dict(self, *, with_ready: bool = True) -> dict[str, Any]:
-        """Clock, counts and READY slots as JSON. Take it between steps, after `advance`.
+        """Clock, counts and READY slots as JSON. Call it between steps, after `advance`.
 
         Groups under way are not in it, nor those selected for an open step, nor, unless `with_ready`, the ready ones:
         their prompts are dispatched again, so their units of quota count as returned.

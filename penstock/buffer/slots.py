@@ -33,7 +33,7 @@ class Slot:
     start_version: int
     """Weight version the engines served when the group was dispatched."""
     target_step: int | None
-    """The step whose quota the group was dispatched on, where the sampler counts by step."""
+    """The step whose quota the group was dispatched on, if the sampler counts by step."""
     state: SlotState
     meta: KVBatchMeta | None = None
     """The group's rows; known from commit on."""
@@ -56,13 +56,13 @@ class Clock:
 
     @property
     def sync_lag(self) -> int:
-        """Versions by which the engines are behind: a group dispatched now has this lag before it has begun."""
+        """Versions by which the engines are behind: a group dispatched now has this lag before it begins."""
         return self.trainer_version - self.served_version
 
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Leave to dispatch one group, and the stamp the group gets."""
+    """Permission to dispatch one group, and the stamp the group gets."""
 
     start_version: int
     target_step: int | None

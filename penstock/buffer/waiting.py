@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 
 class Waiters:
-    """Tasks that each wait for a condition of their own; whoever changes the state calls `notify`.
+    """Tasks that each wait for their own condition; whoever changes the state calls `notify`.
 
-    A task is woken only when its condition holds, and checks it again when it runs, since another task may have come
+    A task is woken only when its condition holds, and checks it again when it runs, since another task may have run
     first. A cancelled task leaves nothing behind.
     """
 

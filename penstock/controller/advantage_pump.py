@@ -32,7 +32,7 @@ class ScoredChunk:
     rewards_S: Tensor
     """As the environment gave them."""
     judged_S: Tensor
-    """Scaled and clipped: what tells a better response from a worse one, whatever their lengths."""
+    """Scaled and clipped: what tells a better response from a worse one, regardless of length."""
     shaped_S: Tensor
     """After all of `algorithm.reward`."""
     lengths_S: Tensor
@@ -47,7 +47,7 @@ class ScoredChunk:
         return float((self.lengths_S * self.mask_S).sum())
 
     def untrained_groups(self) -> tuple[str, ...]:
-        """Groups of which no token is trained, all of their samples being masked out."""
+        """Groups in which no token is trained because all samples are masked out."""
         tokens_S = self.lengths_S * self.mask_S
         groups = zip(self.meta.group_ids, rows_by_group(self.meta), strict=True)
         return tuple(group for group, rows in groups if not bool(tokens_S[rows].any()))
@@ -62,7 +62,7 @@ class ScoredChunk:
         return tuple(group for group, rows in groups if group in untrained or not bool(has_spread(self.judged_S[rows])))
 
     def without(self, groups: Collection[str]) -> ScoredChunk:
-        """The chunk less some groups."""
+        """The chunk without some groups."""
         kept = [row for row, sample in enumerate(self.meta.sample_ids) if fields.group_of(sample) not in groups]
         columns = {f.name: getattr(self, f.name)[kept] for f in attributes(self) if f.name != "meta"}
         return replace(self, meta=self.meta.subset(kept), **columns)
@@ -71,7 +71,7 @@ class ScoredChunk:
 class AdvantagePump:
     """A queue of chunks in, advantages in the data plane out. Groups are told apart by their ids, never by text.
 
-    `longest_response` is the number of tokens at which a response is as long as it may be.
+    `longest_response` is the maximum length of a response in tokens.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class AdvantagePump:
         return scored
 
     async def run(self) -> None:
-        """Score chunks until cancelled; an error goes to whoever submitted the chunk, and so does the end."""
+        """Score chunks until cancelled; errors and cancellation go to whoever submitted the chunk."""
         try:
             await self._run()
         finally:

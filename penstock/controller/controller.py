@@ -40,16 +40,16 @@ AfterStep = Callable[[int, dict[str, float]], Awaitable[None]]
 _UNHURRIED = frozenset({"max_minutes", "early_stop"})
 """Reasons to end that nobody waits for."""
 _LEAST_SECONDS = 5.0
-"""A trainer that is asked whether it answers has at least this long."""
+"""A trainer gets at least this long to show that it answers."""
 
 
 class SingleController:
     """One CPU-only asyncio object that runs the pumps over the shared buffer.
 
-    The pumps live in one group: the first that raises ends the others, and `run` raises what it raised. The run ends by
-    itself when the data or `max_steps` ends, or when `stop` is called. However it ends, `runtime.timeouts.stop_seconds`
-    later it has ended: what has not come to its end by then is left behind and named. Where nobody waits for the end,
-    as for that of `max_minutes`, the open step has `runtime.timeouts.trainer_seconds` before that.
+    The pumps live in one group: the first that raises ends the others, and `run` raises what it raised. The run ends
+    when the data runs out, when `max_steps` is reached, or when `stop` is called. Ending takes at most
+    `runtime.timeouts.stop_seconds`: anything that has not finished by then is left behind and named. If nobody is
+    waiting for the end, as with `max_minutes`, the open step first gets `runtime.timeouts.trainer_seconds`.
     """
 
     def __init__(self, config: RunConfig, parts: Parts, after_step: AfterStep) -> None:
@@ -119,7 +119,7 @@ class SingleController:
         )
 
     def diagnosis(self) -> dict[str, Any]:
-        """What every part waits for, for a person to read."""
+        """What every part is waiting for, in readable form."""
         buffer = self._parts.buffer
         return {
             "rollout_pump": f"waits for {self.rollouts.waiting_for}",
@@ -159,11 +159,11 @@ class SingleController:
 
     @property
     def ending(self) -> asyncio.Event:
-        """Set when the run is ending while `after_step` is still at work: it should come to its end."""
+        """Set when the run is ending while `after_step` is still at work: it should finish."""
         return self.sync.run_is_ending
 
     def stop(self, reason: str) -> None:
-        """End the run now: the open step is aborted, or carried to its end if its optimizer has begun."""
+        """End the run now: the open step is aborted, or finished if its optimizer has begun."""
         if reason not in _UNHURRIED:
             self._hurried.set()
         if self._stop_reason is None:
@@ -186,7 +186,7 @@ class SingleController:
             await pumps.end(training, stopping, patience_seconds=self._step_seconds, impatient=self._hurried)
             await pumps.end(*background)
         except asyncio.CancelledError:
-            if self._ending.begun.is_set():  # it was told to end before, and now to do so at once
+            if self._ending.begun.is_set():  # it was told to end before, and now must do so at once
                 self._ending.hurry()
             await pumps.end_all()
             raise
@@ -198,7 +198,7 @@ class SingleController:
         return reason
 
     async def _train(self) -> str:
-        """The train pump; engines of a run that goes on from a checkpoint get its weights first."""
+        """The train pump; engines of a run resumed from a checkpoint get its weights first."""
         await self.publish_restored()
         self._throughput.begin()
         self._engines_ready.set()
@@ -210,7 +210,7 @@ class SingleController:
         await self.rollouts.run()
 
     def _tell_left_behind(self, pumps: PumpGroup, reason: str | None) -> None:
-        """Say what did not come to its end; where that was a step, its state is not known, and that is an error."""
+        """Report what did not finish; if that was a step, its state is unknown, and that is an error."""
         if not pumps.left_behind:
             return
         names = ", ".join(pumps.left_behind)
@@ -230,7 +230,7 @@ class SingleController:
     async def can_be_saved(self) -> bool:
         """Whether trainer and controller agree on where they are, between two steps, and the trainer answers.
 
-        After a failure it is not certain: the open step may not have been dropped, or its optimizer be half done.
+        After a failure it is not certain: the open step may not have been dropped, or its optimizer may be half done.
         """
         if not self.training.between_steps:
             return False
@@ -279,7 +279,7 @@ class SingleController:
         return ControllerSnapshot(state, ends, rows)
 
     async def restore(self, snapshot: ControllerSnapshot) -> None:
-        """Go on from a snapshot; before `run`, with the trainer's own checkpoint loaded already."""
+        """Continue from a snapshot; call it before `run`, with the trainer's own checkpoint already loaded."""
         state, parts = snapshot.state, self._parts
         if state.stream != parts.stream.digest:
             raise SetupError(
@@ -299,7 +299,7 @@ class SingleController:
         self._restored = True
 
     async def publish_restored(self) -> None:
-        """Bring the engines to the weights that were restored; `run` does it, unless it is done already."""
+        """Bring the engines to the restored weights; `run` does this unless it has already been done."""
         if self._restored:
             self._restored = False
             await self.sync.publish()
@@ -341,5 +341,5 @@ class SingleController:
 
 
 def _result(task: asyncio.Task[str]) -> str | None:
-    """What a task came to, where it did."""
+    """A task's result, if it has one."""
     return task.result() if task.done() and not task.cancelled() and task.exception() is None else None

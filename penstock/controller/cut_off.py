@@ -1,4 +1,4 @@
-"""Somebody must say so where gradients are clipped or masked away: a run would go on and learn nothing."""
+"""Reports when gradients are clipped or masked away: otherwise a run would continue and learn nothing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _STEPS = 3
 class CutOffWatch:
     """Emits `gradients_cut` when more than nine tenths of a kind of token lost their gradient in three steps in a row.
 
-    Invariant: a cause is told once, and again only after a step in which it did not hold.
+    Invariant: a cause is reported once, and again only after a step in which it did not hold.
 
     Worked example: masked shares of 0.95, 0.97, 0.2, 0.96, 0.96, 0.96, 0.96 in steps 1 to 7 emit one event, in step 6.
     """

@@ -16,8 +16,8 @@ from penstock.rollout.prompts import PromptVisit
 class DropBook:
     """Counts drops against `max_dropped_prompts`, and tells the train pump by how many groups a step shrinks.
 
-    A group that only its own step could have trained shrinks that step. Any other shrinks the current step as far as
-    there is room above the floor, and the steps after it by the rest.
+    A group that only its own step could have trained shrinks that step. Any other group shrinks the current step as far
+    as the floor allows, and later steps by the rest.
 
     Invariant: each drop under `shrink` makes exactly one step smaller by one group, as its unit of quota is gone.
 
@@ -44,13 +44,13 @@ class DropBook:
 
     @property
     def deferred(self) -> int:
-        """Drops that the last answer of `shortfall` left for later steps, for want of room above the floor."""
+        """Drops that the last answer of `shortfall` left for later steps, because of the floor."""
         return self._free - self._applied[1]
 
     def drop(self, visit: PromptVisit, reason: str, **facts: Any) -> None:
         """Record a drop, before anything else is done about it; raises `TooManyDrops` when the budget is spent.
 
-        Then the prompt is not dropped, but still open when the run goes on some day.
+        In that case the prompt is not dropped: it is still open if the run is resumed.
         """
         self._events.emit("prompt_dropped", epoch=visit.epoch, prompt_id=visit.prompt.prompt_id, reason=reason, **facts)
         if self.dropped >= self._config.max_dropped_prompts:
@@ -61,7 +61,7 @@ class DropBook:
         self.dropped += 1
 
     def shrink(self, bound_step: int | None) -> None:
-        """A dropped group kept its unit of quota: `bound_step`, or where None any step, must do with one group less."""
+        """A dropped group kept its unit of quota: `bound_step` (any step if None) must do with one group fewer."""
         if bound_step is None:
             self._free += 1
         else:
@@ -69,7 +69,7 @@ class DropBook:
         self.changed.set()
 
     def shortfall(self, step: int, groups: int) -> int:
-        """By how many groups `step`, which has `groups` so far, is to be smaller; raises where that leaves too few."""
+        """By how many groups `step`, which has `groups` so far, must be smaller; raises if that leaves too few."""
         floor = self._config.min_groups_per_step
         bound = bisect.bisect_right(self._bound, step)
         if self._groups_per_step - bound < floor:
@@ -90,7 +90,7 @@ class DropBook:
         return {"dropped": self.dropped, "bound": list(self._bound), "free": self._free}
 
     def restore(self, dropped: int, bound: Sequence[int], free: int) -> None:
-        """Go on from a checkpoint."""
+        """Continue from a checkpoint."""
         self.dropped, self._bound, self._free = dropped, sorted(bound), free
 
     def settle(self) -> None:

@@ -8,7 +8,7 @@ from penstock.errors import TooManyFiltered
 
 
 class DynamicSampling:
-    """Chooses which groups of a chunk to replace; keeps no state of its own.
+    """Chooses which groups of a chunk to replace; keeps no state.
 
     Example, `max_filtered_per_step` 3: a step that has replaced 2 groups gets a chunk with 2 flat ones. One of them is
     replaced; the other, being over the bound, is trained (`on_limit: train`) or ends the run (`stop`).
@@ -18,7 +18,7 @@ class DynamicSampling:
         self._config = config
 
     def choose(self, chunk: ScoredChunk, step: int, filtered: int) -> frozenset[str]:
-        """The groups to replace, where the step, numbered as people count, has replaced `filtered` so far."""
+        """The groups to replace, given that the step (counted from 1) has replaced `filtered` so far."""
         if not self._config.enabled:
             return frozenset()
         flat = chunk.flat_groups()

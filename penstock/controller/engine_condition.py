@@ -1,11 +1,11 @@
-"""How an engine is, in words, for a diagnosis."""
+"""An engine's condition in words, for a diagnosis."""
 
 from __future__ import annotations
 
 from penstock.rollout.engines.base import EngineHealth, GenerationEngine
 
 _LONG_STEP_SECONDS = 2.0
-"""A step of an engine's thread that has taken longer is worth a word."""
+"""A step of an engine's thread that takes longer is worth mentioning."""
 
 
 def condition(engine: GenerationEngine) -> str:

@@ -57,7 +57,7 @@ class Scores:
 def shaped_rewards(
     algorithm: AlgorithmConfig, rewards_S: Tensor, lengths_S: Tensor, longest: int
 ) -> tuple[Tensor, Tensor]:
-    """Rewards after scale and clip, and after the penalty for length too; `longest` is the longest response."""
+    """Rewards after scale and clip, and after the length penalty too; `longest` is the longest response."""
     reward = algorithm.reward
     judged_S = shape_rewards(
         rewards_S.to(torch.float64),
@@ -79,7 +79,7 @@ def shaped_rewards(
 
 
 def load_estimator(algorithm: AlgorithmConfig) -> AdvantageEstimator | None:
-    """The user's own estimator, where the settings name one."""
+    """The user's own estimator, if the settings name one."""
     config = algorithm.advantage
     if not isinstance(config, CustomAdvantage):
         return None
@@ -89,9 +89,9 @@ def load_estimator(algorithm: AlgorithmConfig) -> AdvantageEstimator | None:
 def estimate_advantages(
     algorithm: AlgorithmConfig, scores: Scores, custom: AdvantageEstimator | None = None
 ) -> tuple[Tensor, float]:
-    """`(advantages_S, kl_weight)`: what trainer ranks multiply the KL to go by, where it is in the reward.
+    """`(advantages_S, kl_weight)`: `kl_weight` is what trainer ranks multiply the KL to go by, if it is in the reward.
 
-    `custom` is what `load_estimator` gives.
+    `custom` is what `load_estimator` returns.
     """
     config, rewards_S = algorithm.advantage, scores.rewards_S
     if isinstance(config, CustomAdvantage):
@@ -113,7 +113,7 @@ def estimate_advantages(
 
 
 def _custom(config: CustomAdvantage, scores: Scores, custom: AdvantageEstimator) -> Tensor:
-    """One group at a time, so that an estimator which streams cannot see more; all at once where it says so."""
+    """One group at a time, so that a streaming estimator cannot see more; all at once if it asks for that."""
     groups_S, path = scores.groups_S, config.import_path
 
     def of(rows: list[int]) -> Tensor:

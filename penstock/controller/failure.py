@@ -13,7 +13,7 @@ from penstock.errors import FailureKind
 from penstock.text import cut, named_error
 
 _INFRA_BUILTINS = (TimeoutError, ConnectionError, EOFError, MemoryError, BrokenExecutor, socket.gaierror)
-"""Waiting in vain, peers and workers that are gone, names that cannot be looked up, no memory."""
+"""Timeouts, lost peers and workers, names that cannot be looked up, out of memory."""
 _INFRA_ERRNOS = {
     *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE),  # the disk
     *(errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOBUFS),  # the machine's limits
@@ -21,9 +21,9 @@ _INFRA_ERRNOS = {
 }
 """Other `OSError`s, a missing file for example, are the data's fault like any error."""
 _LONGEST = 8_000
-"""Characters that are kept of a chain of causes."""
+"""How many characters of a chain of causes are kept."""
 _DEEPEST = 200
-"""Causes of causes that are asked whose fault an error is."""
+"""How deep in the chain of causes `classify` looks."""
 
 
 def _leads(error: BaseException) -> Iterator[BaseException]:
@@ -36,7 +36,7 @@ def _leads(error: BaseException) -> Iterator[BaseException]:
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
-    """The error and what led to it, outermost first; each once, even where the chain bites its tail."""
+    """The error and what led to it, outermost first; each once, even if the chain loops back on itself."""
     seen: set[int] = set()
     todo = [error]
     while todo:
@@ -48,10 +48,10 @@ def causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def classify(error: BaseException) -> FailureKind:
-    """The deepest cause that knows decides; an error that nothing is known of counts as the data's fault.
+    """The deepest cause of a known kind decides; an unknown error counts as the data's fault.
 
-    Of several errors at the same time one that is the machinery's fault suffices: tried again without it, the others
-    show themselves for what they are.
+    Among several simultaneous errors, one that is the machinery's fault is enough: a retry without it shows what the
+    others really are.
     """
     return _known_kind(error, frozenset()) or FailureKind.DATA
 
@@ -71,7 +71,7 @@ def _known_kind(error: BaseException, above: frozenset[int]) -> FailureKind | No
 
 
 def describe(error: BaseException) -> str:
-    """The chain of causes as text that every file takes; of a very long one the beginning, and how much is missing."""
+    """The chain of causes as text that any file accepts; a very long one is cut, and says how much is missing."""
     return cut(" <- ".join(map(named_error, causes(error))), _LONGEST)
 
 
@@ -83,16 +83,16 @@ class Attempts:
     data: int = 0
 
     def after(self, kind: FailureKind) -> Attempts:
-        """One failure more."""
+        """The counts after one more failure."""
         if kind is FailureKind.INFRA:
             return replace(self, infra=self.infra + 1)
         return replace(self, data=self.data + 1)
 
 
 def retry_delay(attempts: Attempts, kind: FailureKind, config: FailureConfig) -> float | None:
-    """Seconds to wait before the next attempt, or None when the prompt is to be given up.
+    """Seconds to wait before the next attempt, or None if the prompt should be given up.
 
-    `attempts` counts the failure at hand. Example: with `data_attempts = 2` the first DATA failure gives a delay, the
+    `attempts` includes the current failure. Example: with `data_attempts = 2` the first DATA failure gives a delay, the
     second gives None.
     """
     failed, allowed = (

@@ -1,4 +1,4 @@
-"""Why environments and rewards fail: each distinct cause told once, with its traceback and an example, and counted."""
+"""Why environments and rewards fail: each cause is reported once, with its traceback and an example, and counted."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from penstock.rollout.prompts import Prompt
 from penstock.text import cut, safe
 
 _MOST_CAUSES = 200
-"""Causes that are told apart; user code may make up classes of errors as it goes."""
+"""How many causes are told apart; user code may create error classes as it runs."""
 _LONGEST_PROMPT, _LONGEST_RESPONSE = 2_000, 4_000
 
 
 class FailureCauses:
     """Knows the causes of a run's failures so far. Evaluations and rollouts share one.
 
-    A cause is the error's type and the innermost line of user code; where nothing was raised, it is the reward function
+    A cause is the error's type and the innermost line of user code; if nothing was raised, it is the reward function
     and what is wrong (`my_rewards:exact: returned None`).
 
     Worked example: a reward raises `KeyError` in line 12 for groups 3, 5 and 8. For group 3 there is an event
@@ -31,7 +31,7 @@ class FailureCauses:
         self._counts: Counter[str] = Counter()
 
     def facts(self, failure: BaseException, *, group_id: str, prompt: Prompt) -> dict[str, Any]:
-        """What a failure's own event says of its cause; nothing where environment and reward have no part in it."""
+        """What a failure's event says about its cause; empty if neither environment nor reward is involved."""
         if not isinstance(failure, EnvironmentFailure):
             return {}
         cause = failure.cause

@@ -21,5 +21,5 @@ _TOTALS: dict[str, tuple[str, ...]] = {
 
 
 def failure_totals(counts: Mapping[str, int]) -> dict[str, float]:
-    """All keys, also those of what never happened, so that a chart of them has no gaps."""
+    """All keys, including those of failures that never happened, so that charts have no gaps."""
     return {metric: float(sum(counts.get(name, 0) for name in names)) for metric, names in _TOTALS.items()}

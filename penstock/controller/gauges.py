@@ -10,13 +10,13 @@ from penstock.observe.timeline import Lane, Timeline
 from penstock.rollout.engines.base import EngineStats, GenerationEngine
 
 LEAST_SECONDS = 0.01
-"""Between two readings; what happens meanwhile is read together at the end of this time."""
+"""Minimum time between two readings; changes in between are read together at its end."""
 _BUSY_SHARE = 0.5
 """An engine counts as busy between two readings in which it worked at least this share of the time."""
 
 
 class Gauges:
-    """Read whenever something happened, but not more often than is worth it; the last of a burst is always read."""
+    """Read whenever something happens, at a limited rate; the last change of a burst is always read."""
 
     def __init__(self, timeline: Timeline, buffer: ReplayBuffer, engines: Sequence[GenerationEngine]) -> None:
         self._timeline = timeline
@@ -34,7 +34,7 @@ class Gauges:
             self._later = asyncio.get_running_loop().call_later(wait, self._read)
 
     def step_ended(self) -> None:
-        """Write what has changed, and all that was busy in the step."""
+        """Write what has changed, and all busy spans of the step."""
         self._read(step_ended=True)
 
     def paused(self, version: int, seconds: float) -> None:

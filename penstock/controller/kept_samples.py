@@ -23,7 +23,7 @@ AboutGroup = Callable[[str], tuple[PromptVisit, int]]
 class SampleKeeper:
     """Fetches the text of chosen responses while their rows are still there, and writes them down.
 
-    What goes wrong here is an event, and nothing more: a run does not end because of what it keeps for reading.
+    An error here is only an event: a run does not end because of samples it keeps for reading.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class SampleKeeper:
                 response = str(batch.objects(fields.RESPONSE_TEXT).items[place])
                 record = _record(step, chunk, row, response, about)
                 self._log.write(replace(record, rendered_prompt=self._rendered_prompt(batch, place)))
-        except Exception as error:  # noqa: BLE001 - whatever it was, nothing but a page to read is lost
+        except Exception as error:  # noqa: BLE001 - any error costs only a page to read
             self._events.emit("samples_not_kept", step=step, cause=describe(error))
 
     def _rendered_prompt(self, batch: SampleBatch, place: int) -> str:

@@ -1,4 +1,4 @@
-"""The ledger: what became of every visit of a prompt, so that each ends exactly once, whatever happens to the run."""
+"""The ledger: what became of every visit of a prompt, so that each ends exactly once, even if the run fails."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Ledger:
         self._redispatches.pop(place, None)
 
     def dispatched_again(self, visit: PromptVisit) -> None:
-        """The visit's group ended untrained and its prompt goes round again."""
+        """The visit's group ended untrained and its prompt is dispatched again."""
         self._redispatches[visit.position] = visit.redispatches
 
     def open_visits(self) -> Iterator[PromptVisit]:
@@ -99,7 +99,7 @@ class Ledger:
         return len(self._ends) - self._ends.count(_OPEN)
 
     def state(self) -> tuple[bytes, dict[int, int]]:
-        """The ends, one byte per visit handed out, and how often open visits went round again."""
+        """The ends, one byte per visit handed out, and how often open visits were dispatched again."""
         return bytes(self._ends), dict(self._redispatches)
 
     def restore(self, ends: bytes, redispatches: Mapping[int, int]) -> None:

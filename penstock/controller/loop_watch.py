@@ -1,4 +1,4 @@
-"""Sees from a thread whether the event loop is stuck, which nothing inside the loop could tell."""
+"""Watches from a thread whether the event loop is stuck, which nothing inside the loop could detect."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _MOST_FRAMES = 4
 
 
 class LoopWatch:
-    """While entered, calls `report` once for each time that the loop does not run for `limit_seconds`.
+    """While entered, calls `report` once each time the loop does not run for `limit_seconds`.
 
     The usual reason is an environment whose coroutine calls something that blocks, such as a plain HTTP client: then
     every pump stands still, and the watchdog with them. `report` is called in the watching thread, with the innermost
-    places in the code where the loop's thread is. Where `give_up` is given, it is called, there as well, when the loop
-    has not run for `grace_seconds` more.
+    code locations of the loop's thread. If `give_up` is given, the same thread calls it when the loop has not run for
+    another `grace_seconds`.
 
-    Time in which the whole process stood still, having been stopped from outside, does not count.
+    Time during which the whole process was stopped from outside does not count.
     """
 
     def __init__(

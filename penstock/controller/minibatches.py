@@ -37,7 +37,7 @@ def split_groups(metas: Sequence[KVBatchMeta], parts: int) -> list[KVBatchMeta]:
 
 
 def merge_results(results: Sequence[StepResult], by_sequences: Collection[str] = ()) -> StepResult:
-    """Sums are added, extremes kept, means weighted by the updates' trained tokens, or sequences where so named.
+    """Sums are added, extremes kept, means weighted by the updates' trained tokens, or sequences for `by_sequences`.
 
     The step is an empty one only if all of its updates are.
     """

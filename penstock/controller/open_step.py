@@ -67,7 +67,7 @@ class OpenStep:
         return len(self.slots)
 
     def take(self, slots: Sequence[Slot]) -> None:
-        """These groups belong to the step from now on, whatever becomes of it."""
+        """These groups belong to the step from now on, no matter what becomes of it."""
         self.slots += slots
 
     def give_up(self, slots: Sequence[Slot]) -> None:
@@ -87,9 +87,9 @@ class OpenStep:
         return await self._written(submit)
 
     async def _written(self, begin: Callable[[], asyncio.Future[R]]) -> R:
-        """Wait for work that writes to the step's rows. Cancelled, the work goes on, and `abandon` waits for its end.
+        """Wait for work that writes to the step's rows. If cancelled, the work continues, and `abandon` waits for it.
 
-        Otherwise it could write rows again that were cleared meanwhile.
+        Otherwise it could rewrite rows that were cleared in the meantime.
         """
         while True:
             self._writing = begin()
@@ -161,7 +161,7 @@ class OpenStep:
             await self._trainer.abort_train_step(self.step_id)
 
     async def _start(self, meta: KVBatchMeta) -> None:
-        """Queue a chunk; where the trainer cannot begin, the step is replayed, the chunk with it."""
+        """Queue a chunk; if the trainer cannot begin, the step is replayed, including the chunk."""
         try:
             await self._queue(meta)
         except Exception as error:  # noqa: BLE001 - raised when attempts are spent
@@ -188,7 +188,8 @@ class OpenStep:
     async def _replay(self, error: Exception) -> None:
         """Begin the step again with everything it has been given; raises the error when attempts are spent.
 
-        A trainer that is stuck in a call cannot be given anything again, and the user's own loss would fail again.
+        There is no replay if the trainer is stuck in a call, since it can take no more work, or if the user's own loss
+        failed, since it would fail again.
         """
         while True:
             if isinstance(error, TrainerStuck):
@@ -215,7 +216,7 @@ class OpenStep:
         self._events.emit("step_replayed", step=self.number, cause=describe(error), chunks=len(self._trainable))
 
     async def _settle(self) -> None:
-        """Let every queued call end, whatever its outcome; those behind a failed one fail on the step's state."""
+        """Let every queued call end, regardless of its outcome; those behind a failed one fail on the step's state."""
         if self._writing is not None:
             await asyncio.gather(self._writing, return_exceptions=True)
         queued, self._queued = list(self._queued), deque()
@@ -225,5 +226,5 @@ class OpenStep:
 
 
 def _is_the_users(error: Exception) -> bool:
-    """Whether code of the user's failed, on the data it was given: the same again would fail the same way."""
+    """Whether the user's code failed on its data: a repeat would fail the same way."""
     return classify(error) is not FailureKind.INFRA and any(isinstance(link, CustomCodeError) for link in causes(error))

@@ -34,7 +34,7 @@ class Parts:
     read_tokens: Callable[[Sequence[int]], str] | None = None
     """Token ids as text, special tokens included; for the prompts of kept samples."""
     record_end: Record | None = None
-    """Takes a line of the ledger whenever a prompt has come to its end."""
+    """Takes a line of the ledger whenever a prompt ends."""
     activities: Mapping[str, Callable[[], str]] = field(default_factory=dict)
     """Parts that can say what they are doing, for a diagnosis: the trainer, the checkpoint writer."""
     causes: FailureCauses | None = None

@@ -1,4 +1,4 @@
-"""The pumps of a run as one: the first that fails ends all of them, and their end has a limit."""
+"""The pumps of a run as one: the first that fails ends all of them, and ending them has a time limit."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from penstock.runtime.cancellation import end_tasks
 from penstock.runtime.ending import Ending
 
 _LAST_SECONDS = 1.0
-"""How long a pump that was told to stop for the second time may take to do so."""
+"""How long a pump may take to stop after it is told to for the second time."""
 _MOMENT = 0.05
-"""Between the two where there is no time left: told twice at once is told once."""
+"""Pause between the two when no time is left: two cancellations at once count as one."""
 
 
 class PumpGroup:
     """Tasks that are ended together, within the time of `ending`.
 
-    Like a task group it keeps the first error. Unlike one it does not wait for ever: a pump that holds on to something
-    that never ends is told a second time, which makes it let go, and is left behind where it does not listen at all.
+    Like a task group it keeps the first error. Unlike one it does not wait forever: a pump that holds on to something
+    that never ends is cancelled a second time, which makes it let go. A pump that still does not stop is left behind.
 
-    Invariant: `first_error` is that of the pump that failed first, whatever failed because of it.
+    Invariant: `first_error` is that of the pump that failed first, even if others failed because of it.
     """
 
     def __init__(self, ending: Ending) -> None:
@@ -50,9 +50,9 @@ class PumpGroup:
     async def end(
         self, *tasks: asyncio.Task[Any], patience_seconds: float = 0.0, impatient: asyncio.Event | None = None
     ) -> None:
-        """Cancel these and wait for their end, but not beyond the end's time.
+        """Cancel these and wait for them to finish, within the time limit.
 
-        That begins only after `patience_seconds`, or when `impatient` is set or a pump fails before.
+        Cancelling begins only after `patience_seconds`, or earlier if `impatient` is set or a pump fails.
         """
         running = {task for task in tasks if not task.done()}
         for task in running:

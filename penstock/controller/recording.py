@@ -1,4 +1,4 @@
-"""What the pumps tell the timeline, in the controller's own words."""
+"""What the pumps report to the timeline, in the controller's own terms."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from penstock.weights.synchronizer import SyncReport
 
 
 class Recording:
-    """Facts about groups, steps and weights as they come to be; each also reads the gauges.
+    """Records facts about groups, steps and weights as they happen; each call also reads the gauges.
 
     Steps are numbered from 1, as in `metrics.jsonl`.
     """

@@ -41,7 +41,7 @@ class RolloutProgress:
 
 
 class RolloutPump:
-    """For each prompt in order: capacity permit, in-flight permit, gate open, then a task of its own.
+    """For each prompt in order: capacity permit, in-flight permit, gate open, then its own task.
 
     A group ends committed, aborted (its prompt goes back to the queue) or dropped. One failing rollout does not disturb
     its siblings; only a spent drop budget, or a bug, ends the pump.
@@ -124,7 +124,7 @@ class RolloutPump:
             except asyncio.CancelledError:
                 self._permits.release()
                 raise
-            # Time has passed since the admission: ask again, now that nothing more has to be waited for.
+            # Time has passed since the admission: ask again, now that there is nothing left to wait for.
             admission = self._buffer.try_admission()
             if admission is not None:
                 return admission
@@ -159,14 +159,14 @@ class RolloutPump:
                 self._idle.set()
 
     def _raise_without_engine(self, failure: Exception) -> None:
-        """Where every engine is gone, no attempt can succeed: that ends the run, and no prompt is blamed for it."""
+        """If every engine is gone, no attempt can succeed: that ends the run, and no prompt is blamed for it."""
         gone = (EngineHealth.FAILED, EngineHealth.CLOSED)
         if self._engines and all(engine.health() in gone for engine in self._engines):
             names = ", ".join(engine.name for engine in self._engines)
             raise EngineError(f"no engine is left to generate ({names}): {failure}") from failure
 
     async def _attempt(self, visit: PromptVisit, slot: Slot) -> Exception | None:
-        """Generate, write and commit once; what it failed with, or None when the group was committed or aborted."""
+        """Generate, write and commit once; returns the error, or None if the group was committed or aborted."""
         task = asyncio.create_task(self._generate_and_commit(visit, slot))
         self._attempts[slot.group_id] = task
         self._begun[slot.group_id] = time.monotonic()
@@ -187,7 +187,7 @@ class RolloutPump:
         if task.cancelled():
             return RuntimeError("the rollout was cancelled by its own environment or engine")
         error = task.exception()
-        # What the run itself cannot write is no failure of a prompt: the next one could not be written either.
+        # A write error of the run itself is not a prompt's failure: the next one could not be written either.
         if error is None or (isinstance(error, Exception) and not isinstance(error, RecordError)):
             return error
         raise error
@@ -235,7 +235,7 @@ class RolloutPump:
         return fresh
 
     def _skip_overlong(self, visit: PromptVisit, slot: Slot, failure: OverlongPrompt) -> None:
-        """End a prompt that no attempt can have a response to; the next one takes its place, and no budget is spent."""
+        """End a prompt that leaves no room for a response; the next one takes its place, and no budget is spent."""
         if self._overlong != "drop":
             raise OverlongData(
                 f"data.overlong: prompt {visit.key} is too long, and {self._overlong} {_NOT_SKIPPED[self._overlong]}: "
@@ -262,7 +262,7 @@ class RolloutPump:
         self._recording.ended(group_id, how, **facts)
 
     def _give_up(self, visit: PromptVisit, reason: str, **facts: Any) -> None:
-        """Drop a prompt; where the budget is spent, this raises and the prompt stays open."""
+        """Drop a prompt; if the budget is spent, this raises and the prompt stays open."""
         self._drops.drop(visit, reason, **facts)
         self._ledger.end(visit, PromptEnd.DROPPED, self._buffer.clock.step + 1)
 
@@ -271,7 +271,7 @@ class RolloutPump:
         return f"group{self._groups - 1:08d}"
 
     def forget(self, group_id: str, how: GroupEnd) -> PromptVisit:
-        """A committed group has reached its end (trained, filtered or evicted); gives its visit."""
+        """A committed group has reached its end (trained, filtered or evicted); returns its visit."""
         self._recording.ended(group_id, how)
         return self._visits.pop(group_id)
 
@@ -280,12 +280,12 @@ class RolloutPump:
         return self._visits[group_id]
 
     def redispatch(self, visit: PromptVisit, slot: Slot, why: str) -> None:
-        """Send a prompt whose group ended untrained round again, before all that came later in the stream.
+        """Dispatch a prompt whose group ended untrained again, ahead of everything later in the stream.
 
-        Where the trainer has moved on since the group was dispatched, that is normal work: each step trains prompts, so
-        a prompt that goes round has its turn at the latest when no other is left. Where it has not, the policy throws
-        away what it asks for, and that may happen `max_redispatches` times before the prompt is dropped. A prompt
-        dropped here shrinks no step: its group's place was given back when the group ended.
+        If the trainer has moved on since the group was dispatched, that is normal: each step trains prompts, so the
+        prompt gets its turn at the latest when no other is left. If it has not, the policy discards what it asked for,
+        and that may happen `max_redispatches` times before the prompt is dropped. A prompt dropped here shrinks no
+        step: its group's place was given back when the group ended.
         """
         again = replace(visit, redispatches=visit.redispatches + 1)
         self._events.emit(f"group_{why}", prompt_id=visit.prompt.prompt_id, redispatches=again.redispatches)
@@ -308,7 +308,7 @@ class RolloutPump:
         return RolloutProgress(self._groups, self.committed, positions)
 
     def restore(self, progress: RolloutProgress) -> None:
-        """Go on from a checkpoint: its ready groups are back in the buffer already."""
+        """Continue from a checkpoint: its ready groups are already back in the buffer."""
         self._groups, self.committed = progress.groups, progress.committed
         self._visits = {group: self._ledger.visit_at(position) for group, position in progress.ready.items()}
         for slot in self._buffer.slots(SlotState.READY):
@@ -348,6 +348,6 @@ class RolloutPump:
         self._gate.set()
 
     async def drain(self) -> None:
-        """Wait until no group is in flight; only with the gate closed does this end."""
+        """Wait until no group is in flight; this ends only if the gate is closed."""
         if self._buffer.reserved:
             await self._idle.wait()

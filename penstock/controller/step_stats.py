@@ -23,7 +23,7 @@ class StepTimes:
     train_busy: float = 0.0
     """The trainer computed."""
     logprobs: float = 0.0
-    """Log-probs of the reference policy, where the algorithm needs them."""
+    """Log-probs of the reference policy, if the algorithm needs them."""
     advantages: float = 0.0
     """Small columns read and advantages written."""
     finish: float = 0.0
@@ -31,12 +31,12 @@ class StepTimes:
     sync_pause: float = 0.0
     """Engines stood still for new weights."""
     sync: float = 0.0
-    """The whole weight update, with draining where that is the mode."""
+    """The whole weight update, including draining in `drain` mode."""
 
 
 @dataclass
 class StepStats:
-    """Collects what the controller learns of a step's samples; `metrics()` gives the flat keys of the spec."""
+    """Collects what the controller learns about a step's samples; `metrics()` returns the flat keys of the spec."""
 
     times: StepTimes = field(default_factory=StepTimes)
     _chunks: list[ScoredChunk] = field(default_factory=list)

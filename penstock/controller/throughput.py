@@ -33,7 +33,7 @@ class Throughput:
         self._started = self._last_time = time.monotonic()
 
     def restore(self, tokens: int, elapsed: float) -> None:
-        """Tokens and seconds of the processes that this run went on from."""
+        """Tokens and seconds of the processes that this run continues."""
         self._tokens_before, self._elapsed_before = tokens, elapsed
 
     @property
@@ -47,7 +47,7 @@ class Throughput:
         return self._elapsed_before + time.monotonic() - self._started
 
     def of_step(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        """Rates since the step before ended; what a checkpoint took is in that time."""
+        """Rates since the previous step ended; that includes the time a checkpoint took."""
         now, before = self._read(), self._last
         now_time = time.monotonic()
         seconds = max(now_time - self._last_time, 1e-9)

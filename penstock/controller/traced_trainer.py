@@ -17,8 +17,8 @@ R = TypeVar("R")
 class TracedTrainer(Trainer):
     """Passes every call on, and records when the trainer worked on it.
 
-    A trainer carries out calls one at a time, in order, so a call's work begins when it was made or when the one before
-    it ended, whichever is later. Where the trainer says itself how long it took, that counts. A call that raises is
+    A trainer carries out calls one at a time, in order, so a call's work begins when it was made or when the previous
+    one ended, whichever is later. If the trainer itself reports how long it took, that counts. A call that raises is
     recorded too, with the error's name. Steps are numbered from 1, as in `metrics.jsonl`.
     """
 

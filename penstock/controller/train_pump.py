@@ -57,7 +57,7 @@ class TrainPumpSettings:
     partial_step: str
     """`train` or `drop`: what happens to a step that is not full when the data ends."""
     fixed_chunks: bool
-    """Deterministic mode: chunks of exactly `min_groups_per_chunk` groups, whatever else is ready."""
+    """Deterministic mode: chunks of exactly `min_groups_per_chunk` groups, even if more are ready."""
     prepares: bool
     """Whether the trainer adds columns to rows before they are scored and trained."""
     minibatches: Minibatches
@@ -70,7 +70,7 @@ class TrainPump:
     """One step after the other, until the data or `max_steps` ends.
 
     Cancelling it is safe at any moment: a step whose optimizer has not run is aborted and its rows are cleared; from
-    `finish_train_step` on, the step is carried to its end, metrics included, before the cancellation goes on.
+    `finish_train_step` on, the step is finished, metrics included, before the cancellation continues.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class TrainPump:
         return True
 
     async def _fill(self, step: OpenStep) -> Filled:
-        """Feed groups to the trainer until the step has all of its groups, or none can come any more."""
+        """Feed groups to the trainer until the step has all of its groups, or no more can come."""
         training = self._settings.training
         while True:
             self._drops.changed.clear()
@@ -167,7 +167,7 @@ class TrainPump:
             await self._feed(step, self._buffer.select(wanted if self._settings.fixed_chunks else missing))
 
     def _missing(self, step: OpenStep) -> int:
-        """How many groups the step still needs; raises where failures leave it fewer than it must have."""
+        """How many groups the step still needs; raises if failures leave it with too few."""
         n = self._settings.training.prompt_groups_per_step
         missing = n - step.groups - self._drops.shortfall(step.step_id, step.groups)
         if missing and self._drops.deferred and self._buffer.starved:
@@ -195,7 +195,7 @@ class TrainPump:
     async def _without_filtered(
         self, step: OpenStep, slots: Sequence[Slot], chunk: ScoredChunk
     ) -> tuple[Sequence[Slot], ScoredChunk]:
-        """Give the places of groups that teach nothing to other prompts; what is left of the chunk."""
+        """Give the places of groups that teach nothing to other prompts; returns the remaining chunk."""
         flat = self._settings.filter.choose(chunk, step.number, step.filtered)
         step.stats.add_scored(chunk, len(flat))
         if not flat:
@@ -222,7 +222,7 @@ class TrainPump:
         self._lane.switch(f"waiting for {shown or what}", **facts)
 
     async def _await_groups(self, wanted: int, step: OpenStep) -> int:
-        """Wait until `wanted` groups are selectable, none can come any more, or the step has shrunk."""
+        """Wait until `wanted` groups are selectable, no more can come, or the step has shrunk."""
         self._wait_for(f"{wanted} selectable groups for step {step.number}", shown="groups", wanted=wanted)
         before = time.monotonic()
         enough = asyncio.create_task(self._buffer.wait_selectable(wanted, or_evictable=True))
@@ -236,7 +236,7 @@ class TrainPump:
         return self._buffer.selectable()
 
     async def _evict(self, step: OpenStep) -> int:
-        """Send the prompts of groups that became too stale round again; how many there were."""
+        """Dispatch the prompts of groups that became too stale again; returns how many there were."""
         evicted = self._buffer.evict()
         step.stats.add_evicted(evicted)
         try:
@@ -254,7 +254,7 @@ class TrainPump:
             result = await step.finish(self._buffer.clock.trainer_version)
         except BaseException:
             await self._give_up(step)
-            self.between_steps = False  # nobody knows how far the optimizer came
+            self.between_steps = False  # nobody knows how far the optimizer got
             raise
         if result.nonfinite_groups:
             self._events.emit("nonfinite_step_skipped", step=step.number, groups=list(result.nonfinite_groups))
@@ -277,7 +277,7 @@ class TrainPump:
             raise lost
 
     async def _publish(self, step: OpenStep) -> WeightSyncError | None:
-        """Bring the new weights to the engines; where none takes them, the step itself has been done all the same."""
+        """Bring the new weights to the engines; if none takes them, the step itself still counts as done."""
         self._wait_for("the engines to take the new weights")
         before = time.monotonic()
         try:
@@ -297,7 +297,7 @@ class TrainPump:
         )
 
     def _skip_to_later_groups(self, step_id: int) -> bool:
-        """Where the data ended but groups stamped for later steps are ready, go on to those; False when none are."""
+        """If the data ended but groups stamped for later steps are ready, skip to those; False if none are."""
         if self._buffer.ready == 0:
             return False
         self._events.emit("step_skipped", step=step_id + 1, reason="no group of it is left; later ones are ready")
@@ -314,10 +314,10 @@ class TrainPump:
         await self._abandon(step)
 
     async def _give_up(self, step: OpenStep) -> None:
-        """Abandon a step for an error: that is what the run ends with, whatever else the trainer cannot do any more."""
+        """Abandon a step because of an error: the run ends with that error, even if the trainer then fails again."""
         try:
             await self._abandon(step)
-        except Exception as error:  # noqa: BLE001 - told; the first error counts
+        except Exception as error:  # noqa: BLE001 - reported; the first error counts
             self._events.emit("step_not_dropped", step=step.number, cause=describe(error))
 
     async def _abandon(self, step: OpenStep) -> None:
@@ -330,7 +330,7 @@ class TrainPump:
         self.between_steps = True
 
     async def _clear(self, slots: Sequence[Slot]) -> None:
-        """Remove the rows of these groups; once per group, whatever became of it."""
+        """Remove the rows of these groups; once per group, no matter what became of it."""
         metas = [slot.meta for slot in slots if slot.meta is not None]
         if metas:
             joined = KVBatchMeta.concat(metas)

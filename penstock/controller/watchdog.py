@@ -1,4 +1,4 @@
-"""The watchdog: a run that makes no progress says what everybody waits for, and stops if it is told to."""
+"""The watchdog: a run that makes no progress reports what everything is waiting for, and stops if so configured."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from penstock.observe.progress import diagnosis_lines
 Progress = tuple[int, ...]
 """Counters that only grow; any change is progress."""
 _LEAST_BLOCKED_SECONDS = 1.0
-"""A loop that stands still for less may only share a busy machine."""
+"""A loop that stands still for less time may just be on a busy machine."""
 
 
 class Watchdog:
     """Looks at the progress every `stall_seconds`; the same counters twice in a row are a stall.
 
-    So a stall is reported after one to two intervals, once per stall: not again until there was progress in between.
-    An event loop that something blocks cannot look; then a thread reports where in the code the loop stands. Where a
-    stall is to stop the run, `give_up` is called by that thread when the loop is still blocked `grace_seconds` later.
+    So a stall is reported after one to two intervals, once per stall: not again until there has been progress. A
+    blocked event loop cannot look; then a thread reports where in the code the loop is stuck. If a stall should stop
+    the run, that thread calls `give_up` when the loop is still blocked `grace_seconds` later.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Watchdog:
         self._give_up = give_up if stop else None
 
     async def run(self) -> None:
-        """Watch until cancelled; raises `RunStalled` where a stall is to stop the run."""
+        """Watch until cancelled; raises `RunStalled` if a stall should stop the run."""
         last, reported = self._progress(), False
         with LoopWatch(
             max(self._stall_seconds, _LEAST_BLOCKED_SECONDS),

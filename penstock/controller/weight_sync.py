@@ -15,17 +15,17 @@ from penstock.weights.synchronizer import SyncReport, WeightSynchronizer
 
 UpdateMode = Literal["in_flight", "drain", "abort_stale"]
 _SHARE = 0.5
-"""Of the time that a run has to end; what comes after the copy, a step's metrics for example, needs some as well."""
+"""Share of the time that a run has to end; work after the copy, such as a step's metrics, needs some too."""
 
 
 class WeightSync:
     """Publishes the trainer's version to the engines.
 
-    `in_flight`: running requests pause at a token boundary and go on with the new weights. `drain`: the gate closes and
-    running groups end first. `abort_stale`: groups that the policy would never select are aborted before the copy.
+    `in_flight`: running requests pause at a token boundary and continue with the new weights. `drain`: the gate closes
+    and running groups end first. `abort_stale`: groups that the policy would never select are aborted before the copy.
 
-    An engine that does not answer cannot hold up the end of a run: for half of the time that the run has to end it is
-    waited for, and then the engines keep the version they have.
+    An engine that does not answer cannot hold up the end of a run: the sync waits for it for half of the time that the
+    run has to end, and then the engines keep the version they have.
     """
 
     def __init__(
@@ -53,14 +53,14 @@ class WeightSync:
         """For diagnosis: what the sync waits for now."""
 
     def end_of_run(self) -> None:
-        """The run is being stopped: do not wait for running groups any more, they will be cancelled."""
+        """The run is being stopped: stop waiting for running groups; they will be cancelled."""
         self.run_is_ending.set()
 
     async def publish(self) -> SyncReport | None:
         """Bring the current version to every engine; the buffer's clock learns it when they serve it.
 
-        None where the run is ending and groups were not drained, or no engine has answered, by then: the engines keep
-        the version they have.
+        Returns None if the run is ending and by then groups were not drained or no engine has answered: the engines
+        keep the version they have.
         """
         if self._mode == "drain":
             self._pump.close_gate()
@@ -73,7 +73,7 @@ class WeightSync:
         return await self._copy()
 
     async def catch_up(self) -> None:
-        """Bring the engines to the trainer's version if they are behind; for when no group is in flight any more."""
+        """Bring the engines to the trainer's version if they are behind; for when no group is in flight."""
         if self._buffer.clock.served_version < self._buffer.clock.trainer_version:
             await self._copy()
 

@@ -12,7 +12,7 @@ from penstock.rollout.prompts import PromptVisit
 
 
 class WorkQueue:
-    """Visits that came back, the earliest of the stream first, and the stream itself behind them.
+    """Visits that came back, earliest in the stream first, followed by the stream itself.
 
     Keeps the buffer's intake in step: closed while there is nothing left to dispatch, open again on a return.
 
@@ -28,7 +28,7 @@ class WorkQueue:
         self._arrived = asyncio.Event()
 
     async def next(self) -> PromptVisit:
-        """The next visit; waits, without end, when the stream is exhausted and nothing has come back."""
+        """The next visit; waits indefinitely when the stream is exhausted and nothing has come back."""
         while not self._returned:
             visit = self._ledger.take()
             if visit is not None:
@@ -39,7 +39,7 @@ class WorkQueue:
         return heappop(self._returned)[1]
 
     def first(self, visit: PromptVisit) -> PromptVisit:
-        """What goes in place of `visit`, which has waited: an earlier one if that came back meanwhile, or itself."""
+        """What goes in place of `visit`, which has waited: an earlier visit that has come back, or itself."""
         heappush(self._returned, (visit.position, visit))
         return heappop(self._returned)[1]
 

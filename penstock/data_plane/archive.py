@@ -26,7 +26,7 @@ _TENSORS, _REST = "rows.safetensors", "rows.json"
 def save_rows(folder: Path, batch: SampleBatch) -> None:
     """Write rows into an existing folder.
 
-    `OSError` where the disk refuses; `DataPlaneError` where an object of a row has no form in JSON.
+    Raises `OSError` if the disk refuses, and `DataPlaneError` if an object in a row cannot be written as JSON.
     """
     tensors: dict[str, Tensor] = {}
     objects: dict[str, list[Any]] = {}
@@ -43,7 +43,7 @@ def save_rows(folder: Path, batch: SampleBatch) -> None:
         raise DataPlaneError(
             f"rows cannot be saved: {', '.join(objects)} must be text or JSON-like: {error}"
         ) from error
-    # Written from here, not by safetensors, whose own error for a full disk is no OSError.
+    # Written from here, not by safetensors, whose own error for a full disk is not an OSError.
     content = save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()})
     (folder / _TENSORS).write_bytes(content)
     (folder / _REST).write_text(rest, encoding="utf-8")

@@ -17,7 +17,7 @@ from penstock.runtime.cancellation import to_the_end
 
 @dataclass(frozen=True)
 class SampleBatch:
-    """Rows fetched from the data plane, in the order of the metadata they were asked for with."""
+    """Rows fetched from the data plane, in the order of the metadata that requested them."""
 
     sample_ids: tuple[str, ...]
     columns: Mapping[str, Column]
@@ -60,7 +60,7 @@ class DataPlaneClient(ABC):
 
     @abstractmethod
     def register_partition(self, partition_id: str, fields: Sequence[str]) -> None:
-        """Declare a partition and the fields its rows may have; again with the same fields is a no-op."""
+        """Declare a partition and the fields its rows may have; repeating the call with the same fields is a no-op."""
 
     @abstractmethod
     def put_samples(
@@ -88,7 +88,7 @@ class DataPlaneClient(ABC):
 
     @abstractmethod
     def clear_samples(self, sample_ids: Sequence[str], partition_id: str) -> None:
-        """Remove rows; rows that are not there are no error."""
+        """Remove rows; missing rows are not an error."""
 
     @abstractmethod
     def count_samples(self, partition_id: str) -> int:
@@ -96,7 +96,7 @@ class DataPlaneClient(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of everything; a second call is a no-op."""
+        """Release everything; a second call is a no-op."""
 
     async def put_samples_async(
         self,

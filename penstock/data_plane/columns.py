@@ -1,7 +1,7 @@
 """Columns of a batch of rows: per-token (jagged), fixed-shape (a tensor) and non-tensor (objects).
 
-Per-token columns travel jagged, `values[offsets[i]:offsets[i + 1]]` being row i, so that no padding is stored or sent.
-`materialize` gives rectangles back. Which kind a column is, its writer declares by the class; nothing is guessed.
+Per-token columns travel jagged: row i is `values[offsets[i]:offsets[i + 1]]`, and no padding is stored or sent.
+`materialize` turns them back into rectangles. The writer declares a column's kind by its class; nothing is guessed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class JaggedColumn:
 
     @classmethod
     def from_rows(cls, rows: Sequence[Tensor]) -> JaggedColumn:
-        """One column out of one tensor per row."""
+        """Build a column from one tensor per row."""
         if not rows:
             raise DataPlaneError("a jagged column needs at least one row")
         offsets_R1 = torch.zeros(len(rows) + 1, dtype=torch.int64)
@@ -73,7 +73,7 @@ Column = Tensor | JaggedColumn | ObjectColumn
 
 
 def take_rows(column: Column, indices: Sequence[int]) -> Column:
-    """The named rows of any column; the whole column, uncopied, where the rows are all of it in order."""
+    """The named rows of any column; the whole column, uncopied, if the rows are all of it in order."""
     if len(indices) == len(column) and all(i == position for position, i in enumerate(indices)):
         return column
     if isinstance(column, Tensor):
@@ -107,7 +107,7 @@ def materialize(
 ) -> Tensor:
     """A jagged column as a rectangle `[rows, width, ...]`, padded on the right.
 
-    The width is the longest row rounded up to `pad_to_multiple`, or `width` where given; longer rows are cut to it.
+    The width is the longest row rounded up to `pad_to_multiple`, or `width` if given; longer rows are cut to it.
     """
     lengths = column.lengths_R.tolist()
     if width is None:

@@ -31,9 +31,9 @@ TRUNCATED: Final = "truncated"
 RESPONSE_TEXT: Final = "response_text"
 """Per sample, object: the decoded response."""
 REFERENCE_LOGPROBS: Final = "reference_logprobs"
-"""Per token: log-prob under the reference policy; written by the trainer where the algorithm has a KL penalty."""
+"""Per token: log-prob under the reference policy; written by the trainer if the algorithm has a KL penalty."""
 OLD_LOGPROBS: Final = "old_logprobs"
-"""Per token: log-prob under the weights at the start of the step; written where a step has several updates."""
+"""Per token: log-prob under the weights at the start of the step; written if a step has several updates."""
 KL_TO_GO_SUM: Final = "kl_to_go_sum"
 """Per sample, float64: sum over its trained tokens of the KL to go; written by the trainer for REINFORCE++."""
 KL_TO_GO_SQUARE_SUM: Final = "kl_to_go_square_sum"
@@ -58,7 +58,7 @@ LATER_FIELDS: Final = (ADVANTAGE, REFERENCE_LOGPROBS, OLD_LOGPROBS, KL_TO_GO_SUM
 """What is added to a row after its rollout."""
 TRAIN_FIELDS: Final = (INPUT_IDS, TOKEN_MASK, GENERATION_LOGPROBS, TOKEN_VERSIONS, SAMPLE_MASK, ADVANTAGE)
 KEPT_FIELDS: Final = (KEPT_COUNTS, KEPT_IDS)
-"""What log-probs of a row depend on besides its tokens; rows without them were drawn from the whole vocabulary."""
+"""What a row's log-probs depend on apart from its tokens; rows without them were drawn from the whole vocabulary."""
 
 
 def sample_id(group_id: str, index: int) -> str:

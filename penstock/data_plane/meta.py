@@ -28,7 +28,7 @@ class KVBatchMeta:
     tags: tuple[Tags, ...] = ()
     """Small facts about each row; empty means none for any row."""
     task_name: str | None = None
-    """The consumer that claimed the rows, where one did."""
+    """The consumer that claimed the rows, if any."""
     extra_info: Mapping[str, Any] = field(default_factory=dict)
     """Facts about the batch as a whole: a packing plan, a padding rule."""
 

@@ -12,9 +12,9 @@ from penstock.rollout.datasets import records_of
 
 
 def count_records(data: DataConfig, part: Literal["train", "eval"], at_most: int | None = None) -> int:
-    """Records at `data.train_path` or `data.eval_path`, counted up to `at_most`; 0 where there is no path.
+    """Records at `data.train_path` or `data.eval_path`, counted up to `at_most`; 0 if there is no path.
 
-    Whatever keeps the data from being read is raised as it is when prompts are read.
+    Raises the same errors as reading the prompts does.
     """
     path = data.train_path if part == "train" else data.eval_path
     if path is None:

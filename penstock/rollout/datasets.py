@@ -1,7 +1,7 @@
 """Prompts from files: JSONL, Parquet and what the `datasets` package reads.
 
-Whatever the form, a record becomes a prompt in the same way, and what is wrong with one is said with its place in the
-data and the setting to change.
+In every format, a record becomes a prompt in the same way, and errors name its place in the data and the setting to
+change.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PARQUET_BATCH = 4096
 _MESSAGE_KEYS = frozenset({"role", "content"})
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 _DEEPEST = 100
-"""Lists and objects inside each other in a record; Python's own tools give up at a few hundred."""
+"""Nesting depth of lists and objects in a record; Python's own tools give up at a few hundred."""
 
 
 @dataclass(frozen=True)
@@ -42,13 +42,13 @@ class Record:
 
 
 def read_prompts(data: DataConfig, part: Literal["train", "eval"]) -> list[Prompt]:
-    """The prompts at `data.train_path` or `data.eval_path`; none where there is no path."""
+    """The prompts at `data.train_path` or `data.eval_path`; none if there is no path."""
     path = data.train_path if part == "train" else data.eval_path
     if path is None:
         return []
     limit = data.train_size if part == "train" else data.eval_size
     try:
-        # Closed, as the file behind it stays open where only its first rows are read.
+        # Closed explicitly: the file behind it stays open if only its first rows are read.
         with closing(records_of(data, path, part, limit)) as records:
             used = list(itertools.islice(records, limit))
             prompts = [_prompt(record, data) for record in used]
@@ -64,7 +64,7 @@ def read_prompts(data: DataConfig, part: Literal["train", "eval"]) -> list[Promp
 def records_of(
     data: DataConfig, path: str, part: Literal["train", "eval"], limit: int | None
 ) -> Generator[Record, None, None]:
-    """The records at `path`, one after the other; close it where not all of them are wanted."""
+    """The records at `path`, one after the other; close the iterator if you do not want all of them."""
     form = data.format_of(path)
     if form == "datasets":
         split = data.train_split if part == "train" else data.eval_split
@@ -89,7 +89,7 @@ def _from_jsonl(file: Path) -> Iterator[Record]:
 
 
 def _decoded(line: bytes, where: str, *, first: bool) -> str:
-    """A line as text; the mark that some editors put before UTF-8 is no part of it."""
+    """A line as text; the mark that some editors put before UTF-8 is not part of it."""
     if first and line.startswith(_UTF16_MARKS):
         raise SetupError(f"{where}: the file is UTF-16 text; save it as UTF-8")
     try:
@@ -101,7 +101,7 @@ def _decoded(line: bytes, where: str, *, first: bool) -> str:
 def _parse(line: str, where: str) -> Any:
     try:
         return json.loads(line)
-    except (ValueError, RecursionError) as error:  # also a whole number of more digits than Python reads
+    except (ValueError, RecursionError) as error:  # also an integer with more digits than Python reads
         raise SetupError(f"{where}: not JSON: {error_text(error)}") from error
 
 
@@ -112,7 +112,7 @@ def _from_parquet(file: Path, limit: int | None) -> Iterator[Record]:
         raise SetupError(f"{str(file)!r} is read with pyarrow, which {_INSTALL} 'pyarrow>=15'") from error
     try:
         with parquet.ParquetFile(file) as table:
-            # No more rows at once than are asked for: some hold images, or whole books.
+            # Read no more rows at once than requested: some hold images, or whole books.
             batches = table.iter_batches(batch_size=min(limit or _PARQUET_BATCH, _PARQUET_BATCH))
             yield from _numbered(itertools.chain.from_iterable(map(_rows, batches)), str(file))
     except (OSError, ArrowException) as error:
@@ -120,7 +120,7 @@ def _from_parquet(file: Path, limit: int | None) -> Iterator[Record]:
 
 
 def _rows(batch: Any) -> Iterator[Any]:
-    """The rows of a batch of Parquet, one at a time where one of them is not what the file says it is."""
+    """The rows of a batch of Parquet, one at a time if one of them is not what the file says it is."""
     try:
         yield from batch.to_pylist()
     except ValueError:
@@ -166,7 +166,7 @@ def _load_saved(datasets: Any, data: DataConfig, path: str, split: str | None, p
         raise SetupError(f"{path!r} is a saved dataset, which has no subsets: remove data.subset")
     try:
         saved = datasets.load_from_disk(path)
-    except Exception as error:  # the package raises whatever its files make it stumble over
+    except Exception as error:  # the package may raise anything on files it cannot read
         raise SetupError(f"{path!r} cannot be read as a saved dataset: {_first_line(error)}") from error
     if not isinstance(saved, datasets.DatasetDict):
         if split is not None:
@@ -181,7 +181,7 @@ def _load_saved(datasets: Any, data: DataConfig, path: str, split: str | None, p
 def _load_named(datasets: Any, data: DataConfig, path: str, split: str, part: str) -> Iterable[Any]:
     try:
         return datasets.load_dataset(path, data.subset, split=split)  # type: ignore[no-any-return]
-    except Exception as error:  # the package and the network below it raise what they like
+    except Exception as error:  # the package and the network below it may raise anything
         reason = _first_line(error)
         if os.path.isdir(path):
             hint = f"it is a folder, but not one that datasets can load: {reason}"
@@ -196,7 +196,7 @@ def _load_named(datasets: Any, data: DataConfig, path: str, split: str, part: st
 
 @contextmanager
 def _quiet(datasets: Any, *, offline: bool) -> Iterator[None]:
-    """Without progress bars and, where asked, without network: the packages read these switches at each use."""
+    """Without progress bars and, if asked, without network: the packages read these switches at each use."""
     import huggingface_hub.constants as hub
 
     bars = datasets.are_progress_bars_disabled()
@@ -254,7 +254,7 @@ def _check_depth(record: Record) -> None:
 
 
 def _messages(value: Any, where: str, data: DataConfig) -> tuple[Message, ...] | None:
-    """The chat that a prompt is, None for text."""
+    """The chat if the prompt is one, None for text."""
     if isinstance(value, str):
         return None
     if not isinstance(value, list) or not value or not all(isinstance(m, Mapping) for m in value):
@@ -282,7 +282,7 @@ def _check_ids(records: list[Record], prompts: list[Prompt]) -> None:
 
 
 def _check_answers(used: list[Record], others: Iterable[Record], data: DataConfig) -> None:
-    """Refuse a `data.answer_key` of the user's own that no record has; without answers all rewards would be alike."""
+    """Refuse a user-set `data.answer_key` that no record has; without answers all rewards would be the same."""
     key = data.answer_key
     if key == DataConfig.model_fields["answer_key"].default or any(key in record.values for record in used):
         return

@@ -18,9 +18,9 @@ from penstock.rollout.token_texts import HFTokenTexts
 from penstock.text import error_text, safe, safe_value
 
 _ROLES = ("bos", "eos", "pad", "unk", "cls", "sep", "mask")
-"""Special tokens with a part in the making of sequences; tokenizers may have others, which are a model's words."""
+"""Special tokens that structure sequences; tokenizers may have others, which are a model's words."""
 _PROMPTS_KEPT = 64
-"""Prompts whose ids are remembered, the latest ones."""
+"""How many of the latest prompts have their ids cached."""
 
 
 class Tokenizer(Protocol):
@@ -44,7 +44,7 @@ class Tokenizer(Protocol):
         """Token ids as text, special tokens included."""
 
     def render_chat(self, messages: Sequence[Message], tools: Sequence[Message] = ()) -> str:
-        """A chat as the text that the model continues; only where `uses_chat`."""
+        """A chat as the text that the model continues; only if `uses_chat`."""
 
 
 class HFTokenizer:
@@ -76,7 +76,7 @@ class HFTokenizer:
         content = safe_value(content)
         try:
             key = json.dumps(content)
-        except (TypeError, ValueError):  # a chat with values of its own: encoded every time
+        except (TypeError, ValueError):  # a chat with values that JSON cannot express: encoded every time
             return self._encode_prompt(content)
         found = self._prompts.get(key)
         if found is None:
@@ -94,7 +94,7 @@ class HFTokenizer:
         return self._opening(content) + self.encode(content)
 
     def _opening(self, text: str) -> tuple[int, ...]:
-        """The beginning-of-sequence token, where the tokenizer puts one before text; chat templates bring their own."""
+        """The beginning-of-sequence token, if the tokenizer puts one before text; chat templates bring their own."""
         bos = self._tokenizer.bos_token_id
         if bos is None:
             return ()
@@ -128,7 +128,7 @@ class HFTokenizer:
                     **self._template_kwargs,
                 )
             )
-        except Exception as error:  # templates are programs: they refuse roles with errors of their own
+        except Exception as error:  # templates are programs: they refuse roles with their own errors
             raise EnvironmentFailure(
                 f"the tokenizer's chat template cannot render this chat: {type(error).__name__}: {error_text(error)}"
             ) from error
@@ -136,7 +136,7 @@ class HFTokenizer:
 
 @dataclass
 class SampleHandle:
-    """Implements `GenerationHandle` for sample `sample` of a group; turns are numbered, so that seeds differ."""
+    """Implements `GenerationHandle` for sample `sample` of a group; turns are numbered so that seeds differ."""
 
     engine: GenerationEngine
     tokenizer: Tokenizer

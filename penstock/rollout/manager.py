@@ -24,7 +24,7 @@ PARTITION = "rollouts"
 
 @dataclass(frozen=True)
 class PushedGroup:
-    """A group whose rows are in the data plane: all that the controller learns of it."""
+    """A group whose rows are in the data plane: everything the controller learns about it."""
 
     meta: KVBatchMeta
     end_version: int
@@ -37,7 +37,7 @@ class GroupSource(Protocol):
     """Where the controller gets its groups from."""
 
     async def generate_and_push(self, visit: PromptVisit, group_id: str, start_version: int) -> PushedGroup:
-        """Bring about one group for the visit. Rows are in the data plane if and only if this returns."""
+        """Produce one group for the visit. Rows are in the data plane if and only if this returns."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class RolloutSettings:
 
 
 class RolloutManager(GroupSource):
-    """Generates a group's samples side by side, scores them, and writes their rows; all of them or none."""
+    """Generates a group's samples concurrently, scores them, and writes their rows; all of them or none."""
 
     def __init__(
         self,

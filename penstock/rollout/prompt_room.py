@@ -1,4 +1,4 @@
-"""Room for prompts in the engine's context: which are too long, and what is left of one that is cut."""
+"""Room for prompts in the engine's context: which are too long, and how much of a truncated one remains."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 class PromptRoom:
     """What becomes of a prompt that leaves no room for a single new token (`data.overlong`).
 
-    Example: a context of 10 and 4 new tokens. A prompt of 9 tokens is left as it is, as one token fits behind it. One
-    of 10 is overlong: where `truncates`, its last 6 tokens are kept.
+    Example: a context of 10 and 4 new tokens. A prompt of 9 tokens is unchanged, since one token fits after it. One of
+    10 is overlong: with `truncates`, its last 6 tokens are kept.
     """
 
     context: int
@@ -18,11 +18,11 @@ class PromptRoom:
     truncates: bool = False
 
     def is_overlong(self, tokens: int) -> bool:
-        """Whether a prompt of so many tokens leaves no room for a response."""
+        """Whether a prompt of this many tokens leaves no room for a response."""
         return tokens >= self.context
 
     def fit(self, token_ids: tuple[int, ...], max_new_tokens: int) -> tuple[int, ...]:
-        """The prompt, cut on its left to leave room for a whole response where it is too long and that is wanted."""
+        """The prompt, cut on the left to leave room for a whole response if it is too long and `truncates` is set."""
         if not self.truncates or not self.is_overlong(len(token_ids)):
             return token_ids
         return token_ids[-max(1, self.context - max_new_tokens) :]

@@ -23,20 +23,20 @@ Message = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Prompt:
-    """One entry of the dataset. Whoever makes one, its texts can be written: see `penstock.text`."""
+    """One entry of the dataset. Its texts can always be written, no matter who made it: see `penstock.text`."""
 
     prompt_id: str
     """Unique in its dataset; with the epoch it is the key of the prompt's fate."""
     text: str
-    """The prompt, or the contents of its messages, one a line."""
+    """The prompt, or the contents of its messages, one per line."""
     answer: Any = None
-    """The reference answer, in whatever form the environment scores against."""
+    """The reference answer, in the form that the environment scores against."""
     facts: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     """Everything else the dataset says about it."""
     messages: tuple[Message, ...] | None = None
-    """The prompt as a chat, where the dataset has chats."""
+    """The prompt as a chat, if the dataset has chats."""
     columns: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}), compare=False, repr=False)
-    """The record that it was read from, whole: every column by its own name. Empty where it was not read."""
+    """The whole record that it was read from: every column by its own name. Empty if it was not read."""
     repaired: bool = field(default=False, init=False, compare=False, repr=False)
     """Whether a text of it had characters that cannot be written, which were replaced."""
 
@@ -49,7 +49,7 @@ class Prompt:
 
     @property
     def content(self) -> str | tuple[Message, ...]:
-        """What the model is asked: the chat where there is one, else the text."""
+        """What the model is asked: the chat if there is one, else the text."""
         return self.text if self.messages is None else self.messages
 
 
@@ -71,9 +71,9 @@ class PromptVisit:
 
 
 class PromptStream:
-    """All visits of a run in order: every prompt once per epoch, shuffled anew at each epoch by the seed.
+    """All visits of a run in order: every prompt once per epoch, reshuffled each epoch by the seed.
 
-    A position names the same visit in every stream that has the same `digest`, whatever its number of epochs.
+    A position names the same visit in every stream that has the same `digest`, regardless of its number of epochs.
     """
 
     def __init__(
@@ -108,10 +108,10 @@ class PromptStream:
 
     @cached_property
     def digest(self) -> str:
-        """Names the prompts and their order: ids, texts, all else that a data file says of each, seed and shuffling.
+        """Names the prompts and their order: ids, texts, the rest of each record in a data file, seed and shuffling.
 
-        Solvers of generated tasks go through sets, so one of several right answers comes with each process: their
-        answers are not part of it.
+        Solvers of generated tasks iterate over sets, so each process may pick another of several right answers: their
+        answers are not part of the digest.
         """
         digest = hashlib.blake2b(f"{self._seed if self._shuffle else None}".encode(), digest_size=16)
         for prompt in self._prompts:

@@ -1,4 +1,4 @@
-"""Rows of a group for a loop of your own: what `RolloutManager` and the advantage pump write in a run."""
+"""Rows of a group for your own loop: what `RolloutManager` and the advantage pump write in a run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def put_group(
     """Write one prompt and the G responses to it into the data plane, ready to train.
 
     The result is what `LocalTrainer.train_microbatch` takes; the rows stay until `clear_samples_async` with its
-    `sample_ids` and `partition_id`. `group_id` must be new among the rows that are there.
+    `sample_ids` and `partition_id`. `group_id` must be new among the existing rows.
     """
     rewards, advantages = [float(each) for each in rewards_G], [float(each) for each in advantages_G]
     if not len(responses) == len(rewards) == len(advantages):

@@ -37,7 +37,7 @@ _DRAFT, _REPLACED = ".draft-", ".replaced-"
 _READABLE = 40
 """Characters of a prompt id that a folder's name shows."""
 _WHERE_UNNAMED = {"rollout.sampling.min_p": 0.0}
-"""What a recording was made with where it does not name the setting."""
+"""What a recording was made with if it does not name the setting."""
 
 
 class RecordingInfo(BaseModel):
@@ -72,7 +72,7 @@ class RecordedGroup(BaseModel):
     start_version: NonNegativeInt
     end_version: NonNegativeInt
     largest_token: NonNegativeInt
-    """The largest token id in its rows, to be held against a vocabulary."""
+    """The largest token id in its rows, to check against a vocabulary."""
     sequence_lengths: list[NonNegativeInt] = Field(min_length=1)
     tags: list[dict[str, Any]]
     """As in `KVBatchMeta`, one entry per sample."""
@@ -84,7 +84,7 @@ class RecordedGroup(BaseModel):
 
     @property
     def folder_name(self) -> str:
-        """A name that any file system takes; the digest keeps ids apart that look the same in it."""
+        """A name that any file system accepts; the digest distinguishes ids that look the same in it."""
         readable = re.sub(r"[^A-Za-z0-9._-]+", "_", self.prompt_id)[:_READABLE]
         digest = hashlib.blake2b(self.prompt_id.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
         return f"{self.epoch}-{readable}-{digest}"
@@ -93,9 +93,9 @@ class RecordedGroup(BaseModel):
 class RecordingFolder:
     """The `rollouts/` folder of a run that records. A group's folder appears whole, and is replaced whole.
 
-    Nothing is written once the folder under this path is another one, as where another run took the place. With
-    `opened=False` settings that do not go with the folder are refused at once, but nothing is changed before the first
-    group is written: a run that is refused for another reason leaves it alone.
+    Nothing is written once the folder under this path is a different one, for example because another run took its
+    place. With `opened=False`, settings that do not match the folder are refused at once, but nothing is changed before
+    the first group is written: a run that is refused for another reason leaves it alone.
     """
 
     def __init__(self, folder: Path, info: RecordingInfo, *, opened: bool = True) -> None:
@@ -129,9 +129,9 @@ class RecordingFolder:
             draft_file.replace(self._folder / _INFO)
 
     def write(self, group: RecordedGroup, rows: SampleBatch) -> None:
-        """Put a group on disk, in place of an older record of it; `RecordError` where the disk refuses."""
+        """Put a group on disk, replacing an older record of it; `RecordError` if the disk refuses."""
         from penstock.data_plane.archive import (
-            save_rows,  # brings torch, which those who look at folders can do without
+            save_rows,  # imports torch, which callers that only look at folders do not need
         )
 
         name = group.folder_name
@@ -197,7 +197,7 @@ def _read_info(path: Path) -> RecordingInfo:
 
 
 def _groups(folder: Path) -> Iterator[tuple[RecordedGroup, Path]]:
-    """Complete groups; where the older of two records is all that is left of a group, that one."""
+    """Complete groups; if only the older of two records of a group remains, that one."""
     for path in sorted(folder.iterdir()):
         newer = folder / path.name.removeprefix(_REPLACED)
         if not path.is_dir() or path.name.startswith(_DRAFT) or (newer != path and newer.exists()):

@@ -12,15 +12,15 @@ from penstock.rollout.recorded import RecordedGroup, RecordingFolder
 from penstock.runtime.cancellation import to_the_end
 
 _WRITERS = 2
-"""Groups that are written at the same time; the others wait with their slots taken, so that rollouts cannot run ahead
-of the disk."""
+"""Groups that are written at the same time; the others wait with their slots taken, so rollouts cannot run ahead of the
+disk."""
 
 
 class RecordingSource(GroupSource):
     """Passes groups on from another source, once they are written.
 
     Invariant: a group that was passed on is on disk, whole. A group that could not be written leaves no rows behind in
-    the data plane; what a full disk raises is a `RecordError`, which ends the run: it is no fault of the prompt.
+    the data plane; a full disk raises a `RecordError`, which ends the run: it is not the prompt's fault.
     """
 
     def __init__(self, source: GroupSource, data_plane: DataPlaneClient, folder: RecordingFolder) -> None:
@@ -36,7 +36,7 @@ class RecordingSource(GroupSource):
             async with self._writers:
                 rows = await self._data_plane.get_samples_async(pushed.meta, fields.ROLLOUT_FIELDS)
                 group = _describe(visit, start_version, pushed, rows)
-                # A write that was begun is ended: the next attempt at the same prompt writes to the same place.
+                # A write that has begun is finished: the next attempt at the same prompt writes to the same place.
                 await to_the_end(asyncio.to_thread(self._folder.write, group, rows))
         except BaseException:
             await self._data_plane.clear_samples_async(pushed.meta.sample_ids, pushed.meta.partition_id)

@@ -30,8 +30,8 @@ class ReplayFailure(PenstockError):
 class ReplaySource(GroupSource):
     """Reads a visit's group and puts its rows under the controller's group id; nothing is generated or scored.
 
-    Rows are those of the recording, bit for bit, but for weight versions: a version of the recording that this run's
-    trainer has not reached when the group is dispatched is set back to the one it has, as no token can be newer than
+    Rows are those of the recording, bit for bit, except for weight versions: a version of the recording that this run's
+    trainer has not reached when the group is dispatched is set back to the one it has, since no token can be newer than
     the weights that are trained on it.
 
     Example: tokens recorded with versions 0 and 3, dispatched at version 2, have versions 0 and 2.
@@ -77,7 +77,7 @@ class ReplaySource(GroupSource):
         return group, columns
 
     def _add_kept_fields(self, where: str, columns: dict[str, Column]) -> None:
-        """Rows of a version that did not record what tokens were drawn from; it is known where that was everything."""
+        """For rows recorded without what tokens were drawn from; it is known if that was the whole vocabulary."""
         settings, ids = self._recording.info.settings, columns.get(fields.INPUT_IDS)
         if _truncates(settings):
             raise ReplayFailure(
@@ -133,7 +133,7 @@ def check_settings(recorded: RecordingInfo, settings: Mapping[str, Any], run_dir
 
 
 def check_model(recording: Recording, tokenizer: str, vocabulary: int, group_size: int) -> None:
-    """Raise where token ids mean something else to the model than they did, or groups are not whole."""
+    """Raise if token ids mean something else to this model than when recorded, or groups are incomplete."""
     where = str(recording.run_dir)
     largest = max(recording.groups, key=lambda group: group.largest_token)
     if largest.largest_token >= vocabulary:

@@ -16,7 +16,7 @@ from penstock.rollout.environments.base import Trajectory
 
 
 def group_columns(trajectories: Sequence[Trajectory]) -> dict[str, Column]:
-    """The columns of a group, one row per trajectory. Token ids are concatenated as they are, never re-tokenised."""
+    """The columns of a group, one row per trajectory. Token ids are concatenated unchanged, never re-tokenised."""
     rows = [_token_arrays(trajectory) for trajectory in trajectories]
     offsets_R1 = torch.zeros(len(rows) + 1, dtype=torch.int64)
     torch.cumsum(torch.tensor([len(row[0]) for row in rows]), 0, out=offsets_R1[1:])
@@ -79,7 +79,7 @@ def _token_arrays(trajectory: Trajectory) -> tuple[Any, Any, Any, Any]:
 
 
 def _kept_arrays(trajectory: Trajectory) -> tuple[Any, Any]:
-    """What was left of each token's distribution: how many token ids, and which, one token's after the other's."""
+    """What remained of each token's distribution: how many token ids, and which, token after token."""
     counts: list[int] = []
     ids: list[Any] = [np.empty(0, dtype=np.int32)]
     for segment in trajectory.segments:

@@ -1,4 +1,4 @@
-"""How the tokens of a Hugging Face tokenizer read, for those who look at a response token by token."""
+"""How the tokens of a Hugging Face tokenizer read, for code that looks at a response token by token."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class HFTokenTexts:
         self._silent = silent
 
     def is_silent(self, token: int) -> bool:
-        """Whether the token has no part in the text; so also one that only the model has, to round its vocabulary."""
+        """Whether the token adds nothing to the text; also true of tokens that only pad the model's vocabulary."""
         return token in self._silent or token >= self._end
 
     @cached_property
@@ -43,7 +43,7 @@ class HFTokenTexts:
 
     @cached_property
     def _own_tokenizer(self) -> Any:
-        """A copy, as calls in other threads may change a fast tokenizer's settings, and then refuse to share it."""
+        """A copy, since calls in other threads may change a fast tokenizer's settings, and then refuse to share it."""
         return copy.deepcopy(self._tokenizer)
 
 
@@ -59,7 +59,7 @@ def _is_byte_level(tokenizer: Any) -> bool:
     ):
         return False
     backend = tokenizer.backend_tokenizer
-    # transformers leaves the text of BPE tokenizers alone, whatever the first of these settings says.
+    # transformers leaves the text of BPE tokenizers alone, regardless of the first of these settings.
     as_it_is = isinstance(backend.model, models.BPE) and not getattr(tokenizer, _CLEANS_BPE, True)
     return isinstance(backend.decoder, decoders.ByteLevel) and (not tokenizer.clean_up_tokenization_spaces or as_it_is)
 

@@ -17,7 +17,7 @@ from penstock.errors import ConfigError
 
 
 class QuotaView(Protocol):
-    """Dispatched less returned groups."""
+    """Groups dispatched minus groups returned."""
 
     @property
     def outstanding(self) -> int:
@@ -68,13 +68,13 @@ class StalenessSampler(Protocol):
         """How many slots an unbounded `select` would name."""
 
     def evict(self, clock: Clock, slots: SlotView) -> list[Slot]:
-        """READY slots that may never be trained any more."""
+        """READY slots that can no longer be trained."""
 
     def should_abort_inflight(self, slot: Slot, clock: Clock) -> bool:
         """Whether a RESERVED slot could not be trained even if it were ready now."""
 
     def required_capacity(self, min_groups_per_chunk: int) -> int:
-        """The smallest `max_buffered_groups` with which no order of events can stop the run for good."""
+        """The smallest `max_buffered_groups` with which no order of events can stop the run permanently."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class BucketSampler(ABC):
         """Buckets to train from, in order."""
 
     def stale_buckets(self, clock: Clock, slots: SlotView) -> Iterator[int]:
-        """Buckets whose READY slots may never be trained any more."""
+        """Buckets whose READY slots can no longer be trained."""
         return iter(())
 
     def bucket(self, slot: Slot) -> int:
@@ -138,11 +138,11 @@ class BucketSampler(ABC):
 
 
 def next_target(clock: Clock, quota: QuotaView, groups_per_step: int, lookahead: int) -> int | None:
-    """Target of the next dispatch where any step may train any group: the step that the running total has reached.
+    """Target of the next dispatch when any step may train any group: the step that the running total has reached.
 
     The count runs over all steps, because a step may end with groups of later targets while one of its own is still
     under way. Counted per target, the unit that such a straggler returns would belong to a step that is over, and each
-    one would shorten the lookahead for good.
+    one would shorten the lookahead permanently.
     """
     target = max(clock.step, quota.outstanding // groups_per_step)
     return target if target <= clock.step + lookahead else None

@@ -47,7 +47,7 @@ def make_sampler(config: StalenessConfig, prompt_groups_per_step: int, determini
 
 
 def check_capacity(sampler: StalenessSampler, max_groups: int, min_groups_per_chunk: int) -> None:
-    """Reject a buffer that some order of events would stop for good."""
+    """Reject a buffer that some order of events would stop permanently."""
     name = getattr(sampler, "name", type(sampler).__name__)
     try:
         needed = sampler.required_capacity(min_groups_per_chunk)
@@ -85,7 +85,7 @@ def _custom(config: CustomStaleness, prompt_groups_per_step: int) -> StalenessSa
         return cast(StalenessSampler, made(prompt_groups_per_step=prompt_groups_per_step, **config.args))
     except TypeError as error:
         raise ConfigError([f"staleness.args: {config.import_path} does not take them: {error_text(error)}"]) from error
-    except BaseException as error:  # whatever a user's constructor raises
+    except BaseException as error:  # a user's constructor may raise anything
         raise ConfigError(
             [f"staleness.args: {config.import_path} cannot be constructed: {named_error(error)}"]
         ) from error

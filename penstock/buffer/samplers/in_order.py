@@ -16,8 +16,9 @@ from penstock.errors import BufferStateError
 class InOrder(BucketSampler):
     """A step trains exactly the groups dispatched for it, none of which lags by more than `lookahead` versions.
 
-    That counts from the version a group starts with: while the engines wait for new weights, the lookahead is as much
-    shorter as they are behind, and with a lookahead of 0 nothing is dispatched until they have them.
+    That counts from the version a group starts with: while the engines wait for new weights, the lookahead is shorter
+    by the number of versions they are behind. With a lookahead of 0, nothing is dispatched until they have the new
+    weights.
 
     With `strict_sequence` a step's groups are also handed out in dispatch order: a ready group waits until every group
     of its step that was dispatched before it has been handed out or has ended.

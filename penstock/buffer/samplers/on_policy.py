@@ -12,7 +12,7 @@ from penstock.buffer.slots import Admission, Clock, Slot
 
 @dataclass(frozen=True)
 class OnPolicy(BucketSampler):
-    """Dispatches one step's groups once the engines serve the trainer's version; whatever is older is of no use."""
+    """Dispatches one step's groups once the engines serve the trainer's version; anything older is useless."""
 
     name: ClassVar[str] = "on_policy"
     stamps_bind: ClassVar[bool] = True

@@ -20,11 +20,11 @@ class Order(Enum):
 
 @dataclass(frozen=True)
 class Windowed(BucketSampler):
-    """Trains any group inside the window; one that falls out of it is evicted, or aborted where it still runs.
+    """Trains any group inside the window; one that falls out of it is evicted, or aborted if it is still running.
 
-    Without `over_sampling` a group is dispatched only if it is still inside when its turn comes, one step after the
-    other. That counts from the version it starts with: while the engines wait for new weights, the window is as much
-    shorter as they are behind.
+    Without `over_sampling` a group is dispatched only if it will still be inside when its turn comes, one step after
+    the other. That counts from the version it starts with: while the engines wait for new weights, the window is
+    shorter by the number of versions they are behind.
     """
 
     name: ClassVar[str] = "windowed"

@@ -29,7 +29,7 @@ class _Partition:
 
 
 class MemoryDataPlane(DataPlaneClient):
-    """Keeps references to the columns that were put; a group that is read back as it was written is not copied.
+    """Keeps references to the columns that were put; a group read back exactly as it was written is not copied.
 
     One lock guards the maps; tensors themselves are treated as immutable once put.
     """
@@ -177,7 +177,7 @@ def _cell(partition: _Partition, sample: str, name: str) -> tuple[Column, int]:
 
 
 def _gather(places: Sequence[tuple[Column, int]]) -> Column:
-    """Join cells into one column, taking runs that stem from one put together."""
+    """Join cells into one column, keeping runs from the same put together."""
     pieces: list[Column] = []
     start = 0
     for stop in range(1, len(places) + 1):

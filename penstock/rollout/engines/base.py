@@ -35,7 +35,7 @@ class SamplingParams:
     stop_token_ids: frozenset[int] = frozenset()
     """A response ends with, and includes, the first of these."""
     stop: tuple[str, ...] = ()
-    """A response ends with the token at which its text first contains one of these. The token may go on beyond it."""
+    """A response ends with the token at which its text first contains one of these. The token may extend beyond it."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class GenerationRequest:
     prompt_ids: tuple[int, ...]
     sampling: SamplingParams
     seed: int = 0
-    """Makes the response reproducible whatever shares its batch."""
+    """Makes the response reproducible regardless of what shares its batch."""
     group_id: str = ""
     """Requests of one group share their prompt's prefill."""
 
@@ -66,8 +66,8 @@ class GenerationResult:
     stop_string: str | None = None
     """The stop string that ended it."""
     kept_ids: tuple[NDArray[np.int32], ...] = field(default=(), compare=False)
-    """Where sampling is truncated: the token ids that each token was drawn from; one without ids was drawn from the
-    whole vocabulary. Empty where no token of the response was drawn from fewer."""
+    """If sampling is truncated: the token ids that each token was drawn from; a token without ids was drawn from the
+    whole vocabulary. Empty if every token of the response was drawn from the whole vocabulary."""
 
 
 class EngineHealth(Enum):
@@ -95,11 +95,11 @@ class EngineStats:
     """Busy time weighted by the share of slots in use."""
     version: int = 0
     step_seconds: float = field(default=0.0, compare=False)
-    """How long the decode step, or whatever else its thread is in, has been going on; 0 where it waits for work."""
+    """How long the decode step or other work of its thread has been running; 0 while it waits for work."""
     silent_seconds: float = field(default=0.0, compare=False)
     """How long its process has shown no sign of life."""
     process: int = 0
-    """The id of its process, where it has one of its own."""
+    """The id of its process, if it has its own."""
     extra: dict[str, float] = field(default_factory=dict)
 
 
@@ -125,4 +125,4 @@ class GenerationEngine(WeightReceiver, Protocol):
         """Whether the engine can serve now."""
 
     async def close(self) -> None:
-        """Abort what runs and end the engine's threads; a second call is a no-op."""
+        """Abort running requests and end the engine's threads; a second call is a no-op."""

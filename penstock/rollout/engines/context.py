@@ -1,4 +1,4 @@
-"""Whether a model was made for as long a context as the engine is to serve."""
+"""Whether a model supports the context length that the engine should serve."""
 
 from __future__ import annotations
 

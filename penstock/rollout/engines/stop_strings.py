@@ -1,8 +1,8 @@
 """Ending a response as soon as its text contains a stop string.
 
 A response's text is what all of its tokens decode to together: a stop string may span tokens, begin or end inside of
-one, or be cut apart by characters whose bytes are tokens of their own. A watch is told of each token as it is drawn and
-says at which of them the text contains a stop string for the first time. It depends on the tokens alone.
+one, or be cut apart by characters whose bytes are separate tokens. A watch gets each token as it is drawn and says at
+which of them the text contains a stop string for the first time. It depends on the tokens alone.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Protocol, TypeVar
 Text = TypeVar("Text", str, bytes)
 
 NOT_TEXT = "\ufffd"
-"""Stands in a text for bytes that are no character, or not yet."""
+"""Stands in a text for bytes that are not a character, or not yet."""
 _SLACK = 16
-"""Characters before a stop string that a window has too: where decoding begins in the midst of a text, its first
-characters may read otherwise (a space is dropped, a character's first byte is missing)."""
+"""Extra characters that a window has before a stop string: if decoding begins in the middle of a text, its first
+characters may read differently (a space is dropped, a character's first byte is missing)."""
 _LONGEST_CHARACTER = 4
 """Bytes of a character in UTF-8."""
 
@@ -25,12 +25,12 @@ class TokenTexts(Protocol):
     """How the tokens of a response read."""
 
     def is_silent(self, token: int) -> bool:
-        """Whether the token has no part in the text."""
+        """Whether the token adds nothing to the text."""
 
     @property
     def pieces(self) -> Sequence[bytes] | None:
-        """The bytes of each token, where the text of any tokens is their bytes one after the other, read as UTF-8; a
-        silent token has none. None for tokenizers that put texts together in other ways."""
+        """The bytes of each token, if the text of any tokens is their concatenated bytes, read as UTF-8; a silent token
+        has none. None for tokenizers that put texts together in other ways."""
 
     def text(self, token_ids: Sequence[int]) -> str:
         """Text of tokens, none of them silent."""
@@ -40,7 +40,7 @@ class StopWatch(Protocol):
     """Follows one response."""
 
     def push(self, token: int) -> str | None:
-        """Take the next token; gives the stop string that the text contains now, which ends the response."""
+        """Take the next token; returns the stop string that the text now contains, which ends the response."""
 
 
 def stop_watch(texts: TokenTexts, stops: Sequence[str]) -> StopWatch:
@@ -61,7 +61,7 @@ def cut_after(text: str, stop: str) -> str:
 
 
 def wrong_stop(stop: object) -> str | None:
-    """Why something cannot be a stop string; None where it can."""
+    """Why something cannot be a stop string; None if it can."""
     if not isinstance(stop, str):
         return f"is {type(stop).__name__}, not text"
     if not stop:
@@ -76,10 +76,10 @@ def wrong_stop(stop: object) -> str | None:
 
 
 class PiecesWatch:
-    """Where each token is some bytes, as in byte-level BPE: looks at the bytes, and decodes nothing.
+    """For tokens that are bytes, as in byte-level BPE: looks at the bytes, and decodes nothing.
 
     A stop string is in the text exactly when its bytes are in the tokens' bytes: in UTF-8, no character's bytes are
-    part of another's, and bytes that are no character end where the next one begins.
+    part of another's, and bytes that are not a character end where the next one begins.
 
     Invariant: `_tail` holds the last bytes, one fewer than the longest stop string has, and no stop string.
 
@@ -107,12 +107,12 @@ class PiecesWatch:
 
 
 class WindowWatch:
-    """For any tokenizer whose text changes at its end only: decodes the last few tokens, and where they contain a stop
+    """For any tokenizer whose text changes at its end only: decodes the last few tokens and, if they contain a stop
     string, everything.
 
     The window begins where a text was whole once, so not between the bytes of a character, and has more characters
     before the newest token than the longest stop string. What it contains is looked for in the whole text, because its
-    own first characters may read otherwise there.
+    own first characters may read differently there.
 
     Invariants: `_start <= _next`, both places where the text was whole; the window's text up to `_next` has
     `_before_next` characters; no earlier text contained a stop string.

@@ -1,8 +1,8 @@
 """Environments: where prompts come from and how responses get their reward.
 
-An environment drives a generation handle and returns a trajectory. It never sees engines, tensors or other samples.
-The names below are what environments of your own are written with (docs/environments.md). They are imported when they
-are first used, so that the processes that compute rewards start without all of it.
+An environment drives a generation handle and returns a trajectory. It never sees engines, tensors or other samples. Use
+the names below to write your own environments (docs/environments.md). They are imported on first use, so that the
+processes that compute rewards start without all of them.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def evaluate(expression: str) -> Fraction:
 
 
 def show(value: Fraction) -> str:
-    """A whole number as such, another one with up to six decimals."""
+    """A whole number without decimals, any other with up to six."""
     if value.denominator == 1:
         return str(value.numerator)
     scaled = round(value * 10**_DECIMALS)
@@ -51,7 +51,7 @@ def show(value: Fraction) -> str:
 
 
 def read_number(text: str) -> Fraction | None:
-    """The number that a text is, None where it is none."""
+    """The number that a text spells, or None."""
     found = re.fullmatch(r"\s*(-?\d{1,40}(?:\.\d{1,40})?)\s*", text)
     return Fraction(found[1]) if found else None
 

@@ -15,7 +15,7 @@ from penstock.rollout.prompts import Message, Prompt
 from penstock.text import safe
 
 _LARGEST_REWARD = (2 - 2**-23) * 2.0**127
-"""The largest 32-bit floating-point number: rows hold rewards as such."""
+"""The largest float32: rows hold rewards in that dtype."""
 
 
 class Split(Enum):
@@ -46,7 +46,7 @@ class Trajectory:
     components: Mapping[str, float] = field(default_factory=dict)
     """What the reward is made of, by name: `reward/<name>` in the metrics."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """What the environment measured besides: `rollout/<environment>/<name>` in the metrics."""
+    """What else the environment measured: `rollout/<environment>/<name>` in the metrics."""
 
     def __post_init__(self) -> None:
         if isinstance(self.response_text, str):
@@ -73,10 +73,10 @@ class GenerationHandle(Protocol):
         """Whether the run uses the tokenizer's chat template (`data.chat_template`)."""
 
     def encode_prompt(self, content: str | Sequence[Message]) -> tuple[int, ...]:
-        """The prompt as token ids, in the chat template where the run uses one; `content` is `Prompt.content`."""
+        """The prompt as token ids, in the chat template if the run uses one; `content` is `Prompt.content`."""
 
     def fit_prompt(self, token_ids: Sequence[int]) -> tuple[int, ...]:
-        """A prompt that was encoded otherwise, cut where it is too long and `data.overlong` is `truncate_left`."""
+        """A prompt encoded another way, cut if it is too long and `data.overlong` is `truncate_left`."""
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Plain text as token ids."""
@@ -85,14 +85,14 @@ class GenerationHandle(Protocol):
         """What the model wrote, as text: without tokens that begin, pad or end a response, with all other special ones.
 
         Tags that are special tokens of the tokenizer (`</calc>`, `<tool_call>`) are words like others. The text of a
-        response that a stop string ended ends with that string, whatever else its last token holds.
+        response that a stop string ended ends with that string, even if its last token holds more.
         """
 
     def decode_raw(self, token_ids: Sequence[int]) -> str:
         """Token ids as text, special tokens included."""
 
     def render_chat(self, messages: Sequence[Message], tools: Sequence[Message] = ()) -> str:
-        """A chat as the text that the model continues; only where the run uses the chat template."""
+        """A chat as the text that the model continues; only if the run uses the chat template."""
 
     async def generate(
         self,
@@ -102,11 +102,11 @@ class GenerationHandle(Protocol):
         stop: Sequence[str] = (),
         max_new_tokens: int | None = None,
     ) -> GenerationResult:
-        """Let the model go on from these tokens.
+        """Let the model continue from these tokens.
 
         The response also ends at, and includes, one of `stop_token_ids`, or the token at which its text first contains
         one of `stop`, and has at most `max_new_tokens` tokens, where `rollout.sampling.max_new_tokens` is the default
-        and the bound. Raises `PromptTooLong` where the context has no room for a single token.
+        and the bound. Raises `PromptTooLong` if the context has no room for a single token.
         """
 
 
@@ -121,7 +121,7 @@ class Environment(Protocol):
         """The dataset."""
 
     async def run(self, prompt: Prompt, handle: GenerationHandle) -> Trajectory:
-        """Play one sample to its end. What goes wrong is an `EnvironmentFailure`, never a zero reward."""
+        """Play one sample to the end. An error is an `EnvironmentFailure`, never a zero reward."""
 
     async def close(self) -> None:
         """End threads and processes; a second call is a no-op."""
@@ -129,10 +129,10 @@ class Environment(Protocol):
 
 @runtime_checkable
 class GroupEnvironment(Protocol):
-    """An environment that has something to say only of all samples of a group together."""
+    """An environment that can only score all samples of a group together."""
 
     async def run_group(self, prompt: Prompt, handles: Sequence[GenerationHandle]) -> list[Trajectory]:
-        """Play all samples of a group to their end, each with its own handle."""
+        """Play all samples of a group to the end, each with its own handle."""
 
 
 def checked_reward(value: object, prompt: Prompt) -> float:

@@ -106,7 +106,7 @@ def _call(response: str) -> str | None:
 
 
 def _is_understood(response: str) -> bool:
-    """Whether the turn is a call that the calculator has a result for, also where nobody is left to see it."""
+    """Whether the turn is a call that the calculator has a result for, even if nobody will see it."""
     call = _call(response)
     return call is not None and not _calculate(call).startswith(_PROBLEM)
 

@@ -13,11 +13,11 @@ from penstock.rollout.prompts import Message
 
 @dataclass(frozen=True)
 class _OwnTurn:
-    """One turn of the model: what it wrote, and what stands for it where the chat is rendered."""
+    """One turn of the model: what it wrote, and what stands for it when the chat is rendered."""
 
     generation: GenerationResult
     message: Message
-    """The turn as the environment was told of it."""
+    """The turn as reported to the environment."""
     stand_in: str
 
 
@@ -25,7 +25,7 @@ class Conversation:
     """Turns of the model and of the environment, one after the other.
 
     The model's token ids are kept as it generated them; its text is never encoded again. What the environment says is
-    encoded on its own. With a chat template the words between two turns of the model are those that the template puts
+    encoded separately. With a chat template the words between two turns of the model are those that the template puts
     there: the chat is rendered with a stand-in for each of the model's turns, the text must begin with everything that
     was rendered before, and what is new at its end is encoded. A template that changes earlier turns is refused.
 
@@ -58,7 +58,7 @@ class Conversation:
         return len(self._turns)
 
     def open(self, messages: Sequence[Message], tools: Sequence[Message] = ()) -> None:
-        """Begin, or begin again, with a chat that the model is to continue."""
+        """Begin, or begin again, with a chat that the model should continue."""
         self.segments = []
         self.messages = list(messages)
         text = self._handle.render_chat(self.messages, tools)
@@ -66,7 +66,7 @@ class Conversation:
         self.open_ids(self._handle.fit_prompt(self._handle.encode(text)))
 
     def open_ids(self, token_ids: Sequence[int]) -> None:
-        """Begin with a prompt that is no chat."""
+        """Begin with a prompt that is not a chat."""
         self.segments.append(Segment(tuple(token_ids)))
 
     def add(self, generation: GenerationResult, message: Message | None = None) -> None:
@@ -78,7 +78,7 @@ class Conversation:
         self.segments.append(Segment(generation.token_ids, generation))
 
     def reply(self, messages: Sequence[Message], tools: Sequence[Message] = ()) -> None:
-        """What the environment says after a turn of the model; the model is to continue."""
+        """What the environment says after a turn of the model; the model continues next."""
         self.messages += messages
         text = self._rendered_tail(self._handle.render_chat(self._with_stand_ins(), tools))
         self._between.append(text)
@@ -97,7 +97,7 @@ class Conversation:
             self.segments.pop()
 
     def tail_of(self, messages: Sequence[Message]) -> list[Message]:
-        """The messages that are new; an error where the earlier ones are not those of this conversation."""
+        """The new messages; raises an error if the earlier ones are not those of this conversation."""
         earlier = messages[: len(self.messages)]
         if len(earlier) < len(self.messages) or not all(map(_same, earlier, self.messages)):
             raise EnvironmentFailure(
@@ -122,10 +122,10 @@ class Conversation:
         return chat
 
     def _rendered_tail(self, rendered: str) -> str:
-        """What follows the model's last turn; an error where the text before it has changed.
+        """What follows the model's last turn; raises an error if the text before it has changed.
 
-        White space that a template puts before the model's words is the model's own affair: it saw none, and wrote some
-        or not.
+        White space that a template puts before the model's words does not count: the model saw none, and may or may not
+        have written some.
         """
         rest = rendered
         for between, turn in zip(self._between, self._turns, strict=True):
@@ -143,7 +143,7 @@ class Conversation:
 
 
 def _after(text: str, end: str) -> str:
-    """`text` without the end of turn that the model wrote itself, and white space before that; else as it is."""
+    """`text` without the end of turn that the model wrote itself, and white space before that; else unchanged."""
     stripped = text.lstrip()
     return stripped[len(end) :] if end.strip() and stripped.startswith(end) else text.removeprefix(end)
 
@@ -163,7 +163,7 @@ def _not_as_written(rest: str, stand_in: str) -> str:
 
 
 def _stand_in(number: int, text: str) -> str:
-    """Text in the shape of what the model wrote, so that a template treats it alike, but none that it would trim."""
+    """Text in the shape of what the model wrote, so that a template treats it alike, with nothing it would trim."""
     turn = f"[[turn {number}]]"
     if "</think>" not in text:
         return turn

@@ -1,4 +1,4 @@
-"""`custom`: an environment class of the user's, made and checked at setup."""
+"""`custom`: a user's environment class, constructed and checked at setup."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def make_custom(
 ) -> Environment:
     """Construct `module:Class` with `args` and with those of `data`, `seed` and `pool` that it asks for.
 
-    `settings` are the keys behind `data`: without effect, and refused, where the class does not ask for it.
+    `settings` are the keys behind `data`: they have no effect, and are refused, if the class does not ask for `data`.
     """
     made = import_callable(path, _KEY, "class")
     offered = {"data": data, "seed": seed, "pool": pool}
@@ -61,14 +61,14 @@ def make_custom(
         environment = made(**args, **wanted)
     except ConfigError:
         raise
-    except BaseException as error:  # whatever a user's constructor raises, `sys.exit()` included
+    except BaseException as error:  # a user's constructor may raise anything, `sys.exit()` included
         raise ConfigError([f"{_KEY}: {path} cannot be constructed: {named_error(error)}"]) from error
     _check(environment, path)
     return environment  # type: ignore[no-any-return]
 
 
 def _refuse_another_class(made: Any, path: str) -> None:
-    """Refuse a class without the methods of an environment, whatever else is wrong with how it would be constructed."""
+    """Refuse a class without the methods of an environment, before any other problem with constructing it."""
     wrong = _missing(made) if isinstance(made, type) else []
     if wrong:
         raise ConfigError([f"{_KEY}: {path} is not an environment: it {'; it '.join(wrong)}"])
@@ -101,7 +101,7 @@ def _check_prompts(environment: Any, path: str) -> None:
         try:
             prompts = environment.prompts(split)
             given: list[Any] = list(prompts) if isinstance(prompts, Sequence) else [None]
-        except BaseException as error:  # whatever a user's method raises, `sys.exit()` included
+        except BaseException as error:  # a user's method may raise anything, `sys.exit()` included
             raise ConfigError([f"{_KEY}: {path}.prompts({split}) raised {named_error(error)}"]) from error
         if not all(isinstance(prompt, Prompt) for prompt in given):
             raise ConfigError([f"{_KEY}: {path}.prompts({split}) must give a list of Prompt objects"])

@@ -32,10 +32,10 @@ def make_environment(
     at_most: int | None = None,
     records: RewardRecords | None = None,
 ) -> Environment:
-    """The environment that `rollout.environment` describes, with the prompts of `data`, or `at_most` so many of each.
+    """The environment that `rollout.environment` describes, with the prompts of `data`, at most `at_most` of each part.
 
     Rewards are computed in a bounded pool with a time limit; environments that take turns are bounded and timed as a
-    whole. `records` is told what rewards print, and which of them stay in this process.
+    whole. `records` receives what rewards print, and which of them stay in this process.
     """
     settings = _settings_of_prompts(data)
     if at_most is not None:
@@ -65,18 +65,18 @@ def make_environment(
 
 
 def first_records(data: DataConfig, at_most: int) -> DataConfig:
-    """The same data, but no more than so many prompts of each part."""
+    """The same data, with at most `at_most` prompts of each part."""
     sizes = {"train_size": min(data.train_size or at_most, at_most), "eval_size": min(data.eval_size, at_most)}
     return data.model_copy(update=sizes)
 
 
 def check_functions(config: EnvironmentConfig) -> None:
-    """Raise `ConfigError` where a function of an environment `function` is not found where it will run."""
+    """Raise `ConfigError` if a function of a `function` environment cannot be found where it will run."""
     find_functions(_reward_specs(config), _pool(config, None))
 
 
 def _settings_of_prompts(data: DataConfig) -> list[str]:
-    """Keys that say which prompts, and how many, where they are not as they come."""
+    """Keys that say which prompts, and how many, if they differ from the defaults."""
     return [
         f"data.{name}"
         for name in ("train_path", "eval_path", "train_size", "eval_size")
@@ -117,7 +117,7 @@ def _reward_specs(config: EnvironmentConfig) -> list[RewardSpec]:
 
 
 def _verifiers(name: str, config: EnvironmentConfig, data: DataConfig, limits: TurnLimits) -> Environment:
-    # All that the adapter imports of verifiers: other versions lack a part of it.
+    # Everything the adapter imports from verifiers: other versions lack parts of it.
     _require("penstock.rollout.environments.verifiers_adapter", "verifiers>=0.4,<0.5", "environments", config)
     from penstock.rollout.environments.verifiers_adapter import VerifiersEnvironment
 
@@ -125,7 +125,7 @@ def _verifiers(name: str, config: EnvironmentConfig, data: DataConfig, limits: T
 
 
 def _require(module: str, requirement: str, extra: str, config: EnvironmentConfig) -> None:
-    """Raise `ConfigError` where the package behind an environment cannot be imported, with the extra that brings it."""
+    """Raise `ConfigError` if the package behind an environment cannot be imported; it names the extra to install."""
     try:
         importlib.import_module(module)
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""`function`: reward functions of the user's over a dataset."""
+"""`function`: the user's reward functions over a dataset."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from penstock.text import cut, safe
 
 @dataclass(frozen=True)
 class _Played:
-    """One response that is to be scored."""
+    """One response to score."""
 
     segments: tuple[Segment, ...]
     text: str
     inputs: Mapping[str, Any]
-    """What reward functions are told of it by the names in `reward_signature.GIVEN`."""
+    """What reward functions get about it, by the names in `reward_signature.GIVEN`."""
 
     def trajectory(self, score: Score) -> Trajectory:
         return Trajectory(self.segments, score.reward, self.text, components=score.components)
@@ -82,7 +82,7 @@ class FunctionEnvironment:
         return _Played((Segment(prompt_ids), Segment(generation.token_ids, generation)), response, inputs)
 
     async def _scores(self, function: RewardFunction, prompt: Prompt, played: Sequence[_Played]) -> list[Score]:
-        """What one function says of each; one that takes single responses is given a single one."""
+        """One function's score for each; a function that takes single responses is given one."""
         call = function.group_inputs if function.spec.batched else function.inputs
         with failures_of(function.spec.path):
             value = await self._pool.score(function.function, **call(prompt, [each.inputs for each in played]))
@@ -105,7 +105,7 @@ class FunctionEnvironment:
 
 
 class GroupFunctionEnvironment(FunctionEnvironment):
-    """Has functions that get a whole group at once; they are called when its last response is there."""
+    """Has functions that get a whole group at once; they are called when its last response has arrived."""
 
     async def run_group(self, prompt: Prompt, handles: Sequence[GenerationHandle]) -> list[Trajectory]:
         """Play all samples of a group; the other functions score each response as it comes."""
@@ -119,7 +119,7 @@ class GroupFunctionEnvironment(FunctionEnvironment):
 
         both = await together(*(one(number, handle) for number, handle in enumerate(handles)))
         group = [played for played, _ in both]
-        # A failure of the whole call is about no single response; one of a value in its list knows which.
+        # A failure of the whole call is not about a single response; a failure of a listed value knows which.
         of_groups = await _each(self._scores(function, prompt, group) for function in grouped)
         trajectories = []
         for number, (played, of_single) in enumerate(both):
@@ -132,7 +132,7 @@ class GroupFunctionEnvironment(FunctionEnvironment):
 
 
 async def _each(work: Any) -> list[list[Score]]:
-    """What all of several calls give; a single one needs no task of its own."""
+    """The results of several calls; a single one needs no extra task."""
     calls = list(work)
     return [await calls[0]] if len(calls) == 1 else await together(*calls)
 

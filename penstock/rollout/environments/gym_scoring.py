@@ -1,4 +1,4 @@
-"""Scoring by reasoning-gym, as a plain function of texts and numbers: it is called in a process of its own."""
+"""Scoring by reasoning-gym, as a plain function of texts and numbers: it is called in its own process."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class TurnLimits:
         self.places = asyncio.Semaphore(workers)
 
     async def play(self, play: Play, prompt: Prompt, handle: GenerationHandle, name: str) -> Trajectory:
-        """One sample, bounded and checked; whatever the environment raises is an `EnvironmentFailure`."""
+        """One sample, bounded and checked; anything the environment raises is an `EnvironmentFailure`."""
         work = _Work(self)
         watched = _WatchedHandle(handle, work)
         with watched.knows_responses(), told_as_failures(name):
@@ -53,7 +53,7 @@ class TurnLimits:
 
 @contextmanager
 def told_as_failures(what: str) -> Iterator[None]:
-    """Whatever the user's code raises is an `EnvironmentFailure`; a cancellation from outside stays one."""
+    """Anything the user's code raises is an `EnvironmentFailure`; a cancellation from outside stays one."""
     try:
         yield
     except PenstockError:
@@ -64,7 +64,7 @@ def told_as_failures(what: str) -> Iterator[None]:
         raise raised_by_user(what, error) from error
     except GeneratorExit:
         raise
-    except BaseException as error:  # also KeyboardInterrupt: a run hears of Ctrl-C otherwise
+    except BaseException as error:  # also KeyboardInterrupt: a run gets Ctrl-C another way
         raise raised_by_user(what, error) from error
 
 
@@ -100,7 +100,7 @@ class _Work:
 
     @asynccontextmanager
     async def model_turn(self) -> AsyncIterator[None]:
-        """The model is at work, not the environment; several may be, where an environment asks for several."""
+        """The model is at work, not the environment; several generations may run if an environment asks for them."""
         self._generating += 1
         self._set_clock(None)
         self._leave_place()
@@ -119,16 +119,16 @@ class _Work:
         if not self._generating:
             try:
                 await self._take_place()
-            finally:  # the clock runs also where a cancelled wait leaves the environment without a place
+            finally:  # the clock runs even if a cancelled wait leaves the environment without a place
                 if self._over:  # a generation that nobody waited for
                     self._leave_place()
                 else:
                     self._start_clock()
 
     async def _go_on_at_once(self) -> None:
-        """After a cancelled generation: the environment may live on, as it does where it was itself that cancelled.
+        """After a cancelled generation: the environment may continue, as it does if it cancelled the generation itself.
 
-        It goes on without a place if none is free, as waiting for one would hold up a cancellation from outside.
+        It continues without a place if none is free, since waiting for one would hold up a cancellation from outside.
         """
         self._generating -= 1
         if self._generating or self._over:
@@ -141,7 +141,7 @@ class _Work:
         self._set_clock(asyncio.get_running_loop().time() + self._limits.timeout_seconds)
 
     def _set_clock(self, when: float | None) -> None:
-        if not self._over and not self._clock.expired():  # else it cannot be set any more
+        if not self._over and not self._clock.expired():  # else it can no longer be set
             self._clock.reschedule(when)
 
     async def _take_place(self) -> None:
@@ -204,7 +204,7 @@ class _WatchedHandle:
 
     @contextmanager
     def knows_responses(self) -> Iterator[None]:
-        """Failures inside are told what the model has written so far."""
+        """Failures inside carry what the model has written so far."""
         try:
             yield
         except EnvironmentFailure as failure:
@@ -213,7 +213,7 @@ class _WatchedHandle:
             raise
 
     def checked(self, trajectory: object, prompt: Prompt, name: str) -> Trajectory:
-        """Refuse a result that is no trajectory, or whose tokens are not those that the model saw and wrote."""
+        """Refuse a result that is not a trajectory, or whose tokens are not those that the model saw and wrote."""
         if not isinstance(trajectory, Trajectory):
             raise EnvironmentFailure(f"{name} returned {type(trajectory).__name__}, not a Trajectory")
         said: object = trajectory.response_text
@@ -242,7 +242,7 @@ class _WatchedHandle:
 
 
 class LimitedEnvironment:
-    """An environment whose `run` is bounded and checked; all else is its own. Ends `pool` with it."""
+    """An environment whose `run` is bounded and checked; everything else is unchanged. Closing it also ends `pool`."""
 
     def __init__(self, environment: Environment, limits: TurnLimits, pool: RewardPool | None = None) -> None:
         self.environment = environment

@@ -16,7 +16,7 @@ from penstock.rollout.prompts import Prompt
 
 
 class MathEnvironment:
-    """One response per prompt. Sympy can run for ever on what a model writes, so grading belongs in processes."""
+    """One response per prompt. Sympy can run forever on what a model writes, so grading belongs in processes."""
 
     def __init__(
         self, args: MathArgs, pool: RewardPool, *, train: Sequence[Prompt], held_out: Sequence[Prompt]
@@ -72,5 +72,5 @@ def _is_reference(answer: object) -> bool:
 
 
 def reference_text(answer: str | float) -> str:
-    """A reference as text; numbers with all their digits, as an exponent would be read as the number e."""
+    """A reference as text; numbers with all their digits, since an exponent would be read as the number e."""
     return format(Decimal(repr(answer)), "f") if isinstance(answer, float) else str(answer)

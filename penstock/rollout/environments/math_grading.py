@@ -1,4 +1,4 @@
-"""Grading by math-verify, as a plain function of two texts: it is called in a process of its own."""
+"""Grading by math-verify, as a plain function of two texts: it is called in its own process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 _MARKED = re.compile(r"\$|\\boxed|\\\(|\\\[")
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{3,}")
-"""Text in which formulas are marked, and text with words that are no commands of LaTeX."""
+"""Text in which formulas are marked, and text with words that are not LaTeX commands."""
 
 _EXPONENT = re.compile(r"(?<![\w.\\])\d{1,40}(?:\.\d{1,40})?[eE][+-]?\d{1,3}(?![\w^]|\.\d)")
 """A number in exponent notation, of a length that can be written out."""
@@ -19,7 +19,7 @@ Outcome = Literal["correct", "wrong", "unparsed"]
 
 
 def grade(reference: str, response: str) -> Outcome:
-    """Whether the last answer in `response` equals `reference`; raises where the reference itself makes no sense."""
+    """Whether the last answer in `response` equals `reference`; raises if the reference itself makes no sense."""
     from math_verify import verify
 
     gold = _reference(reference)
@@ -31,7 +31,7 @@ def grade(reference: str, response: str) -> Outcome:
 
 
 def load() -> None:
-    """Import all that grading needs, so that no response pays for it."""
+    """Import everything that grading needs, so that no response pays for it."""
     grade("1", "1")
 
 

@@ -28,7 +28,7 @@ class Observation:
 
     text: str
     role: str = "user"
-    """Who says it, where the run uses a chat template."""
+    """Who says it, if the run uses a chat template."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class MultiTurnEnvironment(ABC):
 
     max_turns: int = 8
     turn_ends: tuple[str, ...] = ()
-    """Texts that end a turn, whatever tokens the model writes them in; such a turn's text ends with the one found."""
+    """Texts that end a turn, regardless of their tokenization; such a turn's text ends with the one found."""
 
     @property
     def name(self) -> str:
@@ -71,9 +71,9 @@ class MultiTurnEnvironment(ABC):
         return 0.0
 
     def sample_metrics(self, prompt: Prompt, turns: Sequence[Turn]) -> Mapping[str, float]:
-        """What to measure of a trajectory, however it ended: `rollout/<environment>/<name>` in the metrics.
+        """What to measure about a trajectory, however it ended: `rollout/<environment>/<name>` in the metrics.
 
-        `turns`, how many turns the model had, is there for every environment.
+        `turns`, how many turns the model had, is measured for every environment.
         """
         return {}
 
@@ -139,7 +139,7 @@ class MultiTurnEnvironment(ABC):
 
 
 def check_turn_ends(turn_ends: object) -> None:
-    """Refuse one text where several are meant: each of its letters would end a turn."""
+    """Refuse one text when several are meant: each of its letters would end a turn."""
     if isinstance(turn_ends, str):
         raise TypeError(f'turn_ends is the text {turn_ends!r}, not a tuple of texts: write ("{turn_ends}",)')
 

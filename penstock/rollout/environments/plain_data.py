@@ -1,8 +1,8 @@
 """What may cross between a run and its reward processes: plain data, as JSON text. Nothing is ever unpickled.
 
-Text, numbers, booleans, None, lists and dicts with text for keys are JSON as they stand. Tuples, sets, other dicts,
-bytes, dates, times and decimals arrive as what they were. Numpy's and torch's single numbers arrive as plain numbers.
-Anything else cannot cross.
+Text, numbers, booleans, None, lists and dicts with text keys are already JSON. Tuples, sets, other dicts, bytes, dates,
+times and decimals keep their types. Numpy's and torch's single numbers arrive as plain numbers. Anything else cannot
+cross.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Any
 
 _MARK = "$"
-"""Begins the one key of an object that stands for something JSON has no word for."""
+"""Begins the only key of an object that stands for something JSON cannot express."""
 
 _AS_TEXT: dict[type, tuple[str, Callable[[Any], str], Callable[[str], Any]]] = {
     bytes: ("$bytes", lambda value: base64.b64encode(value).decode(), base64.b64decode),

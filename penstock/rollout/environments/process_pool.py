@@ -1,4 +1,4 @@
-"""A bounded pool of processes for rewards: whatever a reward does, it does it to a process of its own."""
+"""A bounded pool of processes for rewards: a misbehaving reward harms only its own process."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _START_SECONDS = 120.0
 """How long a process may take to start and to import a function; imports are slow on a busy machine."""
 
 _CANCELLED_SECONDS = 1.0
-"""How long a call that nobody waits for any more may go on before it costs its process."""
+"""How long a call that nobody is waiting for may continue before its process is killed."""
 
 _END_SECONDS = 10.0
-"""How long the end of killed processes is waited for; the kernel may be slow to let one go."""
+"""How long to wait for killed processes to end; the kernel may be slow to release one."""
 
 _AHEAD_SECONDS = 0.002
 _MOST_AHEAD = 32
@@ -50,14 +50,14 @@ _CLOSED = "the pool of reward processes is closed"
 class ProcessRewardPool:
     """At most `workers` reward calls at a time, each in a process; functions are named as `module:name`.
 
-    Processes start when needed, import a function outside of any call's time, and are kept. Calls that are short are
+    Processes start when needed, import a function outside any call's time limit, and are kept. Calls that are short are
     sent several at a time, and answered one by one: `timeout_seconds` is each call's own. One that outlasts it costs
     its process, which is killed with all that it started. Calls behind one that takes long are withdrawn, and go to
     another process. Only plain data crosses.
 
     Worked example, 1 worker: `score("m:f")` starts a process, which imports m, and returns; `score("m:g")` uses it
-    again, hangs, and after the limit the process is killed and `EnvironmentTimeout` raised; `score("m:f")`, sent
-    behind `g`, is sent anew to a second process.
+    again, hangs, and after the limit the process is killed and `EnvironmentTimeout` raised; `score("m:f")`, sent behind
+    `g`, is sent again to a second process.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class ProcessRewardPool:
         """Calls that were given up, with their process."""
 
     def check(self, function: str, key: str) -> Signature:
-        """Import a function in a process, and say which parameters it has.
+        """Import a function in a process, and return its parameters.
 
         Raises `ConfigError` with the setting `key`. Needs no event loop; the process is kept for the first call.
         """
@@ -106,9 +106,9 @@ class ProcessRewardPool:
         return Signature(*reply["value"])
 
     async def score(self, function: str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
-        """What `module:name` returns in a process; what goes wrong there is an `EnvironmentFailure`.
+        """What `module:name` returns in a process; an error there is an `EnvironmentFailure`.
 
-        Raises `NotPlain` where the arguments cannot cross.
+        Raises `NotPlain` if the arguments cannot cross.
         """
         line = call_line(function, args, kwargs or {})
         if self._closed:
@@ -123,12 +123,12 @@ class ProcessRewardPool:
             raise
 
     def kill(self) -> None:
-        """Kill processes that no call was made to yet, without an event loop."""
+        """Kill processes that have not had a call yet, without an event loop."""
         for worker in [each for each in self._workers if not each.attached]:
             self._lose(worker)
 
     async def close(self) -> None:
-        """Kill all processes and wait for their end; a second call is a no-op."""
+        """Kill all processes and wait until they have ended; a second call is a no-op."""
         self._closed = True
         for call in self._waiting:
             fail(call, EnvironmentFailure(_CLOSED))
@@ -164,7 +164,7 @@ class ProcessRewardPool:
                 worker = self._free_worker(self._waiting[0])
             except OSError as error:
                 if self._workers:
-                    break  # those there are will get to it
+                    break  # the existing ones will get to it
                 lost = RewardWorkerLost(f"a reward process could not be started: {error}")
                 lost.__cause__ = error
                 fail(self._waiting.popleft(), lost)
@@ -196,7 +196,7 @@ class ProcessRewardPool:
         return None
 
     def _worth_a_process(self) -> bool:
-        """Whether those there are will not soon be through with what waits; after the first call that is known."""
+        """Whether the existing processes will not soon finish what waits; known after the first call."""
         serving = sum(not (worker.slow or worker.ending) for worker in self._workers)
         return not serving or (self._seconds_a_call or 0.0) * len(self._waiting) > _BACKLOG_SECONDS * serving
 
@@ -213,7 +213,7 @@ class ProcessRewardPool:
                 self._attach(worker)
 
     def _put(self, worker: Worker, call: Call) -> list[bytes]:
-        """Line a call up in a worker, behind the functions that it needs; what has to be sent for it."""
+        """Queue a call in a worker, behind the functions that it needs; returns what must be sent for it."""
         added = []
         warm_up = () if self._warm_up is None else (self._warm_up,)
         for function in (*warm_up, call.function):
@@ -325,7 +325,7 @@ class ProcessRewardPool:
         burial.add_done_callback(self._burials.discard)
 
     async def _bury(self, worker: Worker) -> None:
-        """A process has ended, or at least closed its connection: the call at work is told, the rest sent anew."""
+        """A process has ended, or at least closed its connection: the running call fails, the rest are sent again."""
         code = await asyncio.to_thread(worker.process.exit_code)
         if worker not in self._workers:
             return
@@ -346,7 +346,7 @@ class ProcessRewardPool:
     # Ends
 
     def _lose(self, worker: Worker) -> list[Call]:
-        """Kill a worker's process; what it was sent and has not answered."""
+        """Kill a worker's process; returns the calls it has not answered."""
         self._workers.remove(worker)
         if worker.timer is not None:
             worker.timer.cancel()

@@ -46,7 +46,7 @@ class ReasoningGymEnvironment(SingleTurnEnvironment):
         return self._scorer.score_answer(answer=response.strip(), entry=prompt.facts["entry"])
 
     def call(self, prompt: Prompt, response: str) -> RewardCall:
-        if type(self).score is not ReasoningGymEnvironment.score:  # a subclass has a reward of its own
+        if type(self).score is not ReasoningGymEnvironment.score:  # a subclass has its own reward
             return super().call(prompt, response)
         return RewardCall(score_entry, (self._task, self._args, prompt.facts["entry"], response))
 
@@ -95,7 +95,7 @@ class ReasoningGymEnvironment(SingleTurnEnvironment):
 
 
 def _entry(dataset: Any, index: int, task: str) -> dict[str, Any]:
-    """One entry; settings that a task does not check are found out only when it makes something of them."""
+    """One entry; bad settings that a task does not check show only when it uses them."""
     try:
         return dataset[index]  # type: ignore[no-any-return]
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Whether a reasoning-gym task makes prompts with settings of unusual size, found out where it can be stopped.
+"""Whether a reasoning-gym task makes prompts with settings of unusual size, tested where it can be stopped.
 
 Tasks check few of their settings: a number of a billion digits keeps the interpreter busy for hours, and a list of a
 billion terms fills the memory. So settings with large numbers in them are tried in a process first.
@@ -35,13 +35,13 @@ except MemoryError:
 
 
 def try_out(task: str, args: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` where prompts take too long or too much memory; other errors are left to those who follow."""
+    """Raise `ConfigError` if prompts take too long or too much memory; later code reports other errors."""
     largest = max((abs(number) for number in _numbers(args)), default=0)
     if largest <= _USUAL:
         return
     try:
         content = json.dumps([task, dict(args)])
-    except (TypeError, ValueError):  # objects of a program of the user's
+    except (TypeError, ValueError):  # objects from a user's program
         return
     try:
         done = subprocess.run(

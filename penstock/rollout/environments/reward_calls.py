@@ -1,4 +1,4 @@
-"""Calls to reward processes: what is sent for them, who has them, and how their failures are told."""
+"""Calls to reward processes: what is sent for them, who has them, and how their failures are reported."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.rollout.environments.reward_errors import as_exception, raised_by_
 from penstock.rollout.environments.reward_process import RewardProcess
 
 _FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)
-"""How a process ends that somebody else has ended: a person, a batch system, a machine out of memory."""
+"""Exit codes of a process that someone else has ended: a person, a batch system, a machine out of memory."""
 
 _LONGEST_PRINTED = 1000
 
@@ -29,7 +29,7 @@ class Call:
     answered: asyncio.Future[Any]
     is_load: bool = False
     withdrawn: bool = False
-    """Stands for a request that was taken back, and whose reply still comes."""
+    """Stands for a request that was withdrawn, and whose reply is still to come."""
 
     @property
     def over(self) -> bool:
@@ -42,7 +42,7 @@ class Worker:
     """A process and what it has been sent: the first call is at work, the others wait inside.
 
     Worked example: calls 1 to 4 are sent. 1 is answered, 2 takes long: `withdraw` returns 3 and 4, and two calls that
-    nobody waits for are in their place. When 2 is through, the process answers those two as skipped.
+    nobody waits for take their place. When 2 has finished, the process answers those two as skipped.
     """
 
     process: RewardProcess
@@ -53,7 +53,7 @@ class Worker:
     deadline: float = 0.0
     """When it is out of time."""
     requests: int = 0
-    """How many were sent in all; the process counts them as well."""
+    """How many were sent in total; the process counts them too."""
     warm: bool = False
     """Whether it has answered a call; the first one may take longer than others do."""
     slow: bool = False
@@ -65,12 +65,12 @@ class Worker:
     """Whether its connection is closed: it gets nothing more."""
 
     def put(self, calls: Sequence[Call]) -> None:
-        """Line calls up."""
+        """Queue calls."""
         self.sent.extend(calls)
         self.requests += len(calls)
 
     def withdraw(self) -> list[Call]:
-        """Take back what waits behind the first call, which is slow: what was not begun, to go elsewhere.
+        """Withdraw what waits behind the slow first call; returns the calls that were not begun, to go elsewhere.
 
         What a function is being loaded for stays. In the queue, something remains for each reply that still comes.
         """
@@ -113,12 +113,12 @@ def load_line(function: str, key: str | None = None) -> bytes:
 
 
 def call_line(function: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
-    """The request to call a function; raises `NotPlain` where the arguments cannot cross."""
+    """The request to call a function; raises `NotPlain` if the arguments cannot cross."""
     return encode({"function": function, "args": list(args), "kwargs": dict(kwargs)}).encode() + b"\n"
 
 
 def fail(call: Call, error: Exception) -> None:
-    """Tell whoever waits, if anybody does."""
+    """Fail the call for its caller, if anyone is waiting."""
     if not call.over:
         call.answered.set_exception(error)
 
@@ -134,7 +134,7 @@ def raised(reply: dict[str, Any]) -> EnvironmentFailure:
 def too_late(call: Call, seconds: float, printed: str) -> EnvironmentFailure:
     """A call that took too long, or a function that was not there in time."""
     if call.is_load:
-        # Not a timeout of the environment's: what it says of the reward and its setting would be wrong.
+        # Not an environment timeout: its message about the reward and its setting would be wrong.
         return RewardWorkerLost(
             f"a reward process did not start, with {call.function} imported, within {seconds} s{and_printed(printed)}"
         )
@@ -147,7 +147,7 @@ def too_late(call: Call, seconds: float, printed: str) -> EnvironmentFailure:
 
 
 def ended(call: Call, code: int | None, printed: str) -> EnvironmentFailure:
-    """A call whose process came to an end of its own, or by another's hand."""
+    """A call whose process ended by itself, or was ended by someone else."""
     how = f"ended with code {code}" if code is not None else "closed its connection"
     when = f"while it imported {call.function}" if call.is_load else "in the middle of a call"
     lost = RewardWorkerLost if code in _FROM_OUTSIDE else EnvironmentFailure
@@ -157,7 +157,7 @@ def ended(call: Call, code: int | None, printed: str) -> EnvironmentFailure:
 
 
 def and_printed(text: str) -> str:
-    """What a failed call has printed, for its message: the end of it, which is nearest to the failure."""
+    """What a failed call has printed, for its message: the last part, which is nearest to the failure."""
     if not text.strip():
         return ""
     return f"; it printed {'…' if len(text) > _LONGEST_PRINTED else ''}{text[-_LONGEST_PRINTED:]!r}"

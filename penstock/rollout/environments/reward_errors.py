@@ -14,7 +14,7 @@ from penstock.text import LONGEST_ERROR, cut, named_error, safe
 from penstock.user_frames import Place, innermost, is_own, shown, user_places, user_places_in
 
 _DEEPEST = 8
-"""How far causes are followed, and how many members of a group are told."""
+"""How far causes are followed, and how many members of a group are reported."""
 
 _LONGEST_TRACEBACK = 8_000
 
@@ -28,11 +28,11 @@ _KNOWN = {
     "BrokenExecutor": "concurrent.futures._base",
 }
 """Classes that say whose fault an error is (`penstock.controller.failure`), and their modules; they survive the
-crossing. By name, as a reward process does not import what user code has no need of."""
+crossing. By name, since a reward process does not import what user code does not need."""
 
 
 def told(error: BaseException, depth: int = _DEEPEST, *, with_frames: bool = True) -> dict[str, Any]:
-    """An error and what led to it, as plain data; of a group's members, frames are told of the first."""
+    """An error and what led to it, as plain data; of a group's members, only the first has frames."""
     kind = getattr(getattr(error, "failure_kind", None), "value", None)
     number = getattr(error, "errno", None)
     cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
@@ -56,7 +56,7 @@ def told(error: BaseException, depth: int = _DEEPEST, *, with_frames: bool = Tru
 
 
 def told_by_others(name: str, message: str, traceback: str | None) -> dict[str, Any]:
-    """An error that a library has caught, of which its name, its text and its printed traceback are left."""
+    """An error that a library has caught, of which only its name, text and printed traceback remain."""
     places = user_places_in(traceback or "")
     text = cut(safe(f"{name}: {message}"), LONGEST_ERROR)
     frames = [safe(frame) for frame in shown(places)]
@@ -64,7 +64,7 @@ def told_by_others(name: str, message: str, traceback: str | None) -> dict[str, 
 
 
 def raised_by_user(what: str, error: BaseException | dict[str, Any], printed: str = "") -> EnvironmentFailure:
-    """The failure of `what`, whose code raised an error, here or as it was told: in one line, and with its frames."""
+    """The failure of `what`, whose code raised an error, here or in a process: in one line, and with its frames."""
     said = error if isinstance(error, dict) else told(error)
     place = _place(said)
     where = "" if place is None else f" ({place[0].rpartition('/')[2]}, line {place[1]}, in {place[2]})"
@@ -76,7 +76,7 @@ def raised_by_user(what: str, error: BaseException | dict[str, Any], printed: st
 
 
 def _place(said: dict[str, Any]) -> Place | None:
-    """The innermost line of user code; where that of a library stands last, the line of the error that led to it.
+    """The innermost line of user code; if a library's line is last, the line of the error that led to it.
 
     Of a group, it is that of its first member.
     """
@@ -98,7 +98,7 @@ def _traceback(said: dict[str, Any]) -> str:
 
 
 def as_exception(error: dict[str, Any]) -> Exception:
-    """An exception with the name, the text and the causes of one that was told, and of as known a class."""
+    """An exception with the name, the text and the causes of a reported one, and of the same known class."""
     from penstock.errors import FailureKind
 
     name, _, text = error["text"].partition(": ")

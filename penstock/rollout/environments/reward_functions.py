@@ -14,7 +14,7 @@ from penstock.rollout.environments.reward_worker import KEY, import_function
 from penstock.rollout.prompts import Prompt
 
 Inputs = Mapping[str, Any]
-"""What is known of one response, by the names in `reward_signature.GIVEN`."""
+"""What is known about one response, by the names in `reward_signature.GIVEN`."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class RewardSpec:
     """The setting that names it."""
     args_key: str = "rollout.environment.args"
     component: str | None = None
-    """What its reward is called among several; None where it is the only one."""
+    """What its reward is called among several; None if it is the only one."""
     weight: float = 1.0
     batched: bool = False
     """Whether it gets a whole group at once."""
@@ -36,15 +36,15 @@ class RewardSpec:
 
 @dataclass(frozen=True)
 class RewardFunction:
-    """A function that can be called with what there is."""
+    """A function that can be called with the available inputs."""
 
     spec: RewardSpec
     function: Callable[..., object] | FunctionName
-    """By its name where it runs in a process."""
+    """By its name if it runs in a process."""
     signature: Signature
 
     def asks_for(self, name: str) -> bool:
-        """Whether it is given what has this name."""
+        """Whether it gets the input with this name."""
         return self.signature.takes_all or name in self.signature.names
 
     def inputs(self, prompt: Prompt, responses: Sequence[Inputs]) -> dict[str, Any]:
@@ -62,7 +62,7 @@ class RewardFunction:
 
 
 def load_functions(specs: Sequence[RewardSpec], pool: RewardPool, prompts: Sequence[Prompt]) -> list[RewardFunction]:
-    """All functions, each found where it will run; `ConfigError` where one cannot be called with what there is."""
+    """All functions, each found where it will run; `ConfigError` if one cannot be called with the available inputs."""
     anywhere = not pool.in_process
     try:
         loaded = [_loaded(spec, pool, prompts, anywhere=anywhere) for spec in specs]
@@ -76,7 +76,7 @@ def load_functions(specs: Sequence[RewardSpec], pool: RewardPool, prompts: Seque
 
 
 def find_functions(specs: Sequence[RewardSpec], pool: RewardPool) -> None:
-    """Raise `ConfigError` where a function is not found where it will run, whatever the data may hold; ends the pool's
+    """Raise `ConfigError` if a function is not found where it will run, regardless of the data; ends the pool's
     processes."""
     try:
         for spec in specs:
@@ -86,7 +86,7 @@ def find_functions(specs: Sequence[RewardSpec], pool: RewardPool) -> None:
 
 
 def _loaded(spec: RewardSpec, pool: RewardPool, prompts: Sequence[Prompt], *, anywhere: bool) -> RewardFunction:
-    """By its name where it can run in a process, else imported here, and the run says why."""
+    """By its name if it can run in a process, else imported here, and the run says why."""
     if anywhere:
         reason = "its module cannot be imported by another process"
         if is_importable(spec.path.partition(":")[0]):
@@ -100,7 +100,7 @@ def _loaded(spec: RewardSpec, pool: RewardPool, prompts: Sequence[Prompt], *, an
 
 
 def _why_not_plain(function: RewardFunction, prompts: Sequence[Prompt]) -> str:
-    """What of its arguments cannot be sent to another process; empty where all can."""
+    """Which of its arguments cannot be sent to another process; empty if all can."""
     try:
         encode(function.spec.args)
     except NotPlain as error:

@@ -1,8 +1,8 @@
 """A few kilobytes that the run's process and a reward process share: what a call prints, and which call it is.
 
-However much is printed, its beginning and its end are kept and the rest is counted. As the memory is shared, what a
-call printed can still be read when its process had to be killed, and calls that wait behind one that takes long can be
-withdrawn from a process that listens to nothing any more.
+However much is printed, its beginning and its end are kept and the rest is counted. Because the memory is shared, what
+a call printed can still be read after its process had to be killed, and calls that wait behind a slow one can be
+withdrawn from a process that no longer listens.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class SharedPage:
     may show them the other's word late: then it is begun though withdrawn, and one of two equal answers not used.)
 
     Worked example: 10,000 bytes were written since `clear`. The count is 10,000; bytes 0 to 2,047 are in the head, and
-    byte p of those behind is in the tail at (p - 2,048) % 4,096, so that the last 4,096 are there.
+    each later byte p is in the tail at (p - 2,048) % 4,096, so the last 4,096 are there.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -58,7 +58,7 @@ class SharedPage:
         return not first <= request <= last
 
     def withdraw(self, first: int, last: int) -> int:
-        """In the run's process: take requests back; the number of the last one that was begun before."""
+        """In the run's process: withdraw requests; returns the number of the last one that had already begun."""
         _RANGE.pack_into(self._memory, _WITHDRAWN, first, last)
         return int(_COUNT.unpack_from(self._memory, _BEGUN)[0])
 
@@ -67,7 +67,7 @@ class SharedPage:
         _COUNT.pack_into(self._memory, 0, 0)
 
     def after_fork(self) -> None:
-        """In a forked child, where a thread that is not there any more may hold the lock."""
+        """In a forked child, where a thread that no longer exists may hold the lock."""
         self._lock = threading.Lock()
 
     def write(self, data: bytes | memoryview) -> None:
@@ -100,7 +100,7 @@ class SharedPage:
         return head.decode(errors="replace") + gap + tail.decode(errors="replace")
 
     def close(self) -> None:
-        """Let go of the memory."""
+        """Release the memory."""
         self._memory.close()
 
     def _count(self) -> int:

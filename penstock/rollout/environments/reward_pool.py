@@ -1,4 +1,4 @@
-"""The pool that computes rewards: in processes, but for functions that cannot be had there."""
+"""The pool that computes rewards: in processes, except for functions that cannot run there."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class FunctionName:
 
 
 class RewardPool:
-    """At most `workers` reward calls at a time, each with a time limit, in processes of their own.
+    """At most `workers` reward calls at a time, each with a time limit, in separate processes.
 
-    What cannot be sent to another process stays here, in a thread: a function that is not found there by its name
-    (a lambda, a closure, a method of an object, one of `__main__`), or arguments that are not plain data. `records` is
-    told so, once for each function and reason. With `in_process` everything stays here, as was asked for.
+    What cannot be sent to another process stays here, in a thread: a function that is not found there by its name (a
+    lambda, a closure, a method of an object, one of `__main__`), or arguments that are not plain data. `records` notes
+    it, once for each function and reason. With `in_process` everything stays here, as requested.
 
     Worked example: `score(my_rewards.exact, "5", "5")` runs in a process; `score(lambda: 1.0)` in a thread, and
     `records` has the note that a lambda has no name to be imported by.
@@ -55,16 +55,16 @@ class RewardPool:
         return self._threads.abandoned + self._processes.abandoned
 
     def check(self, function: FunctionName, key: str) -> Signature:
-        """The parameters of a function, as a process finds it; `ConfigError` where it cannot be imported there."""
+        """The parameters of a function, as a process finds it; `ConfigError` if it cannot be imported there."""
         return self._processes.check(function.path, key)
 
     def stay_in_process(self, function: str, reason: str) -> None:
-        """Compute all rewards in this process from now on, though nobody asked for it, and say so."""
+        """Compute all rewards in this process from now on, although nobody asked for it, and report it."""
         self.in_process = True
         self._records.in_process(function, reason)
 
     async def score(self, function: Callable[..., Any] | FunctionName, *args: Any, **kwargs: Any) -> Any:
-        """`function(*args, **kwargs)`, awaited if it can be; what goes wrong in it is an `EnvironmentFailure`."""
+        """`function(*args, **kwargs)`, awaited if it can be; an error in it is an `EnvironmentFailure`."""
         if isinstance(function, FunctionName):
             return await self._processes.score(function.path, args, kwargs)
         if not self.in_process:
@@ -91,7 +91,7 @@ class RewardPool:
 
 
 def name_of(function: Callable[..., Any]) -> str | None:
-    """`module:name` under which another process finds the very same function; None where there is no such name."""
+    """`module:name` under which another process finds the very same function; None if there is no such name."""
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
     if not (isinstance(module, str) and isinstance(name, str)) or not is_importable(module):
         return None

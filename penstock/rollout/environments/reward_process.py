@@ -1,4 +1,4 @@
-"""One reward process, seen from the run: started, talked to, listened to for its end, and killed with all its own."""
+"""One reward process, seen from the run: starting it, talking to it, noticing its end, and killing its session."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _END_SECONDS = 2.0
 
 @dataclass(frozen=True)
 class Home:
-    """Where reward processes live: as the run did when it began, whatever becomes of its own directory."""
+    """Where reward processes live: as the run did when it began, even if its directory changes later."""
 
     directory: str
     search_path: tuple[str, ...]
@@ -43,11 +43,11 @@ class Home:
 
 
 class RewardProcess:
-    """A process of its own session that runs `reward_worker`; lines go in and replies come out, in order.
+    """A process in its own session that runs `reward_worker`; lines go in and replies come out, in order.
 
     It is made and may be asked (`ask`) without an event loop; `attach` hands it over to one. `kill` ends the process
-    and all that it started in its session, and is what must be called at the end, also when it ended by itself: until
-    then it is not reaped, so that its process group cannot be anybody else's.
+    and all that it started in its session, and must be called at the end, even if it ended by itself: until then it is
+    not reaped, so its process group cannot belong to anything else.
     """
 
     def __init__(self, home: Home) -> None:
@@ -114,17 +114,17 @@ class RewardProcess:
                 self._loop.add_writer(self._connection, self._writable)
 
     def withdraw(self, first: int, last: int) -> int:
-        """Have requests, counted from 1, not begun any more; the number of the last one that was begun already."""
+        """Withdraw requests, counted from 1; returns the number of the last one that had already begun."""
         return self._page.withdraw(first, last)
 
     def printed(self) -> str:
-        """What the call at hand has printed, also where the process has ended, and its last words."""
+        """What the current call has printed, even if the process has ended, and its last words."""
         with contextlib.suppress(OSError):
             self._page.write(os.read(self._pipe, _READ))
         return self._page.text()
 
     def exit_code(self) -> int | None:
-        """With which code it ended by itself, waited for a moment; None where it did not."""
+        """The code with which it ended by itself, after a short wait; None if it did not."""
         deadline = time.monotonic() + _END_SECONDS
         while (code := self._ended()) is None and time.monotonic() < deadline:
             time.sleep(0.005)
@@ -140,13 +140,13 @@ class RewardProcess:
             self._loop.remove_writer(self._connection)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.kill()  # also where it is too young to have its session
+        self._process.kill()  # even if it is too young to have its session
         self._connection.close()
         self._page.close()
         os.close(self._pipe)
 
     def reaped(self) -> bool:
-        """Whether a killed process is gone for good."""
+        """Whether a killed process has been reaped."""
         return self._process.poll() is not None
 
     def _ended(self) -> int | None:
@@ -188,7 +188,7 @@ class RewardProcess:
             sent = self._connection.send(self._unsent)
         except (BlockingIOError, InterruptedError):
             return
-        except OSError:  # it has ended; the reading side tells
+        except OSError:  # it has ended; the reading side reports it
             sent = len(self._unsent)
         del self._unsent[:sent]
 

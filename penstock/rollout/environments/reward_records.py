@@ -1,4 +1,4 @@
-"""What a run keeps and says of its rewards: `rewards.log` with what they print, and notes on where they run."""
+"""What a run keeps and reports about its rewards: `rewards.log` with what they print, and notes on where they run."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ Emit = Callable[..., None]
 
 
 class RewardRecords:
-    """Writes what rewards print into a file of bounded size; none of its troubles is one of the run.
+    """Writes what rewards print into a file of bounded size; its errors never affect the run.
 
-    Notes are events with fields. They are kept until somebody listens, as some are made before the run has its records,
-    and each is made once.
+    Notes are events with fields. They are kept until somebody listens, since some are made before the run has its
+    records, and each is made once.
 
     Worked example: `in_process("<lambda>", "it cannot …")` twice before `listen(emit)` and once after it emits one
     `reward_in_process`.
@@ -29,7 +29,7 @@ class RewardRecords:
         self._told: set[tuple[str, ...]] = set()
 
     def listen(self, emit: Emit) -> None:
-        """Have notes told as `emit(event, **fields)`, those made so far at once."""
+        """Report notes as `emit(event, **fields)`, those made so far at once."""
         self._emit = emit
         untold, self._untold = self._untold, []
         for event, fields in untold:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 GIVEN = ("prompt", "messages", "rendered_prompt", "response", "response_ids", "answer")
 """What every reward function can ask for. A column of one of these names does not reach the function by it."""
 _OF_UNKNOWN = ("prompt", "response", "answer")
-"""What a function gets whose signature cannot be had."""
+"""What a function gets if its signature is not available."""
 
 
 class Signature(NamedTuple):
@@ -33,7 +33,7 @@ class Signature(NamedTuple):
 
 
 def signature_of(function: Callable[..., object]) -> Signature:
-    """Look at a function; of some in C nothing is known."""
+    """Inspect a function; nothing is known about some C functions."""
     import inspect  # slow, and needed once
 
     try:
@@ -51,14 +51,14 @@ def signature_of(function: Callable[..., object]) -> Signature:
 
 
 def wanted_names(signature: Signature, args: Mapping[str, Any], columns: Iterable[str]) -> tuple[str, ...]:
-    """What to give a function besides `args`, which stand before columns: of `GIVEN` what it names, and columns."""
+    """What to give a function in addition to `args`, which precede columns: the `GIVEN` it names, and columns."""
     own = [name for name in GIVEN if name in signature.names or signature.takes_all]
     others = [name for name in columns if name not in GIVEN and name not in args]
     return (*own, *(name for name in others if name in signature.names or signature.takes_all))
 
 
 class Supply(NamedTuple):
-    """What there is to give a function besides `GIVEN`."""
+    """What can be given to a function in addition to `GIVEN`."""
 
     args: Mapping[str, Any]
     args_key: str

@@ -3,13 +3,13 @@
 Requests and replies are lines of JSON on a socket that only this program knows; stdin is empty, and what is written to
 stdout and stderr, by Python or past it, goes to the page that the run's process shares. A request has one of
 
-- `load`: a function to import, and where `key`, the setting that names it, is given to be looked at: which parameters
-  has it (`reward_signature`)?
+- `load`: a function to import. If `key`, the setting that names it, is given, the reply also says which parameters it
+  has (`reward_signature`).
 - `function`, `args`, `kwargs`: a call. What it returns is awaited, on this process's own event loop, if it can be.
 
-and a reply has `value` or `error` (see `reward_errors`), or `problems` of a function that cannot be loaded; besides,
-what was `printed`, and the seconds that the call `took`. A request that was withdrawn before its turn is answered with
-`skipped`. Each call begins in the directory where the process did.
+and a reply has `value` or `error` (see `reward_errors`), or `problems` of a function that cannot be loaded; in
+addition, what was `printed`, and the seconds that the call `took`. A request that was withdrawn before its turn is
+answered with `skipped`. Each call begins in the directory where the process did.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class Captured:
     """Everything that is written to stdout or stderr in this process, as one bounded record.
 
     What Python prints is recorded at once. What goes to the descriptors 1 and 2 directly (a subprocess, a library in C,
-    a forked child) goes through a pipe: a thread empties it, so that no writer ever waits for long, and `collect` does
-    at the end of a call. The run's process holds the pipe too, for the last words of one that crashes.
+    a forked child) goes through a pipe: a thread empties it so that no writer waits for long, and `collect` does so at
+    the end of a call. The run's process holds the pipe too, for the last words of one that crashes.
     """
 
     def __init__(self, page: SharedPage, pipe: int) -> None:
@@ -56,11 +56,11 @@ class Captured:
         threading.Thread(target=self._empty_pipe, name="penstock-output", daemon=True).start()
 
     def clear(self) -> None:
-        """Begin anew."""
+        """Start again from empty."""
         self._page.clear()
 
     def collect(self) -> str:
-        """What was printed since `clear`, also by processes that were started since."""
+        """What was printed since `clear`, including by processes started since."""
         for stream in self._streams:
             stream.flush()
         with contextlib.suppress(OSError):  # closed by user code
@@ -68,7 +68,7 @@ class Captured:
         return self._page.text()
 
     def after_fork(self) -> None:
-        """A child's output takes the way through the pipe: the record is its parent's to write."""
+        """A child's output goes through the pipe: only its parent writes the record."""
         sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
         sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
 
@@ -129,10 +129,10 @@ class Worker:
         try:
             request = decode(line)
             reply = self._load(request) if "load" in request else {"value": self._call(request)}
-        except BaseException as error:  # noqa: BLE001 - told to the caller, whatever it is
+        except BaseException as error:  # noqa: BLE001 - reported to the caller
             reply = {"error": told(error)}
         took = time.perf_counter() - started
-        if os.getpid() != self._owner:  # a forked child has come back; it has no part in what follows
+        if os.getpid() != self._owner:  # a forked child has come back; it must not continue
             os._exit(0)
         return _line(reply, took, self._captured.collect())
 
@@ -204,7 +204,7 @@ def _encoded(reply: dict[str, Any]) -> str:
 
 
 def serve(connection: socket.socket, page: SharedPage, captured: Captured) -> None:
-    """Answer requests until there are no more."""
+    """Answer requests until the connection ends."""
     worker = Worker(captured)
     with connection.makefile("rb") as requests:
         for number, line in enumerate(requests, start=1):
@@ -231,7 +231,7 @@ def main(parent: int, connection_fd: int, page_fd: int, pipe: int) -> None:
 
     def in_a_child() -> None:
         # A child that held the connection open would hide its parent's end. The descriptor stays in use, as the
-        # connection would else close whatever takes its number.
+        # connection would otherwise close any file that takes its number.
         null = os.open(os.devnull, os.O_RDWR)
         os.dup2(null, connection_fd, inheritable=False)
         os.close(null)

@@ -1,4 +1,4 @@
-"""What a reward comes to: a number, and the named components that it is made of."""
+"""A score: the reward as a number, and its named components."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.text import cut, safe
 
 _REWARD = "reward"
 _MOST, _LONGEST = 64, 100
-"""Components of one reward, and characters of a component's name."""
+"""Limits on the components of one reward, and on the characters of a component's name."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Score:
 
 
 def checked_score(value: object, prompt: Prompt) -> Score:
-    """The score that a number is, or a mapping with `reward` and named components; else a failure that says why."""
+    """The score from a number, or from a mapping with `reward` and named components; else a failure that says why."""
     if not isinstance(value, Mapping):
         return Score(checked_reward(value, prompt))
     if _REWARD not in value:
@@ -58,7 +58,7 @@ def checked_numbers(numbers: object, prompt: Prompt, what: str) -> dict[str, flo
 def weighted_score(parts: Sequence[tuple[str, float, Score]], prompt: Prompt) -> Score:
     """The weighted sum of several functions' rewards; parts are name, weight and score.
 
-    Each function's own reward, without its weight, is the component of its name; components of its own follow it.
+    Each function's own reward, without its weight, is the component of its name; its own components follow it.
 
     Example: `("exact", 2.0, Score(1.0))` and `("form", 0.5, Score(0.4, {"tags": 1.0}))` make the reward 2.2 with the
     components `exact` 1.0, `form` 0.4 and `form/tags` 1.0.

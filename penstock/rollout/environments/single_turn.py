@@ -25,7 +25,7 @@ class RewardCall:
 class SingleTurnEnvironment(ABC):
     """Subclasses give prompts and a `score`, which is called in the reward pool, in a thread of this process.
 
-    One whose reward is a function that can be imported by its name gives that as `call`: it then runs in a process.
+    If the reward is a function that can be imported by name, return it from `call`: it then runs in a process.
     """
 
     def __init__(self, pool: RewardPool) -> None:
@@ -49,7 +49,7 @@ class SingleTurnEnvironment(ABC):
         return RewardCall(self.score, (prompt, response))
 
     def sample_metrics(self, prompt: Prompt, response: str) -> Mapping[str, float]:
-        """What to measure of a response besides: `rollout/<environment>/<name>` in the metrics."""
+        """What else to measure about a response: `rollout/<environment>/<name>` in the metrics."""
         return {}
 
     async def run(self, prompt: Prompt, handle: GenerationHandle) -> Trajectory:

@@ -41,7 +41,7 @@ class ThreadRewardPool:
                 if call.done():
                     self._idle.append(worker)
                     if not call.cancelled():
-                        call.exception()  # looked at, also where a cancellation means that nobody will
+                        call.exception()  # retrieved, even if a cancellation means that nobody else will
                 else:
                     call.cancel()
                     worker.retire()
@@ -71,7 +71,7 @@ class ThreadRewardPool:
             raise _raised(error) from error
         except GeneratorExit:
             raise
-        except BaseException as error:  # whatever a user's coroutine raises; Ctrl-C is no exception in a run
+        except BaseException as error:  # a user's coroutine may raise anything; Ctrl-C is not an exception in a run
             if limit.expired() and isinstance(error, TimeoutError):
                 # Without its cause: a bare TimeoutError would count as the machinery's fault.
                 raise self._too_long() from None
@@ -86,7 +86,7 @@ class ThreadRewardPool:
 
 
 def is_being_cancelled() -> bool:
-    """Whether somebody cancels the current task: else a `CancelledError` comes from the code that it runs."""
+    """Whether somebody cancels the current task: otherwise a `CancelledError` comes from the code that it runs."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 

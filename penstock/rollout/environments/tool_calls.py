@@ -1,6 +1,6 @@
 """Tool calls in what a model writes: `<tool_call>{"name": …, "arguments": {…}}</tool_call>`, the Hermes form.
 
-Whatever a model writes, nothing here fails: what cannot be read, or could not be passed on, is no call.
+Nothing here fails, no matter what a model writes: text that cannot be read or passed on is not a call.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ def parse_tool_calls(text: str) -> tuple[str, list[ParsedCall]]:
 
 
 def read_json(text: str) -> Any:
-    """What JSON text says; raises `NotPassable` for all that would stop somebody later on."""
+    """What JSON text says; raises `NotPassable` for anything that would fail later on."""
     try:
         said = json.loads(text)
-        # Halves of surrogate pairs, which JSON can spell, are no Unicode text.
+        # Halves of surrogate pairs, which JSON can spell, are not Unicode text.
         json.dumps(said, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise NotPassable(str(error)) from error

@@ -1,6 +1,7 @@
 """`verifiers:<environment>`: environments of the verifiers package, played by Penstock's engine.
 
-Only the files whose names begin with `verifiers_` import verifiers, and they are imported only where one is asked for.
+Only the files whose names begin with `verifiers_` import verifiers, and they are imported only when such an environment
+is requested.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class VerifiersEnvironment:
                 self._env._interception.clients[self._model.client.model_dump_json()] = self._client
                 ready.set_result(None)
                 await self._stop.wait()
-        except Exception as error:  # noqa: BLE001 - told to every sample that waits
+        except Exception as error:  # noqa: BLE001 - reported to every waiting sample
             if not ready.done():
                 late = start.expired() and isinstance(error, TimeoutError)
                 why = f"did not start within {_START_SECONDS} s" if late else f"could not start: {_named(error)}"

@@ -1,8 +1,8 @@
 """The client that answers verifiers' model calls with Penstock's engine.
 
 In verifiers an agent's program (a harness) reaches its model through a server in this process, which asks a client for
-each completion. The client here asks the sample's generation handle, so that tokens, log-probs and weight versions are
-the engine's own.
+each completion. The client here asks the sample's generation handle, so tokens, log-probs and weight versions are the
+engine's own.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from penstock.rollout.environments.tool_calls import parse_tool_calls
 from penstock.rollout.prompts import Message
 
 OVERFLOW = "maximum context length"
-"""What verifiers' own programs, too, take for the end of the context."""
+"""What verifiers' own programs also take as the end of the context."""
 
 
 @dataclass
 class Sample:
-    """What the client knows of one sample: its handle, and a conversation for each trace."""
+    """What the client knows about one sample: its handle, and a conversation for each trace."""
 
     handle: GenerationHandle
     talks: dict[str, Conversation] = field(default_factory=dict)
     generating: set[str] = field(default_factory=set)
     failure: PenstockError | None = None
-    """What stopped it; verifiers only hands on its text."""
+    """The error that stopped it; verifiers passes on only its text."""
     out_of_room: bool = False
 
 

@@ -1,4 +1,4 @@
-"""The program of a verifiers agent that has none of its own: a chat loop with the task's tools, in this process."""
+"""The program of a verifiers agent that does not bring one: a chat loop with the task's tools, in this process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ChatHarnessConfig(vf.HarnessConfig):  # type: ignore[misc]
 
 
 class ChatHarness(vf.Harness[ChatHarnessConfig]):  # type: ignore[misc]
-    """The program of an agent that has none: a chat with the task's tools, run in this process and not in one each."""
+    """The program of an agent that has none: a chat with the task's tools, run in this process, not in one each."""
 
     APPENDS_SYSTEM_PROMPT = True
     SUPPORTS_MCP = True
@@ -43,7 +43,7 @@ class ChatHarness(vf.Harness[ChatHarnessConfig]):  # type: ignore[misc]
         mcp_urls: dict[str, str],
         data: Any,
     ) -> Any:
-        """Chat until the model calls no tool, or may not go on."""
+        """Chat until the model calls no tool, or may not continue."""
         servers = {name: {"url": url, "timeout": self.config.tool_timeout} for name, url in mcp_urls.items()}
         messages = self._opening(data)
         async with AsyncExitStack() as stack:

@@ -76,7 +76,7 @@ def read_tasks(taskset: Any, train_size: int | None, eval_size: int) -> dict[Spl
         seen = {prompt.facts["content"] for prompt in held_out}
         rest = (_prompt(task) for task in islice(tasks, draws))
         train = list(islice((prompt for prompt in rest if prompt.facts["content"] not in seen), limit))
-    except BaseException as error:  # a taskset loads what it likes, from where it likes, and may exit
+    except BaseException as error:  # a taskset may load anything from anywhere, and may exit
         raise SetupError(
             f"rollout.environment.kind: the taskset's tasks cannot be loaded: {named_error(error)}"
         ) from error

@@ -1,4 +1,4 @@
-"""The attention the engine's model runs with, registered with transformers under a name of its own.
+"""The attention the engine's model runs with, registered with transformers under its own name.
 
 transformers' own SDPA path repeats the key-value heads into new memory at every decode step as soon as there is a mask,
 which costs more than the attention itself. Here the query heads that share a key-value head are the rows of one small
@@ -98,7 +98,7 @@ def _capped_attention(
 
 
 def as_lanes(key_BKCD: Tensor, value_BKCD: Tensor) -> tuple[Tensor, Tensor]:
-    """Views with one evenly strided axis L of (row, key-value head) pairs, as `decode_attention` multiplies them."""
+    """Views with one evenly strided axis L of (row, key-value head) pairs, the layout `decode_attention` multiplies."""
     return key_BKCD.flatten(0, 1).transpose(1, 2), value_BKCD.flatten(0, 1)
 
 
@@ -110,7 +110,7 @@ def decode_attention(
     scaling: float | None,
     softcap: float | None = None,
 ) -> Tensor:
-    """One query token per row over the row's slot; gives `[B, N * D]`. The mask is contiguous and additive."""
+    """One query token per row over the row's slot; returns `[B, N * D]`. The mask is contiguous and additive."""
     rows, heads, depth = query_BND.shape
     query_LGD = query_BND.reshape(value_LCD.shape[0], -1, depth)
     output_LGD = attend_lanes(query_LGD, key_LDC, value_LCD, mask_L1C, rows, scaling, softcap)
@@ -126,7 +126,7 @@ def attend_lanes(
     scaling: float | None,
     softcap: float | None = None,
 ) -> Tensor:
-    """The same by lanes; gives `[L, G, D]`."""
+    """The same by lanes; returns `[L, G, D]`."""
     if softcap is not None:
         return _capped_attention(query_LGD, key_LDC.transpose(1, 2), value_LCD, mask_L1C, scaling, softcap)
     if is_plain_products(query_LGD):
@@ -143,7 +143,7 @@ def attend_lanes(
 
 
 def is_plain_products(states: Tensor) -> bool:
-    """Whether decode attention over states like these is plain matrix products, and no kernel of torch's."""
+    """Whether decode attention over states like these is plain matrix products rather than a torch kernel."""
     return states.device.type == "cpu" and states.dtype in (torch.float32, torch.float64)
 
 
@@ -151,13 +151,13 @@ AttentionInterface.register(SLOT_ATTENTION, slot_attention)
 
 
 def install(model: nn.Module) -> None:
-    """Make the model use the slot attention, on a config of its own: a trainer may hold the same config object."""
+    """Make the model use the slot attention, on its own copy of the config: a trainer may hold the same object."""
     own: dict[int, tuple[Any, Any]] = {}
     for module in model.modules():
         config = getattr(module, "config", None)
         if config is None:
             continue
         if id(config) not in own:
-            own[id(config)] = (config, copy.deepcopy(config))  # the old one stays alive, so that its id stays its own
+            own[id(config)] = (config, copy.deepcopy(config))  # the old one stays alive, so its id is not reused
             own[id(config)][1]._attn_implementation = SLOT_ATTENTION
         module.config = own[id(config)][1]

@@ -1,4 +1,4 @@
-"""Which way of decoding an engine takes: the plain one, or the kernels of its own with CUDA graphs."""
+"""How an engine decodes: the plain way, or with its own kernels and CUDA graphs."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from penstock.rollout.engines.embedded.scheduler import Scheduler
 _log = logging.getLogger(__name__)
 
 Decoding = Literal["auto", "plain", "kernels"]
-"""`auto`: by kernels and CUDA graphs where the model is on a GPU and fits, else plain. `plain`: the model's own
-forward, or a lean one of the same operations. `kernels`: without graphs, for looking into them; with TRITON_INTERPRET=1
-in the environment also on a CPU, slowly."""
+"""`auto`: with kernels and CUDA graphs if the model is on a GPU and fits, else plain. `plain`: the model's own forward,
+or a lean one of the same operations. `kernels`: without graphs, for debugging them; with TRITON_INTERPRET=1 in the
+environment also on a CPU, slowly."""
 
 
 def make_scheduler(
@@ -39,7 +39,7 @@ def make_scheduler(
     try:
         decoder = build_decoder(runner, graphs=decoding == "auto")
     except Exception as error:
-        # Compilers fail in many ways. Asked for by name, that is an error; else there is another way to decode.
+        # Compilers fail in many ways. If kernels were requested by name, that is an error; else decode the plain way.
         if decoding == "kernels":
             raise SetupError(f"engine {name}: decoding by kernels does not work here: {error}") from error
         _log.warning("engine %s decodes without CUDA graphs, which is slow", name, exc_info=True)

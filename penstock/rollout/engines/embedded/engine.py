@@ -1,4 +1,4 @@
-"""The asynchronous face of the embedded engine."""
+"""The asynchronous interface of the embedded engine."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ class EmbeddedEngine:
     elsewhere meanwhile. All tensor work happens in one thread; the methods may be called from any event loop.
 
     Requests wait, in order, while all `max_num_seqs` slots are taken or the engine is paused. `kv_cache` says what an
-    update does to running requests: `"keep"` goes on with the keys and values of the old weights, `"recompute"` makes
-    them anew.
-    `deterministic` makes tokens and log-probs bit-equal whatever else is running, at the price of fixed shapes.
-    `threads` is the engine's number of CPU threads; 0 leaves it to the engine: one where a decode step is too small to
-    gain from more, else torch's count. `decoding` says how tokens are computed (see `choice.Decoding`). `texts` gives
-    what stop strings are looked for in; it is called once, in the engine's thread, when a request first has any.
+    update does to running requests: `"keep"` continues with the keys and values of the old weights, `"recompute"`
+    computes them again. `deterministic` makes tokens and log-probs bit-equal regardless of what else is running, at the
+    price of fixed shapes. `threads` is the engine's number of CPU threads; 0 leaves it to the engine: one if a decode
+    step is too small to gain from more, else torch's count. `decoding` says how tokens are computed (see
+    `choice.Decoding`). `texts` provides the token texts in which stop strings are searched; it is called once, in the
+    engine's thread, when a request first has any.
 
     Worked example, 2 slots: three `generate` calls; two run, one waits. `await pause()` returns at a token boundary,
     say after 5 tokens each. `await update_weights(source)` with version 1, `await resume()`. The running ones end with
@@ -118,7 +118,7 @@ class EmbeddedEngine:
         name: str = "embedded",
         **options: Any,
     ) -> EmbeddedEngine:
-        """An engine with weights of its own, loaded from a model folder or hub id.
+        """An engine with its own weights, loaded from a model folder or hub id.
 
         `max_num_seqs` requests decode at the same time, each with up to `max_model_len` tokens of prompt and response.
         `device` is `auto`, `cpu` or `cuda`. `options` are those of the constructor, such as `kv_cache`.
@@ -172,18 +172,18 @@ class EmbeddedEngine:
                 await self._worker.abort(tickets)
 
     async def pause(self) -> None:
-        """Returns once the engine stands at a token boundary; running requests keep their place."""
+        """Returns once the engine is at a token boundary; running requests keep their place."""
         await self._worker.pause()
 
     async def resume(self) -> None:
-        """Go on."""
+        """Continue generating."""
         await self._worker.resume()
 
     async def update_weights(self, source: WeightSource) -> None:
         """Check the whole source, copy it, then take over its version; only while paused.
 
         A source that does not fit raises `WeightSyncError` and changes nothing. A failure while copying leaves weights
-        of two versions mixed, so the engine counts as failed then.
+        of two versions mixed, so the engine then counts as failed.
         """
         if self._worker.phase is Phase.RUNNING:
             raise EngineError(f"engine {self._name}: update_weights needs a paused engine; call pause() first")
@@ -242,7 +242,7 @@ class EmbeddedEngine:
         return health
 
     async def close(self) -> None:
-        """Abort what runs and end the thread; a second call is a no-op."""
+        """Abort running requests and end the thread; a second call is a no-op."""
         await self._worker.close()
 
     # In the worker's thread
@@ -273,10 +273,10 @@ class EmbeddedEngine:
 
 
 def _own_threads(model: Any, runner: ModelRunner) -> int:
-    """One thread where a decode step on the CPU is small; 0 for torch's count.
+    """One thread if a decode step on the CPU is small; 0 for torch's count.
 
-    Threads then gain little when alone on the machine, and lose much when they share it with a trainer: every one of
-    the step's many small operations waits for whichever thread is not running just now.
+    More threads then gain little when alone on the machine, and lose much when they share it with a trainer: each of
+    the step's many small operations waits for any thread that is not currently running.
     """
     operations = 2 * runner.slots * sum(parameter.numel() for parameter in model.parameters())
     return 1 if runner.device.type == "cpu" and operations < _SMALL_STEP else 0

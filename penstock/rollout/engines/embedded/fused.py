@@ -3,9 +3,9 @@
 At one token per row, most of a small model's forward is the overhead of many small operations. This is the same
 arithmetic in fewer of them: one matrix for queries, keys and values, one for gate and up, rotary angles from a table,
 residuals added by the matrix product, and in place wherever nobody else reads. It reads the Hugging Face modules' own
-parameters; they become views of the merged matrices, so that weights are updated in place and held once. Architectures
-it does not know take the model's own forward, and the engine compares the two at the start. Other precisions do too:
-there, the places where numbers are rounded are part of what a trainer must agree with.
+parameters; they become views of the merged matrices, so weights are updated in place and held once. Unknown
+architectures use the model's own forward, and the engine compares the two at the start. Other dtypes use it too: there,
+a trainer must agree on where numbers are rounded.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class _Experts:
 
 
 def fuse(body: Any, max_model_len: int) -> FusedDecoder | None:
-    """The lean decoder of a model's body; None where the architecture, a layer or the precision is not one it knows."""
+    """The lean decoder of a model's body; None if it does not know the architecture, a layer or the dtype."""
     if not is_lean(body, max_model_len) or body.embed_tokens.weight.dtype is not torch.float32:
         return None
     return FusedDecoder(body, max_model_len)

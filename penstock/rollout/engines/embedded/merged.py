@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 _SMALL = 2**19
-"""Elements of a matrix that a CPU core keeps near itself. Such a one multiplies a batch up to a third faster input by
-output; beyond, the gain is gone and weight updates would pay for the turned copy."""
+"""Elements of a matrix that fits in a CPU core's cache. Such a matrix multiplies a batch up to a third faster when
+stored input by output; larger ones gain nothing, and weight updates would pay for the transposed copy."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def merge_linears(*linears: Any) -> MergedLinear:
 
 
 def merge_for_cpu(*linears: Any) -> MergedLinear:
-    """The same, with a small matrix in memory as a CPU multiplies it fastest."""
+    """The same, with a small matrix laid out the way a CPU multiplies it fastest."""
     merged = merge_linears(*linears) if len(linears) > 1 else MergedLinear(linears[0].weight, linears[0].bias)
     if merged.weight_JH.numel() > _SMALL or merged.weight_JH.device.type != "cpu":
         return merged

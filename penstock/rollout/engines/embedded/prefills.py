@@ -11,7 +11,7 @@ _WASTE = 1.2
 _CHUNK_TOKENS = 8192
 """Padded tokens of one prefill forward, at most; a single longer prefix goes alone."""
 _FREE_TOKENS = 128
-"""Below this many padded tokens a forward costs about the same whatever its size, so padding is free."""
+"""Below this many padded tokens a forward costs about the same regardless of size, so padding is free."""
 
 Prefix = tuple[int, ...]
 

@@ -1,4 +1,4 @@
-"""A request inside the engine: the checks at the door, and the ticket that follows it until it is settled."""
+"""A request inside the engine: the checks on entry, and the ticket that follows it until it is settled."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class Ticket:
     version_marks: list[tuple[int, int]] = field(default_factory=list)
     """`(index, version)`: from this generated token on, this version. Empty until the request gets its slot."""
     new_watch: Callable[[], StopWatch] | None = None
-    """Makes what looks for the request's stop strings, if it has any."""
+    """Makes the watch for the request's stop strings, if it has any."""
     watch: StopWatch | None = None
-    """Looks for them, once the request has its slot."""
+    """The watch, once the request has its slot."""
     stop_string: str | None = None
     """The one that was found."""
 

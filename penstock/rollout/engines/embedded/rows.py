@@ -1,4 +1,4 @@
-"""What is known of each running request, one numpy column per fact."""
+"""The state of each running request, one numpy column per fact."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class Rows:
         rows_B: NDArray[np.integer] | None = None,
         kept: KeptIds = _NOTHING_KEPT,
     ) -> NDArray[np.integer]:
-        """Add one token to every active row, or to those given; gives the rows that ended, the last one first.
+        """Add one token to every active row, or to those given; returns the rows that ended, the last one first.
 
         `kept` says what the tokens of truncated distributions were drawn from, by their places in `tokens_B`.
         """

@@ -23,9 +23,8 @@ class ModelRunner:
     """The model as two calls on its slot cache: `prefill` and `decode`.
 
     In deterministic mode every decode step has the same shapes (all slots, the whole context) and every prefix is
-    prefilled alone, so that a row's numbers cannot depend on what else is running. Whether they depend on the row's
-    place in the batch is up to the kernels: that is tried out once at the start, and where they do, rows are decoded
-    one by one.
+    prefilled alone, so a row's numbers cannot depend on what else is running. Whether they depend on the row's place in
+    the batch is up to the kernels: that is tested once at the start, and if they do, rows are decoded one by one.
     """
 
     def __init__(
@@ -65,11 +64,11 @@ class ModelRunner:
         self._fused = None
 
     def attach_weights(self) -> None:
-        """Take hold of the weights again, which have new memory."""
+        """Take hold of the weights again, now in new memory."""
         self._fused = fuse(self.lm.body, self.max_model_len) if self._use_fused else None
 
     def allow_fused(self) -> None:
-        """Take the lean decode step after all, where the model fits it."""
+        """Use the lean decode step after all, if the model fits it."""
         self._use_fused = True
         self.attach_weights()
 
@@ -103,7 +102,7 @@ class ModelRunner:
         return min(-(-longest // _WIDTH_STEP) * _WIDTH_STEP, self.max_model_len)
 
     def decode(self, tokens_B: Tensor, positions_B: Tensor, width: int) -> Tensor:
-        """Feed one token per row (rows `0..B-1`) at its position; gives the logits of the next token in float32."""
+        """Feed one token per row (rows `0..B-1`) at its position; returns the logits of the next token in float32."""
         if not self._one_by_one:
             return self._head(self._decode_hidden(0, tokens_B, positions_B, width))
         logits_1V = [

@@ -1,8 +1,8 @@
 """Drawing one token for every row of a batch at once.
 
-A token is the inverse of the row's cumulative distribution at one uniform number, so that a request's randomness is a
-plain list of numbers that nothing else in the batch can touch. Every operation here works along single rows: a row's
-result is the same to the bit whatever the other rows hold.
+A token is the inverse of the row's cumulative distribution at one uniform number, so a request's randomness is a plain
+list of numbers that nothing else in the batch can touch. Every operation here works along single rows: a row's result
+is bit-identical regardless of what the other rows hold.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Truncation:
 
 @dataclass(frozen=True)
 class SamplingPlan:
-    """What the rows ask for, made once per change of the batch; `None` where no row asks for it."""
+    """What the rows ask for, made once per change of the batch; `None` if no row asks for it."""
 
     temperature_B1: Tensor | None
     greedy_B: Tensor | None
@@ -67,7 +67,7 @@ _NO_TRUNCATION = Truncation(
     torch.empty((0, 1), dtype=torch.int64), torch.empty((0, 1)), torch.empty((0, 1)), by_rank=False
 )
 _AS_THE_MODEL_SAYS = SamplingPlan(None, None, None, _NO_TRUNCATION)
-"""The plan where no row asks for anything, as in most batches; plans are wanted whenever a row comes or goes."""
+"""The plan when no row asks for anything, as in most batches; plans are needed whenever a row comes or goes."""
 
 
 def plan_sampling(wanted: SamplingColumns, device: torch.device) -> SamplingPlan:
@@ -104,8 +104,8 @@ def _plan_truncation(wanted: SamplingColumns, rows_R: NDArray[np.int64], device:
 def truncate(logits_RV: Tensor, bounds: Truncation) -> Tensor:
     """The logits, with -inf for every token that is left out.
 
-    First min-p: tokens whose probability is below that fraction of the largest one go. Then, of the distribution that
-    is left, the `top_k` likeliest tokens stay, and of theirs the fewest that reach `top_p`.
+    First min-p: tokens whose probability is below that fraction of the largest one go. Then, of the remaining
+    distribution, the `top_k` likeliest tokens stay, and among these the fewest that reach `top_p`.
     """
     # A row without min-p has the bound -inf, below which nothing is.
     floor_R1 = logits_RV.amax(-1, keepdim=True) + bounds.log_min_p_R1
@@ -123,7 +123,7 @@ def truncate(logits_RV: Tensor, bounds: Truncation) -> Tensor:
 
 
 KeptIds = Mapping[int, NDArray[np.int32]]
-"""Of the rows whose distribution was truncated: the token ids that were left of it, in rising order."""
+"""For the rows whose distribution was truncated: the token ids that remained, in ascending order."""
 
 
 def sample(

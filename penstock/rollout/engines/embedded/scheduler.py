@@ -1,4 +1,4 @@
-"""Who sits in which slot, and the decode step over those who do."""
+"""Which request has which slot, and the decode step over the active ones."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from penstock.rollout.engines.embedded.runner import ModelRunner
 from penstock.rollout.engines.embedded.sampling import SamplingPlan, plan_sampling, sample
 
 PREFILL_ENTRIES = 8
-"""Prefixes that are remembered for requests to come."""
+"""Prefixes that are cached for later requests."""
 _SLOTS_PER_ADMISSION = 16
 """A new prompt is prefilled when one in this many slots is free ..."""
 _MAX_HELD = 8
@@ -39,7 +39,7 @@ class Counters:
     shared_prefills: int = 0
     """Requests that took their prefix from another one's prefill."""
     recomputed: int = 0
-    """Running requests whose keys and values were computed anew under new weights."""
+    """Running requests whose keys and values were recomputed under new weights."""
     busy_seconds: float = 0.0
     slot_seconds: float = 0.0
 
@@ -73,7 +73,7 @@ class Scheduler:
         return bool(self.rows.count or self.waiting)
 
     def step(self) -> list[tuple[Ticket, GenerationResult]]:
-        """Admit who fits, then generate one token for every active row; gives the responses that ended."""
+        """Admit requests that fit, then generate one token for every active row; returns the responses that ended."""
         start = time.perf_counter()
         self._admit()
         active = self.rows.count
@@ -84,7 +84,7 @@ class Scheduler:
         return ended
 
     def drain(self) -> list[tuple[Ticket, GenerationResult]]:
-        """Finish what is under way on the device, so that a job finds a token boundary; gives what ended by it."""
+        """Finish what is under way on the device, so that a job sees a token boundary; returns what ended."""
         return []
 
     def drop(self, gone: Set[Ticket]) -> None:
@@ -95,7 +95,7 @@ class Scheduler:
                 self._remove(row)
 
     def weights_changed(self, version: int, recompute: bool) -> None:
-        """Go on under new weights; with `recompute`, the running requests' keys and values are made anew.
+        """Continue under new weights; with `recompute`, the running requests' keys and values are computed again.
 
         Only after `drain`.
         """
@@ -113,7 +113,7 @@ class Scheduler:
         self.runner.release_weights()
 
     def attach_weights(self) -> None:
-        """Take hold of the weights again, which have new memory."""
+        """Take hold of the weights again, now in new memory."""
         self.runner.attach_weights()
 
     def free(self) -> None:

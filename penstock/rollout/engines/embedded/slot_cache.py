@@ -36,14 +36,14 @@ class KVShape:
 
 
 class SlotCache(Cache):  # type: ignore[misc]
-    """A fixed stretch of memory per slot; a decode step writes one position per active row and reads a view.
+    """A fixed block of memory per slot; a decode step writes one position per active row and reads a view.
 
     Invariants: rows `0..n-1` are the active ones; everything is finite (masked positions are multiplied by zero, which
     does not hide a NaN), so memory starts as zeros; `update` is only called between `begin_step` and the next one.
 
     With `keys_by_depth` the numbers of one depth lie side by side in the keys, position after position, and not those
     of one position: a query's scores are then sums of rows, which on a CPU, with heads of 32 numbers, takes about half
-    of the time. `kv_ZSKCD` is for those who want the other layout.
+    the time. `kv_ZSKCD` is for callers that need the other layout.
 
     Worked example, 4 slots of 128 positions:
 
@@ -147,7 +147,7 @@ class SlotCache(Cache):  # type: ignore[misc]
         self._values_YSKCD[rows] = prefix_ZKTD[1::2].unsqueeze(1)
 
     def read_prefix(self, row: int, length: int) -> Tensor:
-        """The first positions of a row, in memory of their own."""
+        """The first positions of a row, as a copy."""
         sides_YKTD = (self._keys_YSKCD[:, row, :, :length], self._values_YSKCD[:, row, :, :length])
         return torch.stack(sides_YKTD, dim=1).flatten(0, 1)
 
@@ -176,6 +176,6 @@ class PrefixRecorder(Cache):  # type: ignore[misc]
         return 0
 
     def prefixes_ZKTD(self, lengths: list[int]) -> list[Tensor]:
-        """Each prompt's keys and values without the padding, in memory of its own."""
+        """Each prompt's keys and values without the padding, as a copy."""
         sides_PKTD = [side for layer in range(len(self.sides_PKTD)) for side in self.sides_PKTD[layer]]
         return [torch.stack([side[p, :, :length] for side in sides_PKTD]) for p, length in enumerate(lengths)]

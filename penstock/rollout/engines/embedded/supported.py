@@ -1,4 +1,4 @@
-"""Which models the engine can serve; what it cannot is refused at the start, not discovered in the samples."""
+"""Which models the engine can serve; others are refused at the start, not discovered in the samples."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def check_config(config: Any, max_model_len: int) -> None:
 
 
 def sliding_window(config: Any, max_model_len: int) -> int | None:
-    """The window of the layers that have one, where it is smaller than the context; else None."""
+    """The window of the layers that have one, if it is smaller than the context; else None."""
     layer_types = set(getattr(config, "layer_types", None) or ())
     if layer_types and "sliding_attention" not in layer_types:
         return None

@@ -17,8 +17,8 @@ _SHOWN = 5
 def check_source(model: nn.Module, source: WeightSource) -> None:
     """Every parameter must be given, under any of its names, in its shape, and nothing else.
 
-    Goes through the source once; a lazy source is gone through again by `copy_weights`, so that no copy of the whole
-    model is held in between.
+    Iterates over the source once; `copy_weights` iterates over a lazy source again, so no copy of the whole model is
+    held in between.
     """
     targets = dict(model.named_parameters(remove_duplicate=False))
     given: set[int] = set()
@@ -50,7 +50,7 @@ def copy_weights(model: nn.Module, source: WeightSource) -> None:
 
 
 def free_weights(parameters: Iterable[nn.Parameter]) -> list[torch.Size]:
-    """Give the weights' memory back; gives the shapes that `restore_weights` needs."""
+    """Free the weights' memory; returns the shapes that `restore_weights` needs."""
     shapes: list[torch.Size] = []
     with torch.inference_mode(False):
         for parameter in parameters:

@@ -1,4 +1,4 @@
-"""The engine's thread: token steps, and between two of them whatever was posted to it."""
+"""The engine's thread: token steps, and between them the jobs posted to it."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class Phase(Enum):
 class Worker:
     """Owns the scheduler and everything below it: only this thread touches tensors while the engine lives.
 
-    Other threads leave jobs in an inbox. The thread empties it between two token steps, so that a job always sees a
-    token boundary, and sleeps on one condition when there is neither a job nor a token to generate.
+    Other threads leave jobs in an inbox. The thread empties it between two token steps, so a job always sees a token
+    boundary, and sleeps on one condition when there is neither a job nor a token to generate.
 
-    Invariants: every future that was handed out is in `_open` until it is settled, so that a failure or `close`
-    settles all of them; after FAILED or CLOSED no job is accepted.
+    Invariants: every future that was handed out is in `_open` until it is settled, so a failure or `close` settles all
+    of them; after FAILED or CLOSED no job is accepted.
 
     Worked example: the thread is in a decode step when `call(pause)` and `call(update)` arrive. The step ends, pause
     sets PAUSED and its future is settled, update runs and is settled; then the thread sleeps until `call(resume)`.
@@ -92,7 +92,7 @@ class Worker:
         return self.call(lambda: self._set_phase(Phase.PAUSED))
 
     def resume(self) -> asyncio.Future[None]:
-        """Go on."""
+        """Continue generating."""
         return self.call(lambda: self._set_phase(Phase.RUNNING))
 
     def abort(self, tickets: Iterable[Ticket]) -> asyncio.Future[None]:
@@ -101,7 +101,7 @@ class Worker:
         return self.call(lambda: self._drop(gone, RequestAborted(f"engine {self._name}: the request was aborted")))
 
     def discard(self, ticket: Ticket) -> None:
-        """Take out a request that nobody waits for any more; a no-op where the engine is gone."""
+        """Take out a request that nobody is waiting for; a no-op if the engine is gone."""
 
         def job() -> None:
             self._drain()
@@ -131,12 +131,12 @@ class Worker:
 
     @property
     def step_seconds(self) -> float:
-        """How long the step or job that the thread is in has been going on; 0 where it waits for work."""
+        """How long the thread's current step or job has been running; 0 while it waits for work."""
         since = self._since
         return 0.0 if since is None else time.monotonic() - since
 
     def gone(self) -> EngineError:
-        """Why the engine takes nothing any more."""
+        """Why the engine no longer accepts anything."""
         if self.failure is None:
             return EngineError(f"engine {self._name} is closed")
         error = EngineError(f"engine {self._name} has failed: {type(self.failure).__name__}: {self.failure}")
@@ -156,7 +156,7 @@ class Worker:
                 while self._serve_inbox():
                     self._since = time.monotonic()
                     self._settle_ended(self.scheduler.step())
-        except BaseException as error:  # noqa: BLE001 - every caller is told, whatever it is
+        except BaseException as error:  # noqa: BLE001 - every caller gets it
             self.failure = error
         self._since = None
         self._end()
@@ -211,7 +211,7 @@ class Worker:
             self._open.discard(outcome[0])
             by_loop.setdefault(outcome[0].get_loop(), []).append(outcome)
         for loop, batch in by_loop.items():
-            with contextlib.suppress(RuntimeError):  # that loop is closed: nobody waits there any more
+            with contextlib.suppress(RuntimeError):  # that loop is closed: nobody is waiting there
                 loop.call_soon_threadsafe(_deliver, batch)
 
 

@@ -25,7 +25,7 @@ class Heads:
 
 
 class Workspace:
-    """For steps of `rows` rows. Every layer overwrites what the one before left; nothing outlives a step.
+    """For steps of `rows` rows. Every layer overwrites what the previous one left; nothing outlives a step.
 
     A layer's path through it: `inner_BH` holds the normalised input, `qkv_BJ` its projections, of which `query_BND`,
     `key_BKD` and `query_key_BRD` are parts. `rotate` turns them by `angles_B2D` into `lanes_LGD`, the queries as

@@ -1,4 +1,4 @@
-"""An engine in a process of its own, which shares no interpreter lock with the trainer."""
+"""An engine in its own process, which shares no interpreter lock with the trainer."""
 
 from penstock.rollout.engines.process.client import ProcessEngine
 from penstock.rollout.engines.process.spawn import EngineProcess

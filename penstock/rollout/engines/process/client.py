@@ -1,4 +1,4 @@
-"""The controller's side of an engine in a process of its own."""
+"""The controller's side of an engine in its own process."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ from penstock.weights.shared_memory import write_weights
 from penstock.weights.source import WeightSource
 
 _CLOSE_SECONDS = 10.0
-"""How long a process that lives may take to abort what runs."""
+"""How long a live process may take to abort running requests."""
 _MISSED_BEATS = 3
-"""Signs of life that are missing before an engine counts as silent; fewer may only mean a busy machine."""
+"""How many signs of life must be missing before an engine counts as silent; fewer may just mean a busy machine."""
 
 _SERVING = (EngineHealth.HEALTHY, EngineHealth.PAUSED)
 _Reply = Future[Frame]
@@ -45,16 +45,16 @@ _Reply = Future[Frame]
 class ProcessEngine:
     """A `GenerationEngine` whose model and thread live in an `EngineProcess`; every call is made there.
 
-    Weights go through shared memory: written there on this side, copied from there on the other, whatever device they
-    come from or go to. `stats` and `health` are as of the last message, at most a fraction of a second old.
+    Weights go through shared memory: written there on this side, copied from there on the other, regardless of the
+    source and target device. `stats` and `health` are as of the last message, at most a fraction of a second old.
 
-    A process that ends, whoever ended it, fails the engine: what waits for it raises `EngineError`. One that is
-    stopped, or hangs as a whole, shows no sign of life: it is SILENT, and killed after `timeouts.silence_seconds`.
+    A process that ends, for any reason, fails the engine: pending calls raise `EngineError`. One that is stopped, or
+    hangs as a whole, shows no sign of life: it is SILENT, and killed after `timeouts.silence_seconds`.
 
-    Two weight updates at a time would mix in the memory: the synchronizer makes one after the other.
+    Two simultaneous weight updates would mix in the shared memory: the synchronizer makes one after the other.
 
-    Invariants: every call has an entry in `_open` until it is answered, so that none waits for a process that is gone;
-    one thread writes to the connection and one reads from it, and neither holds up an event loop.
+    Invariants: every call has an entry in `_open` until it is answered, so none waits for a process that is gone; one
+    thread writes to the connection and one reads from it, and neither holds up an event loop.
 
     Worked example: `generate(r)` is call 7, with r's prompt. The process answers call 7 with the response; or the
     caller is cancelled, `cancel` of call 7 follows, and an answer that crosses it finds nobody.
@@ -140,11 +140,11 @@ class ProcessEngine:
             await self._ask("abort", request_ids=list(request_ids))
 
     async def pause(self) -> None:
-        """Returns once the engine stands at a token boundary; running requests keep their place."""
+        """Returns once the engine is at a token boundary; running requests keep their place."""
         await self._ask("pause")
 
     async def resume(self) -> None:
-        """Go on."""
+        """Continue generating."""
         await self._ask("resume")
 
     async def update_weights(self, source: WeightSource) -> None:
@@ -187,7 +187,7 @@ class ProcessEngine:
         return self._serves and self._silence.seconds >= limit
 
     async def close(self) -> None:
-        """Abort what runs and end the process, also where the caller is cancelled; a second call is a no-op."""
+        """Abort running requests and end the process, even if the caller is cancelled; a second call is a no-op."""
         if not self._closing:
             self._closing = True
             await to_the_end(self._close())
@@ -199,7 +199,7 @@ class ProcessEngine:
         except TimeoutError:
             self._process.kill()  # it does not listen, so it would not notice the end of its connection either
         except EngineError:
-            pass  # it is gone already
+            pass  # it is already gone
         await in_daemon_thread("penstock-engine-end", self._end)
 
     def _end(self) -> None:
@@ -254,7 +254,7 @@ class ProcessEngine:
     # In the watching thread
 
     def _watch(self) -> None:
-        """Kill a process that shows no sign of life; its end is then seen, and told, by the reader."""
+        """Kill a process that shows no sign of life; the reader then sees its end and reports it."""
         last = time.monotonic()
         while not self._over.wait(HEARTBEAT_SECONDS):
             now = time.monotonic()
@@ -275,7 +275,7 @@ class ProcessEngine:
                 self._state = EngineState.decode(frame.head["state"])
                 if "id" in frame.head:
                     self._settle(frame)
-        finally:  # whatever ended it: nobody may wait for answers that no one reads
+        finally:  # no matter what ended it: nobody may wait for answers that no one reads
             self._over.set()
             status = self._process.end()
             self._lose(f"engine {self._name}: its process {self.pid} {self._killed or _ended(status)}")

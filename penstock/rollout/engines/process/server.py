@@ -1,6 +1,6 @@
 """The process of an engine, as `EngineProcess` starts it.
 
-It makes the embedded engine that the first call asks for, and makes the calls that follow.
+It creates the embedded engine that the first call asks for, and serves the calls that follow.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from penstock.weights.hf import load_model, load_tokenizer, pick_device, silence
 from penstock.weights.shared_memory import SharedMemory, TensorPlace, read_weights
 
 _STATE_SECONDS = 0.02
-"""How often a state that has changed is told where nothing else is."""
+"""How often a changed state is reported when no other message carries it."""
 _LAST_WORDS_SECONDS = 1.0
 
 Answer = tuple[Any, bytes]
@@ -41,7 +41,7 @@ Answer = tuple[Any, bytes]
 
 
 class Server:
-    """Makes each call in a task of its own, so that calls overlap as they do on an engine in the same process."""
+    """Runs each call in its own task, so calls overlap as they do on an engine in the same process."""
 
     def __init__(self, writer: asyncio.StreamWriter, memory: SharedMemory) -> None:
         self._writer, self._memory = writer, memory
@@ -51,7 +51,7 @@ class Server:
         self._told_at = 0.0
 
     async def serve(self, reader: asyncio.StreamReader) -> None:
-        """Until the other side is gone."""
+        """Serve until the other side is gone."""
         telling = asyncio.create_task(self._tell_state())
         while (frame := await read_frame(reader)) is not None:
             number = frame.head["id"]
@@ -70,7 +70,7 @@ class Server:
         number = frame.head["id"]
         try:
             content, body = await self._calls[frame.head["call"]](self, frame)
-        except Exception as error:  # noqa: BLE001 - the caller is told, whatever it is
+        except Exception as error:  # noqa: BLE001 - the caller gets it
             self._send({"id": number, "error": encode_error(error)})
         else:
             self._send({"id": number, "ok": content}, body)
@@ -85,7 +85,7 @@ class Server:
         return EngineState(self._engine.health(), self._engine.stats())
 
     async def _tell_state(self) -> None:
-        """What has changed at once, and from time to time also that nothing has: that is the sign of life."""
+        """Report changes at once, and from time to time also that nothing changed: that is the sign of life."""
         while True:
             await asyncio.sleep(_STATE_SECONDS)
             if time.monotonic() - self._told_at >= HEARTBEAT_SECONDS or self._state() != self._told:
@@ -183,6 +183,6 @@ def main() -> NoReturn:
         with asyncio.Runner() as runner:
             runner.run(_main(int(sys.argv[1]), int(sys.argv[2])))
             leave(0)  # a thread may still be inside a step, or loading a model, that nobody wants
-    except BaseException:  # noqa: BLE001 - it is the process's last word, whatever it is
+    except BaseException:  # noqa: BLE001 - the process's last message, for any error
         traceback.print_exc()
         leave(1)

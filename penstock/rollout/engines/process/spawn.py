@@ -22,9 +22,9 @@ _LAUNCH = (
     "import sys; from penstock.runtime.orphans import end_with_parent; end_with_parent(int(sys.argv[3])); "
     "from penstock.rollout.engines.process.server import main; main()"
 )
-"""A batch system that ends a job signals all of its processes; this one ends when its controller has no more use for
-it, which may be after a last checkpoint. What comes first of all ties it to its controller, so that it cannot stay
-behind while it is stopped or still imports."""
+"""A batch system that ends a job signals all of its processes; this one ends when its controller no longer needs it,
+which may be after a last checkpoint. Its very first action ties it to its controller, so it cannot stay behind while it
+is stopped or still importing."""
 _END_SECONDS = 5.0
 """How long a process may take to end by itself once its connection is closed."""
 
@@ -33,11 +33,10 @@ START_CALL = 0
 
 
 class EngineProcess:
-    """A process that loads a model and serves it; begun first, so that it loads while this process does too.
+    """A process that loads a model and serves it; started first, so that both processes load at the same time.
 
-    Ctrl-C, SIGTERM and SIGHUP are this process's alone to handle; it does not listen to them. When its connection is
-    closed it ends, also where that is because this process was killed; the kernel ends it too where it cannot act any
-    more.
+    Ctrl-C, SIGTERM and SIGHUP are handled by this process alone; the engine's process ignores them. It ends when its
+    connection is closed, even if that is because this process was killed; if it can no longer act, the kernel ends it.
     """
 
     def __init__(self, model: ModelConfig, device: str, **engine: Any) -> None:
@@ -54,7 +53,7 @@ class EngineProcess:
         finally:
             theirs.close()
         head = {"id": START_CALL, "call": "start", "model": model.model_dump(), "device": device, "engine": engine}
-        with contextlib.suppress(OSError):  # it is gone already: whoever waits for its answer learns so
+        with contextlib.suppress(OSError):  # it is already gone: the caller waiting for its answer finds out
             self.connection.sendall(Frame(head).encode())
 
     @property
@@ -63,11 +62,11 @@ class EngineProcess:
         return self._process.pid
 
     def kill(self) -> None:
-        """End it now, also where it is stopped; whoever reads its connection sees the end."""
+        """End it now, even if it is stopped; the reader of its connection sees the end."""
         self._process.kill()
 
     def end(self, patience_seconds: float = _END_SECONDS) -> int:
-        """Close the connection, which ends it, or kill it; gives its exit status. A second call is a no-op."""
+        """Close the connection, which ends it, or kill it; returns its exit status. A second call is a no-op."""
         with contextlib.suppress(OSError):
             self.connection.shutdown(socket.SHUT_RDWR)
         try:
@@ -91,7 +90,7 @@ def _started(connection: int, memory: int) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [sys.executable, "-P", "-c", _LAUNCH, str(connection), str(memory), str(os.getpid())],
         stdin=subprocess.DEVNULL,
-        stdout=2,  # whatever a library prints must not get into what the command prints
+        stdout=2,  # a library's prints must not get into the command's output
         env={**os.environ, "PYTHONPATH": path},
         pass_fds=(connection, memory),
         start_new_session=True,

@@ -3,7 +3,7 @@
 A frame is two lengths (4 bytes each, little-endian), a JSON object and an array's bytes.
 
     controller to engine    {"id": 7, "call": "generate", ...}      and prompt ids
-                            {"id": 7, "call": "cancel"}              nobody waits for call 7 any more
+                            {"id": 7, "call": "cancel"}              nobody is waiting for call 7
     engine to controller    {"id": 7, "ok": ..., "state": ...}       and a response's arrays
                             {"id": 7, "error": ..., "state": ...}
                             {"state": ...}                           when it changes, and as a sign of life
@@ -42,7 +42,7 @@ from penstock.rollout.engines.base import (
 from penstock.rollout.engines.embedded.requests import InvalidRequest
 
 HEARTBEAT_SECONDS = 0.5
-"""How often an engine's process tells its state also where nothing has changed."""
+"""How often an engine's process reports its state even if nothing has changed."""
 _LENGTHS = struct.Struct("<II")
 _PROMPT, _TOKENS, _LOGPROBS = np.dtype("<i8"), np.dtype("<i4"), np.dtype("<f8")
 _ERRORS: dict[str, type[PenstockError]] = {
@@ -56,7 +56,7 @@ _ERRORS: dict[str, type[PenstockError]] = {
         WeightSyncError,
     )
 }
-"""Errors that arrive as what they were; of any other only the text does."""
+"""Errors that arrive with their own type; of any other, only the text arrives."""
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,7 @@ class EngineState:
 
 
 def encode_error(error: BaseException) -> dict[str, Any]:
-    """An error as JSON; where it is none of the known ones, with where it was raised."""
+    """An error as JSON; an unknown one includes where it was raised."""
     name = type(error).__name__
     if name in _ERRORS:
         return {"kind": name, "message": str(error)}

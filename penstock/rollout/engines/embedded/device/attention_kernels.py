@@ -1,8 +1,8 @@
 """Attention over the slot cache, with softmax on the fly: keys and values are read once and scores never stored.
 
-The query heads that share a key-value head are the rows of one small matrix. Each slot's own length is read on the
-device, so that one launch, and one captured graph, serves all lengths. Axes: N query head, G query head of one
-key-value head, X part of a context, as well as those of `slot_cache`.
+The query heads that share a key-value head are the rows of one small matrix. Each slot's length is read on the device,
+so one launch, and one captured graph, serves all lengths. Axes: N query head, G query head of one key-value head, X
+part of a context, as well as those of `slot_cache`.
 """
 
 # Kernel arguments are device pointers and compile-time constants; Triton's language has no types for a checker.
@@ -19,15 +19,15 @@ from torch import Tensor
 
 _LOG2_E = 1.4426950408889634
 _DOT_ROWS = 16
-"""The fewest rows and columns a matrix product of Triton takes; fewer are padded."""
+"""The fewest rows and columns that a Triton matrix product accepts; smaller matrices are padded."""
 _PREFILL_BLOCK = 64
 _PARTS_POSITIONS = 128
-"""A part of a context that is worth a program of its own has about as many positions at least."""
+"""A part of a context needs at least about this many positions to be worth its own program."""
 
 
 @dataclass(frozen=True)
 class DecodeShape:
-    """How the decode kernel is cut; speed depends on it, results do not beyond rounding."""
+    """How the decode kernel is tiled; this affects speed, and results only by rounding."""
 
     block: int = 64
     warps: int = 4
@@ -144,9 +144,9 @@ def decode_attention(
     parts: int = 1,
     shape: DecodeShape = DECODE_SHAPE,
 ) -> Tensor:
-    """The query of each row over its slot's positions up to and including the row's own; gives `[B, N * D]`.
+    """The query of each row over its slot's positions up to and including the row's own; returns `[B, N * D]`.
 
-    `parts` cuts each context into so many pieces that are worked on at the same time.
+    Each context is cut into `parts` pieces that are processed in parallel.
     """
     rows, (_, kv_heads, context, depth) = qkv_BJ.shape[0], key_SKCD.shape
     group = heads // kv_heads
@@ -255,7 +255,7 @@ def prefill_attention(
     heads: int,
     scaling: float,
 ) -> Tensor:
-    """Causal attention of packed prefixes, each over its own slot, which holds its keys and values already."""
+    """Causal attention of packed prefixes, each over its own slot, which already holds its keys and values."""
     _, kv_heads, context, depth = key_SKCD.shape
     mixed_TJ = qkv_TJ.new_empty(qkv_TJ.shape[0], heads * depth)
     _prefill_attention[(triton.cdiv(longest, _PREFILL_BLOCK), slots_P.shape[0], heads)](
@@ -282,5 +282,5 @@ def prefill_attention(
 
 
 def _precision(tensor: Tensor) -> str:
-    """Matrix products of float32 are exact ones; tensor cores would round them to ten bits."""
+    """Float32 matrix products use full precision; tensor cores would round inputs to ten bits."""
     return "ieee" if tensor.dtype is torch.float32 else "tf32"

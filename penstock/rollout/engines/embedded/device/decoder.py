@@ -27,7 +27,7 @@ _TRUNCATED_ROWS = 32
 
 @dataclass(frozen=True)
 class Flight:
-    """A decode step that was enqueued: whose it is, and where its outcome arrives."""
+    """An enqueued decode step: which slots it is for, and where its outcome arrives."""
 
     slots_B: NDArray[np.int32]
     _drawn_2S: Tensor
@@ -53,14 +53,14 @@ class Flight:
 class DeviceDecoder:
     """Decode steps and prefills on the slots of a runner's cache, in the order of the calls.
 
-    A step reads each slot's pending token from the device and leaves the next one there, so that steps can be enqueued
+    A step reads each slot's pending token from the device and leaves the next one there, so steps can be enqueued
     without waiting for each other. Rows are the slots that take part, in any order; they are padded to the next size
     that has a graph.
 
-    Invariant: two flights at most are unread, as there are two places for outcomes to arrive.
+    Invariant: at most two flights are unread, since outcomes have two places to arrive.
 
     Worked example: `prefill` of [5, 6] to slot 3; `seat` slot 3 with token 7 at position 2; `launch([3])` draws a token
-    and leaves it pending at position 3; a second `launch([3])` goes on from it before the first flight's `wait`.
+    and leaves it pending at position 3; a second `launch([3])` continues from it before the first flight's `wait`.
     """
 
     def __init__(self, runner: ModelRunner, *, graphs: bool) -> None:
@@ -93,7 +93,7 @@ class DeviceDecoder:
         self._drawn_2S = torch.zeros((2, slots), dtype=torch.int32, device=device)
         pinned = device.type == "cuda"
         self._arrivals = [torch.zeros((2, slots), dtype=torch.int32, pin_memory=pinned) for _ in range(2)]
-        with self._here():  # all rows are padding as yet, so that a step writes nothing
+        with self._here():  # all rows are still padding, so a step writes nothing
             self._graphs.prepare([slots] if self._runner.deterministic else sizes_for(slots), self._forward)
 
     def free(self) -> None:
@@ -157,7 +157,7 @@ class DeviceDecoder:
         return self._model
 
     def launch(self, slots_B: NDArray[np.int32], truncation: SamplingPlan | None = None) -> Flight:
-        """Enqueue a decode step for these slots; `truncation` where one of them uses min-p, top-k or top-p."""
+        """Enqueue a decode step for these slots; `truncation` if one of them uses min-p, top-k or top-p."""
         slots = self._runner.slots
         size = slots if self._runner.deterministic else size_of(slots_B.shape[0], slots)
         with self._here():
@@ -216,13 +216,13 @@ class DeviceDecoder:
 
     @contextlib.contextmanager
     def _here(self) -> Iterator[None]:
-        """Kernels go to the current device, which in a thread of one's own is the first one until it is set."""
+        """Kernels go to the current device, which in a new thread is the first one until it is set."""
         with torch.cuda.device(self._runner.device) if self._runner.device.type == "cuda" else contextlib.nullcontext():
             yield
 
 
 def _truncate_rows(logits_SV: Tensor, plan: SamplingPlan) -> Tensor:
-    """Make the tokens that min-p, top-k and top-p exclude impossible, in place; gives the others, eight a byte."""
+    """Make the tokens that min-p, top-k and top-p exclude impossible, in place; returns the others, eight per byte."""
     assert plan.truncated_R is not None
     parts = []
     for start in range(0, plan.truncated_R.shape[0], _TRUNCATED_ROWS):
@@ -239,7 +239,7 @@ def _truncate_rows(logits_SV: Tensor, plan: SamplingPlan) -> Tensor:
 
 
 def _as_bits(flags_RV: Tensor) -> Tensor:
-    """Eight flags a byte, the first of them the lowest bit; the last byte is filled up with zeros."""
+    """Eight flags per byte, lowest bit first; the last byte is padded with zeros."""
     padded_RV = torch.nn.functional.pad(flags_RV, (0, -flags_RV.shape[1] % 8))
     places_8 = 2 ** torch.arange(8, dtype=torch.uint8, device=flags_RV.device)
     return (padded_RV.view(flags_RV.shape[0], -1, 8) * places_8).sum(-1, dtype=torch.uint8)

@@ -19,24 +19,24 @@ _DENSE = 64
 def size_of(rows: int, slots: int) -> int:
     """Rows of the step that `rows` active rows take: 1, 2, 4 ... 64, 128, 192 ..., and at most all slots.
 
-    Each size is a graph of its own, so there should be few; each row too many costs time, so they should be close.
+    Each size needs its own graph, so there should be few; each extra row costs time, so they should be close.
     """
     size = 1 << max(0, rows - 1).bit_length() if rows <= _DENSE else -(-rows // _DENSE) * _DENSE
     return min(size, slots)
 
 
 def sizes_for(slots: int) -> list[int]:
-    """All sizes, the largest first: what the smaller ones need then fits into memory that is there."""
+    """All sizes, the largest first: what the smaller ones need then fits into memory that is already allocated."""
     return sorted({size_of(rows, slots) for rows in range(1, slots + 1)}, reverse=True)
 
 
 class StepGraphs:
     """Captures a function of the device's static memory for every number of rows, and replays it.
 
-    All graphs allocate from one pool, as they are never replayed at the same time; whatever must outlive a replay
-    belongs to memory of the caller's. They are captured before there is work: another thread that waits for the whole
-    device just then would spoil a capture. Without graphs, or where a capture fails, the function is called instead,
-    which gives the same numbers.
+    All graphs allocate from one pool, since they are never replayed at the same time; anything that must outlive a
+    replay belongs in the caller's memory. They are captured before there is work: another thread that synchronizes the
+    whole device at that moment would spoil a capture. Without graphs, or if a capture fails, the function is called
+    instead, with the same results.
     """
 
     def __init__(self, device: torch.device, *, capture: bool) -> None:
@@ -64,7 +64,7 @@ class StepGraphs:
             _log.warning("CUDA graphs are off, as a decode step of %d rows could not be captured: %s", size, error)
 
     def run(self, size: int, step: Callable[[int], None]) -> None:
-        """Replay the graph, or call the step where there is none."""
+        """Replay the graph, or call the step if there is none."""
         graph = self._graphs.get(size)
         if graph is None:
             step(size)
@@ -72,7 +72,7 @@ class StepGraphs:
             graph.replay()
 
     def clear(self) -> None:
-        """Forget all graphs; what they point to may be freed then."""
+        """Forget all graphs; what they point to may then be freed."""
         self._graphs.clear()
         self._pool = None
 
@@ -82,7 +82,7 @@ class StepGraphs:
         graph = torch.cuda.CUDAGraph()
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream), _no_garbage_collection():
-            # Other threads of this process, a trainer's for one, may go on using the GPU meanwhile.
+            # Other threads of this process, a trainer's for one, may keep using the GPU meanwhile.
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
                 function()

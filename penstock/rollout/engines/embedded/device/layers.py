@@ -1,7 +1,7 @@
 """The Llama family's arithmetic around the engine's kernels: matrix products by torch, the rest by Triton.
 
 Rows are tokens: the pending ones of a decode step, or those of packed prefixes. The Hugging Face modules' parameters
-become views of merged matrices, so that weights are held once and updated in place; a captured graph stays valid.
+become views of merged matrices: weights are held once and updated in place, and a captured graph stays valid.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Places:
 
 @dataclass(frozen=True)
 class Prefixes:
-    """Prefixes whose tokens are packed one behind the other."""
+    """Prefixes whose tokens are packed one after the other."""
 
     slots_P: Tensor
     starts_P: Tensor
@@ -94,7 +94,7 @@ class DeviceModel:
         hidden_TH, delta_TH = self._embed(tokens_T.unsqueeze(0))[0], None
         for index, layer in enumerate(self._layers[:-1]):
             delta_TH = layer(hidden_TH, delta_TH, places, self._tables, _sides(kv_ZSKCD, index), attend)
-        # Nobody asks for a prefix's hidden states, so the last layer is left after its keys and values.
+        # Nobody needs a prefix's hidden states, so the last layer stops after its keys and values.
         last = len(self._layers) - 1
         self._layers[last].store_kv(hidden_TH, delta_TH, places, self._tables, _sides(kv_ZSKCD, last))
 
@@ -125,7 +125,7 @@ class _DeviceLayer:
         sides_SKCD: tuple[Tensor, Tensor],
         attend: Attend,
     ) -> Tensor:
-        """Adds `delta` and the attention's output to the residual stream in place; gives the MLP's, to be added."""
+        """Adds `delta` and the attention's output to the residual stream in place; returns the MLP's, to be added."""
         qkv_BJ = self.store_kv(hidden_BH, delta_BH, places, tables, sides_SKCD)
         mixed_BJ = attend(qkv_BJ, *sides_SKCD, self._heads, self._scaling)
         out_BH = F.linear(mixed_BJ, self._out.weight, self._out.bias)
@@ -140,7 +140,7 @@ class _DeviceLayer:
         tables: tuple[Tensor, Tensor],
         sides_SKCD: tuple[Tensor, Tensor],
     ) -> Tensor:
-        """Keys and values into the cache; gives the rotated queries (and what else is in `qkv`)."""
+        """Write keys and values to the cache; returns the rotated queries (and what else is in `qkv`)."""
         normed_BH = row_kernels.add_norm(hidden_BH, delta_BH, self._before.weight, self._before.variance_epsilon)
         qkv_BJ = self._qkv(normed_BH)
         norms = None

@@ -65,7 +65,7 @@ def _add_norm(
 
 
 def add_norm(hidden_BH: Tensor, delta_BH: Tensor | None, weight_H: Tensor, epsilon: float) -> Tensor:
-    """Add `delta` to the residual stream, in place, and give its root-mean-square norm."""
+    """Add `delta` to the residual stream, in place, and return its root-mean-square norm."""
     rows, width = hidden_BH.shape
     normed_BH = torch.empty_like(hidden_BH)
     block = triton.next_power_of_2(width)
@@ -160,7 +160,7 @@ def rotate_and_store(
     key_SKCD: Tensor,
     value_SKCD: Tensor,
 ) -> None:
-    """Norm (where the family has one) and rotate queries and keys; queries stay in place, keys and values go to the
+    """Normalize (if the family does) and rotate queries and keys; queries stay in place, keys and values go to the
     row's slot at the row's position. `norms` are the weights for queries and keys and the epsilon."""
     _, heads, context, depth = key_SKCD.shape
     query_blocks = qkv_BJ.shape[1] // (heads * depth) - 2

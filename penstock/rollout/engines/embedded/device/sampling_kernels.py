@@ -3,7 +3,7 @@
 A token is drawn by a race: each token has an independent exponential variable, and the one whose probability over its
 variable is largest wins, which happens with exactly its probability (the Gumbel-max trick without logarithms). The
 variables are a pure function of the request's seed, the position and the token id (Philox, a counter-based generator),
-so a response does not depend on what shares its batch. The vocabulary is worked on in blocks, which a second kernel
+so a response does not depend on what shares its batch. The vocabulary is processed in blocks, which a second kernel
 joins, in float32 throughout.
 """
 
@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 _QUARTER = 128
-"""Philox gives four numbers at a time, so a block of the vocabulary is worked on in four quarters of this size."""
+"""Philox gives four numbers at a time, so a block of the vocabulary is processed in four quarters of this size."""
 _WARPS = 1
 
 
@@ -37,7 +37,7 @@ class SlotState:
 
     @classmethod
     def empty(cls, slots: int, device: torch.device) -> SlotState:
-        """Slots that nobody sits in."""
+        """Empty slots."""
         return cls(
             torch.zeros(slots, dtype=torch.int32, device=device),
             torch.zeros(slots, dtype=torch.int32, device=device),
@@ -119,7 +119,7 @@ def _take_token(
         top = tl.max(tops, axis=0)
         log_total = top + tl.log(tl.sum(totals * tl.exp(tops - top), axis=0))
         _, winner = tl.max(tl.load(at + 2, mask=inside, other=float("-inf")), axis=0, return_indices=True)
-        # Where logits are not finite there may be no winner; the log-prob tells, and the token must be a token.
+        # If logits are not finite there may be no winner; the log-prob shows it, and the token id must be valid.
         token = tl.minimum(tl.load(drawn_ptr + row * blocks + winner), vocabulary - 1)
         temperature = tl.load(temperature_of_ptr + slot)
         factor = 1.0 / tl.where(temperature == 0.0, 1.0, temperature)
@@ -134,7 +134,7 @@ def sample(logits_BV: Tensor, slots_B: Tensor, state: SlotState, drawn_2B: Tenso
     """Draw a token for every row, make it the slot's pending one, and write tokens and log-probs to `drawn_2B`.
 
     The log-prob (the second row, float32 in the memory of an int32) is that of the tempered distribution, and not
-    finite where the logits are not. Logits may be -inf for tokens that must not be drawn.
+    finite if the logits are not. Logits may be -inf for tokens that must not be drawn.
     """
     rows, vocabulary = logits_BV.shape
     blocks = triton.cdiv(vocabulary, 4 * _QUARTER)

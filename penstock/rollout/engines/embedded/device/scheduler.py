@@ -30,7 +30,7 @@ class _Launch:
 
 
 class PipelinedScheduler(Scheduler):
-    """A scheduler that enqueues a step before it has read the one before.
+    """A scheduler that enqueues a step before it has read the previous one.
 
     A response that reaches its length is known beforehand and is not launched again. One that draws a stop token is
     known a step late: its row computes one token too many, which nobody reads. A slot keeps its request's keys and
@@ -62,7 +62,7 @@ class PipelinedScheduler(Scheduler):
         return super().has_work or self._launched is not None
 
     def drain(self) -> list[tuple[Ticket, GenerationResult]]:
-        """Read the step in flight, so that host and device stand at the same token."""
+        """Read the step in flight, so that host and device are at the same token."""
         launched, self._launched = self._launched, None
         return [] if launched is None else self._read(launched)
 
@@ -72,7 +72,7 @@ class PipelinedScheduler(Scheduler):
         self.decoder.release_weights()
 
     def attach_weights(self) -> None:
-        """Take hold of the weights again, which have new memory."""
+        """Take hold of the weights again, now in new memory."""
         super().attach_weights()
         self.decoder.attach_weights()
 
@@ -102,8 +102,8 @@ class PipelinedScheduler(Scheduler):
         self._truncation = None
 
     def _fill_slots(self, by_prefix: dict[Prefix, list[Ticket]]) -> None:
-        """Keys and values of each prefix into the slots of its requests: the first slot's are computed, or were before,
-        and the others get copies."""
+        """Put the keys and values of each prefix into the slots of its requests: the first slot's are computed, or
+        already were, and the others get copies."""
         missing: list[tuple[Prefix, int]] = []
         copies: list[tuple[int, int, int]] = []
         row = self.rows.count

@@ -24,7 +24,7 @@ NO_TRITON = "Triton is not installed (pip install triton)"
 
 
 def why_not(model: Any, max_model_len: int) -> str | None:
-    """Why the kernels cannot serve this model; None where they can."""
+    """Why the kernels cannot serve this model; None if they can."""
     body, head = model.base_model, model.get_output_embeddings()
     if not is_lean(body, max_model_len) or not all(hasattr(layer.mlp, "gate_proj") for layer in body.layers):
         return f"{type(model).__name__} is not one of the plain Llama-like architectures"
@@ -53,7 +53,7 @@ def _is_rotated_whole(body: Any, attention: Any) -> bool:
 
 
 def build_decoder(runner: ModelRunner, *, graphs: bool) -> DeviceDecoder:
-    """A decoder that was tried out: its hidden states are the model's own; raises `RuntimeError` where they are not.
+    """A tested decoder: its hidden states match the model's own; raises `RuntimeError` if they do not.
 
     In deterministic mode a row's logits must not depend on its place in the batch either.
     """
