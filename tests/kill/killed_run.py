@@ -18,6 +18,7 @@ from typing import Any
 from tests.support.tiny_models import save_tiny_model
 
 START_SECONDS = 120.0
+MOST_STEPS_MORE = 3
 END_SECONDS = 300.0
 CODE_OF_SIGKILL = -signal.SIGKILL
 
@@ -84,8 +85,12 @@ class KilledRun:
             before = self._steps_finished()
             wanted = self.rng.choice([0, 0, 1, 2, 3, 5])
             self.wait_for(lambda: self._steps_finished() - before >= wanted, process)
-            # Without a step to wait for, anything from the import of Python modules to the first step.
-            time.sleep(self.rng.uniform(0, 0.3 if wanted else 6.0))
+            # Without a step to wait for, anything from the import of Python modules to the first steps. A fast machine
+            # must not get to the end meanwhile.
+            until = time.monotonic() + self.rng.uniform(0, 0.3 if wanted else 6.0)
+            self.wait_for(
+                lambda: time.monotonic() > until or self._steps_finished() - before >= wanted + MOST_STEPS_MORE, process
+            )
             alive = process.poll() is None
         finally:
             process.kill()

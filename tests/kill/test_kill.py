@@ -24,7 +24,7 @@ ASYNCHRONOUS = {
 
 
 def killed_again_and_again(
-    tmp_path: Path, cycles: int, seed: int, settings: dict[str, Any], prompts: int = 240
+    tmp_path: Path, cycles: int, seed: int, settings: dict[str, Any], prompts: int = 480
 ) -> KilledRun:
     run = KilledRun(write_config(tmp_path, prompts, **settings), tmp_path / "run", random.Random(seed))
     kills = 0
@@ -56,7 +56,7 @@ def test_two_kills_lose_nothing(tmp_path: Path) -> None:
 @pytest.mark.timeout(1800)
 def test_twenty_kills_lose_nothing(tmp_path: Path) -> None:
     run = killed_again_and_again(tmp_path, 20, 1, ASYNCHRONOUS)
-    assert_exactly_once(run, 240)
+    assert_exactly_once(run, 480)
 
 
 @pytest.mark.long
@@ -64,15 +64,15 @@ def test_twenty_kills_lose_nothing(tmp_path: Path) -> None:
 def test_twenty_kills_leave_the_same_losses_bit_by_bit(tmp_path: Path) -> None:
     (tmp_path / "undisturbed").mkdir()
     undisturbed = KilledRun(
-        write_config(tmp_path / "undisturbed", 240, **DETERMINISTIC), tmp_path / "undisturbed/run", random.Random(0)
+        write_config(tmp_path / "undisturbed", 480, **DETERMINISTIC), tmp_path / "undisturbed/run", random.Random(0)
     )
     undisturbed.run_to_the_end()
     (tmp_path / "killed").mkdir()
     run = killed_again_and_again(tmp_path / "killed", 20, 3, DETERMINISTIC)
-    assert_exactly_once(run, 240)
+    assert_exactly_once(run, 480)
     assert losses(run.run_dir) == losses(undisturbed.run_dir)
-    assert len(losses(run.run_dir)) == 60
-    assert sum(grad_norm > 0 for _, grad_norm, _ in losses(run.run_dir)) > 50, "nearly every step changes the weights"
+    assert len(losses(run.run_dir)) == 120
+    assert sum(grad_norm > 0 for _, grad_norm, _ in losses(run.run_dir)) > 100, "nearly every step changes the weights"
 
 
 @pytest.mark.long
