@@ -208,11 +208,12 @@ class ChaosRun:
 
         False where the process ended before.
         """
-        share = self._load.steps / (self._load.kills + 2)
+        share = self._load.steps / (len(plan_blows(self._load.kills, self._load.seed)) + 2)
         wanted = max(1, round(self._rng.uniform(0.5, 1.0) * share))
         before = self._steps_finished()
         self._wait_until(lambda: self._steps_finished() - before >= wanted and len(self._checkpoints()) > 1, process)
-        time.sleep(self._rng.uniform(0, 0.4))
+        until, there = time.monotonic() + self._rng.uniform(0, 0.4), self._steps_finished()
+        self._wait_until(lambda: time.monotonic() > until or self._steps_finished() > there, process)
         return process.poll() is None
 
     def _wait_until(self, condition: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:

@@ -181,7 +181,7 @@ def test_counts_come_from_the_ledger_and_the_notes(tmp_path: Path) -> None:
 @pytest.mark.timeout(900)
 def test_faults_and_kills_leave_no_trace_in_the_losses_of_a_deterministic_run(tmp_path: Path) -> None:
     model = save_tiny_model(tmp_path / "model", hidden=64)
-    load = Load(prompts=64, epochs=1, kills=1, rate=0.05, seed=5)
+    load = Load(prompts=160, epochs=1, kills=1, rate=0.05, seed=5)  # 20 steps: three blows, and some left after them
     settings = {
         "deterministic": True,
         "staleness": {"policy": "in_order", "lookahead": 0},
