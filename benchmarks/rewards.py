@@ -21,7 +21,7 @@ import sys
 import time
 from dataclasses import dataclass
 
-from penstock.rollout.environments.reward_pool import FunctionName, RewardPool
+from penstock.rollout.environments.rewards.pool import FunctionName, RewardPool
 
 RESPONSE = "The answer is 42. " * 40
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 _LAZY = {
-    "load_config": "penstock.config.loading",
+    "load_config": "penstock.config.reading.loading",
     "train": "penstock.run.front_door",
     "resume": "penstock.run.front_door",
     "evaluate": "penstock.run.front_door",
@@ -27,9 +27,9 @@ _LAZY = {
     "VerifyReport": "penstock.run.verify.findings",
     "WrittenReport": "penstock.observe.report.build",
     "RunConfig": "penstock.config.models",
-    "ModelConfig": "penstock.config.model",
-    "AlgorithmConfig": "penstock.config.algorithm",
-    "TrainingConfig": "penstock.config.training",
+    "ModelConfig": "penstock.config.sections.model",
+    "AlgorithmConfig": "penstock.config.sections.algorithm",
+    "TrainingConfig": "penstock.config.sections.training",
     "EmbeddedEngine": "penstock.rollout.engines.embedded.engine",
     "SamplingParams": "penstock.rollout.engines.base",
     "GenerationRequest": "penstock.rollout.engines.base",
@@ -50,12 +50,12 @@ _LAZY = {
     "StalenessSampler": "penstock.buffer.samplers.base",
     "BucketSampler": "penstock.buffer.samplers.base",
     "Environment": "penstock.rollout.environments.base",
-    "SingleTurnEnvironment": "penstock.rollout.environments.single_turn",
-    "MultiTurnEnvironment": "penstock.rollout.environments.multi_turn",
+    "SingleTurnEnvironment": "penstock.rollout.environments.turns.single_turn",
+    "MultiTurnEnvironment": "penstock.rollout.environments.turns.multi_turn",
     "Prompt": "penstock.rollout.prompts",
     "Split": "penstock.rollout.environments.base",
-    "Observation": "penstock.rollout.environments.multi_turn",
-    "Done": "penstock.rollout.environments.multi_turn",
+    "Observation": "penstock.rollout.environments.turns.multi_turn",
+    "Done": "penstock.rollout.environments.turns.multi_turn",
     "Trajectory": "penstock.rollout.environments.base",
     "PenstockError": "penstock.errors",
     "ConfigError": "penstock.errors",
@@ -72,11 +72,11 @@ if TYPE_CHECKING:  # for type checkers, which cannot follow the lazy names below
     from penstock.buffer.replay_buffer import ReplayBuffer as ReplayBuffer
     from penstock.buffer.samplers.base import BucketSampler as BucketSampler
     from penstock.buffer.samplers.base import StalenessSampler as StalenessSampler
-    from penstock.config.algorithm import AlgorithmConfig as AlgorithmConfig
-    from penstock.config.loading import load_config as load_config
-    from penstock.config.model import ModelConfig as ModelConfig
     from penstock.config.models import RunConfig as RunConfig
-    from penstock.config.training import TrainingConfig as TrainingConfig
+    from penstock.config.reading.loading import load_config as load_config
+    from penstock.config.sections.algorithm import AlgorithmConfig as AlgorithmConfig
+    from penstock.config.sections.model import ModelConfig as ModelConfig
+    from penstock.config.sections.training import TrainingConfig as TrainingConfig
     from penstock.controller.controller import SingleController as SingleController
     from penstock.data_plane.adapters.memory import MemoryDataPlane as MemoryDataPlane
     from penstock.data_plane.client import DataPlaneClient as DataPlaneClient
@@ -95,10 +95,10 @@ if TYPE_CHECKING:  # for type checkers, which cannot follow the lazy names below
     from penstock.rollout.environments.base import Environment as Environment
     from penstock.rollout.environments.base import Split as Split
     from penstock.rollout.environments.base import Trajectory as Trajectory
-    from penstock.rollout.environments.multi_turn import Done as Done
-    from penstock.rollout.environments.multi_turn import MultiTurnEnvironment as MultiTurnEnvironment
-    from penstock.rollout.environments.multi_turn import Observation as Observation
-    from penstock.rollout.environments.single_turn import SingleTurnEnvironment as SingleTurnEnvironment
+    from penstock.rollout.environments.turns.multi_turn import Done as Done
+    from penstock.rollout.environments.turns.multi_turn import MultiTurnEnvironment as MultiTurnEnvironment
+    from penstock.rollout.environments.turns.multi_turn import Observation as Observation
+    from penstock.rollout.environments.turns.single_turn import SingleTurnEnvironment as SingleTurnEnvironment
     from penstock.rollout.prompts import Prompt as Prompt
     from penstock.rollout.put_group import put_group as put_group
     from penstock.run.evaluate import EvalResult as EvalResult

@@ -2,7 +2,7 @@
 
 The failure policy needs one bit about every error: is it the machinery's fault (INFRA: the same request may well
 succeed elsewhere or later) or the data's (DATA: this prompt, environment or reward is at fault)? Exceptions that know
-carry it as `failure_kind`; `penstock.controller.failure` classifies the rest by following causes.
+carry it as `failure_kind`; `penstock.controller.failures.classify` classifies the rest by following causes.
 """
 
 from __future__ import annotations

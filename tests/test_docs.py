@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from penstock.config.loading import parse_config
-from penstock.config.yaml_dialect import parse_yaml
+from penstock.config.reading.loading import parse_config
+from penstock.config.reading.yaml_dialect import parse_yaml
 from penstock.errors import ConfigError
 
 ROOT = Path(__file__).parents[1]

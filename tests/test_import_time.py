@@ -29,7 +29,7 @@ except SystemExit:
     ("code", "limit"),
     [
         ("import penstock", 0.3),
-        ("from penstock.config.loading import load_config", 1.0),
+        ("from penstock.config.reading.loading import load_config", 1.0),
         (_HELP, 0.5),
     ],
     ids=["import penstock", "load_config", "penstock --help"],

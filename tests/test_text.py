@@ -12,9 +12,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.config.loading import dump_config, parse_config
-from penstock.controller.failure import classify, describe
-from penstock.controller.snapshot import ControllerSnapshot, ControllerState
+from penstock.config.reading.loading import dump_config, parse_config
+from penstock.controller.bookkeeping.snapshot import ControllerSnapshot, ControllerState
+from penstock.controller.failures.classify import classify, describe
 from penstock.data_plane import fields
 from penstock.data_plane.client import SampleBatch
 from penstock.data_plane.columns import ObjectColumn
@@ -207,7 +207,7 @@ def test_settings_that_are_no_text_are_refused_with_their_key(changes: dict[str,
 @settings(max_examples=50, deadline=None)
 @given(st.text(st.characters(codec="utf-8"), max_size=10))
 def test_any_other_text_in_settings_is_written_and_read_as_it_is(text: str) -> None:
-    from penstock.config.yaml_dialect import parse_yaml
+    from penstock.config.reading.yaml_dialect import parse_yaml
 
     config = parse_config(run_settings(rollout__environment__args={"text": text}))
     assert parse_yaml(dump_config(config))["rollout"]["environment"]["args"] == {"text": text}

@@ -27,8 +27,8 @@ from penstock.rollout.engines.base import GenerationRequest, GenerationResult
 from penstock.rollout.engines.embedded import EmbeddedEngine
 from penstock.rollout.environments.base import GenerationHandle, Segment, Trajectory, checked_reward
 from penstock.rollout.environments.custom import PromptData
-from penstock.rollout.environments.reasoning_gym import ReasoningGymEnvironment
-from penstock.rollout.environments.reward_pool import RewardPool
+from penstock.rollout.environments.rewards.pool import RewardPool
+from penstock.rollout.environments.tasks.reasoning_gym import ReasoningGymEnvironment
 from penstock.rollout.manager import PARTITION
 from penstock.rollout.prompts import Prompt
 from penstock.training.interface import StepResult

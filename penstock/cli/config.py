@@ -34,7 +34,7 @@ def show(config: ConfigFile, overrides: Overrides = None, as_json: Json = False)
       penstock config show run.yaml training.optimizer.lr=1e-5 > resolved.yaml
     """
     with reported(as_json):
-        from penstock.config.loading import dump_config, load_config
+        from penstock.config.reading.loading import dump_config, load_config
 
         settings = load_config(config, overrides or [])
         if as_json:
@@ -56,7 +56,7 @@ def check(config: ConfigFile, overrides: Overrides = None, as_json: Json = False
       penstock config check run.yaml
     """
     with reported(as_json):
-        from penstock.config.loading import load_contradictory
+        from penstock.config.reading.loading import load_contradictory
 
         settings, contradictions = load_contradictory(config, overrides or [])
         find_local_modules()
@@ -84,6 +84,6 @@ def schema() -> None:
       penstock config schema > penstock.schema.json
     """
     with reported():
-        from penstock.config.loading import json_schema
+        from penstock.config.reading.loading import json_schema
 
         print_json(json_schema())

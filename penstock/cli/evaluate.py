@@ -41,7 +41,7 @@ def evaluate(target: Target, overrides: Overrides = None, checkpoint: Checkpoint
       penstock eval runs/default eval.greedy=false eval.samples_per_prompt=8 "eval.pass_at=[1,8]"
     """
     with reported(as_json):
-        from penstock.config.loading import load_config
+        from penstock.config.reading.loading import load_config
 
         run_dir = Path(target) if os.path.isdir(target) else None
         if run_dir is not None and not (run_dir / "config.yaml").is_file():

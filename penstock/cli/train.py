@@ -40,7 +40,7 @@ def train(
       penstock train run.yaml --rollouts-from runs/recorded run_dir=runs/replay
     """
     with reported(as_json, is_run=True):
-        from penstock.config.loading import load_config
+        from penstock.config.reading.loading import load_config
 
         flags = _flag_settings(rollouts_only, rollouts_from)
         settings = load_config(config, [*flags, *(overrides or [])])

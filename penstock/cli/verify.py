@@ -40,7 +40,7 @@ def verify(
       penstock verify run.yaml model.dtype=float64 --groups 2 --json
     """
     with reported(as_json):
-        from penstock.config.loading import load_config
+        from penstock.config.reading.loading import load_config
 
         settings = load_config(config, overrides or [])
         find_local_modules()

@@ -14,17 +14,17 @@ from pydantic import (
     model_validator,
 )
 
-from penstock.config.algorithm import AlgorithmConfig
-from penstock.config.base import Section
-from penstock.config.data import DataConfig
-from penstock.config.model import ModelConfig
-from penstock.config.observe import ObserveConfig
-from penstock.config.rollout import RolloutConfig
-from penstock.config.rules import contradictions
-from penstock.config.staleness import OnPolicyStaleness, StalenessConfig
-from penstock.config.timeouts import TimeoutsConfig
-from penstock.config.training import TrainingConfig
-from penstock.config.values import usable_path
+from penstock.config.reading.values import usable_path
+from penstock.config.rules.whole_config import contradictions
+from penstock.config.sections.algorithm import AlgorithmConfig
+from penstock.config.sections.base import Section
+from penstock.config.sections.data import DataConfig
+from penstock.config.sections.model import ModelConfig
+from penstock.config.sections.observe import ObserveConfig
+from penstock.config.sections.rollout import RolloutConfig
+from penstock.config.sections.staleness import OnPolicyStaleness, StalenessConfig
+from penstock.config.sections.timeouts import TimeoutsConfig
+from penstock.config.sections.training import TrainingConfig
 
 CONTRADICTIONS_ALLOWED = "contradictions_allowed"
 """In a validation's context: the rules between settings are left to the caller."""

@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from penstock.config.base import Section
-from penstock.config.keys import Place, kind_of, members_of
 from penstock.config.models import RunConfig
+from penstock.config.reading.keys import Place, kind_of, members_of
+from penstock.config.sections.base import Section
 
 _TYPES = {str: "text", int: "whole number", float: "number", bool: "true or false", NoneType: "nothing"}
 _HEAD = """# Settings

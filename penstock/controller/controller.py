@@ -8,24 +8,24 @@ from typing import Any
 
 from penstock.buffer.slots import SlotState
 from penstock.config.models import RunConfig
-from penstock.controller.advantage_pump import AdvantagePump
-from penstock.controller.cut_off import CutOffWatch
-from penstock.controller.drops import DropBook
-from penstock.controller.dynamic_sampling import DynamicSampling
-from penstock.controller.engine_condition import condition
-from penstock.controller.failure_totals import failure_totals
-from penstock.controller.ledger import Ledger
-from penstock.controller.minibatches import Minibatches
+from penstock.controller.bookkeeping.ledger import Ledger
+from penstock.controller.bookkeeping.recording import Recording
+from penstock.controller.bookkeeping.snapshot import ControllerSnapshot, ControllerState
+from penstock.controller.bookkeeping.throughput import Throughput
+from penstock.controller.failures.cut_off import CutOffWatch
+from penstock.controller.failures.drops import DropBook
+from penstock.controller.failures.engine_condition import condition
+from penstock.controller.failures.totals import failure_totals
+from penstock.controller.failures.watchdog import Watchdog
 from penstock.controller.parts import Parts
-from penstock.controller.pump_group import PumpGroup
-from penstock.controller.recording import Recording
-from penstock.controller.rollout_pump import RolloutProgress, RolloutPump
-from penstock.controller.snapshot import ControllerSnapshot, ControllerState
-from penstock.controller.throughput import Throughput
-from penstock.controller.train_pump import FinishedStep, TrainPump, TrainPumpSettings
-from penstock.controller.watchdog import Watchdog
-from penstock.controller.weight_sync import WeightSync
-from penstock.controller.work_queue import WorkQueue
+from penstock.controller.pumps.advantage import AdvantagePump
+from penstock.controller.pumps.dynamic_sampling import DynamicSampling
+from penstock.controller.pumps.minibatches import Minibatches
+from penstock.controller.pumps.pump_group import PumpGroup
+from penstock.controller.pumps.rollout import RolloutProgress, RolloutPump
+from penstock.controller.pumps.train import FinishedStep, TrainPump, TrainPumpSettings
+from penstock.controller.pumps.weight_sync import WeightSync
+from penstock.controller.pumps.work_queue import WorkQueue
 from penstock.data_plane.meta import KVBatchMeta
 from penstock.errors import PenstockError, RunStuck, SetupError
 from penstock.rollout.manager import PARTITION

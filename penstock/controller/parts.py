@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from penstock.buffer.replay_buffer import ReplayBuffer
-from penstock.controller.failure_causes import FailureCauses
-from penstock.controller.ledger import Record
+from penstock.controller.bookkeeping.ledger import Record
+from penstock.controller.failures.causes import FailureCauses
 from penstock.data_plane.client import DataPlaneClient
 from penstock.observe.events import EventLog
 from penstock.observe.samples import SampleLog

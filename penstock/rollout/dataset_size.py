@@ -7,7 +7,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Literal
 
-from penstock.config.data import DataConfig
+from penstock.config.sections.data import DataConfig
 from penstock.rollout.datasets import records_of
 
 

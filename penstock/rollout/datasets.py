@@ -17,7 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
-from penstock.config.data import DataConfig
+from penstock.config.sections.data import DataConfig
 from penstock.errors import SetupError
 from penstock.rollout.prompts import Message, Prompt
 from penstock.text import cut, error_text, safe

@@ -12,7 +12,7 @@ from penstock.data_plane.columns import JaggedColumn
 from penstock.data_plane.meta import KVBatchMeta
 from penstock.rollout.engines.base import GenerationEngine, SamplingParams
 from penstock.rollout.environments.base import Environment, GroupEnvironment, Trajectory
-from penstock.rollout.environments.scores import failures_about
+from penstock.rollout.environments.rewards.scores import failures_about
 from penstock.rollout.handle import SampleHandle, Tokenizer
 from penstock.rollout.prompt_room import PromptRoom
 from penstock.rollout.prompts import Prompt, PromptVisit, derive_seed

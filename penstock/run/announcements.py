@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from penstock.config.models import RunConfig
-from penstock.config.staleness import WindowedStaleness
+from penstock.config.sections.staleness import WindowedStaleness
 from penstock.observe.display import Display
 from penstock.observe.event_kinds import meaning_of
 from penstock.run.build import Training

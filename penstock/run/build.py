@@ -22,7 +22,7 @@ from penstock.rollout.engines.embedded import EmbeddedEngine
 from penstock.rollout.engines.process import EngineProcess, ProcessEngine
 from penstock.rollout.environments.base import Environment, Split
 from penstock.rollout.environments.factory import make_environment
-from penstock.rollout.environments.reward_records import RewardRecords
+from penstock.rollout.environments.rewards.records import RewardRecords
 from penstock.rollout.handle import HFTokenizer
 from penstock.rollout.manager import PARTITION, GroupSource, RolloutManager, RolloutSettings
 from penstock.rollout.prompts import PromptStream

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from penstock.buffer.reach import groups_for_lag, reachable_lag
 from penstock.config.models import RunConfig
-from penstock.config.staleness import CustomStaleness, InOrderStaleness, WeightFifoStaleness, WindowedStaleness
+from penstock.config.sections.staleness import CustomStaleness, InOrderStaleness, WeightFifoStaleness, WindowedStaleness
 
 _RATIOLESS = ("reinforce",)
 _WAYS_OUT = {

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from safetensors import SafetensorError
 
 from penstock.config.models import CheckpointConfig
-from penstock.controller.snapshot import ControllerSnapshot
+from penstock.controller.bookkeeping.snapshot import ControllerSnapshot
 from penstock.errors import CheckpointError, RunDirectoryLost
 from penstock.run.checkpoint_folders import checkpoints, doomed_name, draft_of, ranked_checkpoints, set_aside
 from penstock.run.directory import RunDirectory

@@ -7,10 +7,10 @@ import contextlib
 import time
 from pathlib import Path
 
-from penstock.config.loading import load_config
 from penstock.config.models import CheckpointConfig
+from penstock.config.reading.loading import load_config
+from penstock.controller.bookkeeping.snapshot import ControllerSnapshot
 from penstock.controller.controller import SingleController
-from penstock.controller.snapshot import ControllerSnapshot
 from penstock.errors import CheckpointError
 from penstock.run.checkpoint import CONTROLLER_FOLDER, SETTINGS_FILE, CheckpointStore, Snapshot
 from penstock.run.checkpoint_check import damage

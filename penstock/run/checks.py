@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Literal
 
 from penstock.buffer.samplers.factory import check_capacity, make_sampler
-from penstock.config.data import PROCEDURAL_TRAIN_SIZE
 from penstock.config.models import RunConfig
+from penstock.config.sections.data import PROCEDURAL_TRAIN_SIZE
 from penstock.imports import import_callable
 from penstock.observe.loggers.checks import check_loggers
 from penstock.rollout.dataset_size import count_records
@@ -90,7 +90,7 @@ def _check_mathematics(config: RunConfig, found: Problems) -> None:
 
         found.attempt(partial(load_loss, config.algorithm))
     if config.algorithm.advantage.kind == "custom":
-        from penstock.controller.estimators import load_estimator
+        from penstock.controller.pumps.estimators import load_estimator
 
         found.attempt(partial(load_estimator, config.algorithm))
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from penstock.config.training import EarlyStopConfig
+from penstock.config.sections.training import EarlyStopConfig
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 from penstock.algorithms.pass_at_k import pass_at_k
 from penstock.config.models import EvalConfig
-from penstock.rollout.environments.scores import mean_by_name
+from penstock.rollout.environments.rewards.scores import mean_by_name
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from penstock.config.loading import load_config
 from penstock.config.models import EvalConfig, RunConfig
-from penstock.controller.failure import describe
-from penstock.controller.failure_causes import FailureCauses
+from penstock.config.reading.loading import load_config
+from penstock.controller.failures.causes import FailureCauses
+from penstock.controller.failures.classify import describe
 from penstock.errors import ConfigError, EnvironmentFailure, EvaluationError, OverlongPrompt, SetupError
 from penstock.observe.console import failure_text
 from penstock.observe.events import EventLog

@@ -10,10 +10,10 @@ from typing import Any
 
 from penstock import given
 from penstock.buffer.samplers.base import StalenessSampler
-from penstock.config.loading import dump_config, load_config, parse_config, read_settings
 from penstock.config.models import RunConfig
-from penstock.config.overrides import apply_overrides
-from penstock.config.yaml_dialect import parse_yaml
+from penstock.config.reading.loading import dump_config, load_config, parse_config, read_settings
+from penstock.config.reading.overrides import apply_overrides
+from penstock.config.reading.yaml_dialect import parse_yaml
 from penstock.errors import ConfigError
 from penstock.observe.loggers.base import Logger
 from penstock.observe.report.build import WrittenReport, write_report

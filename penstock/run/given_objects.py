@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any, get_args
 
 from penstock import given
-from penstock.config.algorithm import AdvantageConfig, CustomAdvantage, CustomLoss, LossConfig
-from penstock.config.base import Section
-from penstock.config.loading import dump_config
 from penstock.config.models import RunConfig
-from penstock.config.staleness import CustomStaleness, StalenessConfig
-from penstock.config.yaml_dialect import parse_yaml
+from penstock.config.reading.loading import dump_config
+from penstock.config.reading.yaml_dialect import parse_yaml
+from penstock.config.sections.algorithm import AdvantageConfig, CustomAdvantage, CustomLoss, LossConfig
+from penstock.config.sections.base import Section
+from penstock.config.sections.staleness import CustomStaleness, StalenessConfig
 from penstock.errors import ConfigError
 from penstock.run.commands import resume_command
 

@@ -9,12 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
-from penstock.config.loading import dump_config
 from penstock.config.models import RunConfig
+from penstock.config.reading.loading import dump_config
+from penstock.controller.bookkeeping.traced_trainer import TracedTrainer
 from penstock.controller.controller import SingleController
-from penstock.controller.failure_causes import FailureCauses
+from penstock.controller.failures.causes import FailureCauses
 from penstock.controller.parts import Parts
-from penstock.controller.traced_trainer import TracedTrainer
 from penstock.errors import (
     EngineError,
     OverlongData,

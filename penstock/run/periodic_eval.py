@@ -7,8 +7,8 @@ from collections.abc import Coroutine
 from typing import Any
 
 from penstock.config.models import RunConfig
-from penstock.controller.failure import describe
-from penstock.controller.failure_causes import FailureCauses
+from penstock.controller.failures.causes import FailureCauses
+from penstock.controller.failures.classify import describe
 from penstock.errors import EvaluationError
 from penstock.observe.console import ProgressView
 from penstock.observe.events import EventLog

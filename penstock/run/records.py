@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, TextIO
 
 from penstock.algorithms.custom import CustomCodeError
-from penstock.config.loading import dump_config
 from penstock.config.models import RunConfig
-from penstock.config.yaml_dialect import parse_yaml
-from penstock.controller.failure import causes, describe
+from penstock.config.reading.loading import dump_config
+from penstock.config.reading.yaml_dialect import parse_yaml
+from penstock.controller.failures.classify import causes, describe
 from penstock.errors import PenstockError, RecordError, RunDirectoryLost
 from penstock.observe.display import Display
 from penstock.observe.events import EventLog

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.config.loading import load_config
 from penstock.config.models import RunConfig
-from penstock.controller.snapshot import ControllerSnapshot
+from penstock.config.reading.loading import load_config
+from penstock.controller.bookkeeping.snapshot import ControllerSnapshot
 from penstock.errors import ConfigError, SetupError
 from penstock.run.checkpoint import CONTROLLER_FOLDER, SETTINGS_FILE
 from penstock.run.checkpoint_check import require_good

@@ -7,9 +7,9 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from penstock.config.base import Section
-from penstock.config.keys import join, tag_of
 from penstock.config.models import RunConfig
+from penstock.config.reading.keys import join, tag_of
+from penstock.config.sections.base import Section
 
 FIXED: dict[str, str] = {
     "seed": "the order of the prompts and the seed of every response come from it",

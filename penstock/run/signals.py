@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import TracebackType
 
-from penstock.controller.loop_watch import innermost_of
+from penstock.controller.failures.loop_watch import innermost_of
 from penstock.run.unheard import Unheard
 from penstock.runtime.insistence import Insistence
 from penstock.runtime.relay import SignalRelay

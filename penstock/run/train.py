@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
-from penstock.config.loading import dump_config
 from penstock.config.models import RunConfig
-from penstock.config.yaml_dialect import parse_yaml
+from penstock.config.reading.loading import dump_config
+from penstock.config.reading.yaml_dialect import parse_yaml
 from penstock.errors import ConfigError
 from penstock.observe.loggers.base import Logger, flat_settings
 from penstock.observe.sinks import hold_standard_descriptors

@@ -26,7 +26,7 @@ from penstock.algorithms.losses import (
     reinforce_loss,
 )
 from penstock.algorithms.reduction import Metric, Normaliser
-from penstock.config.algorithm import (
+from penstock.config.sections.algorithm import (
     AlgorithmConfig,
     CispoLoss,
     CustomLoss,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from penstock.config.training import OptimizerConfig
+from penstock.config.sections.training import OptimizerConfig
 from penstock.errors import SetupError
 from penstock.training.schedule import learning_rate
 

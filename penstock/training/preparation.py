@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from penstock.algorithms.kl import KlEstimator, kl_estimate, kl_to_go
-from penstock.config.algorithm import AlgorithmConfig
-from penstock.config.training import TrainingConfig
+from penstock.config.sections.algorithm import AlgorithmConfig
+from penstock.config.sections.training import TrainingConfig
 from penstock.data_plane import fields
 from penstock.data_plane.client import SampleBatch
 from penstock.data_plane.columns import Column, JaggedColumn

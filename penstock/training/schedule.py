@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from penstock.config.training import OptimizerConfig
+from penstock.config.sections.training import OptimizerConfig
 
 
 def learning_rate(config: OptimizerConfig, updates: int, max_steps: int | None) -> float:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from penstock.algorithms.reduction import Normaliser
-from penstock.config.algorithm import AlgorithmConfig, GspoLoss
-from penstock.config.training import TrainingConfig
+from penstock.config.sections.algorithm import AlgorithmConfig, GspoLoss
+from penstock.config.sections.training import TrainingConfig
 from penstock.data_plane import fields
 from penstock.data_plane.meta import KVBatchMeta
 from penstock.training.batching import TrainColumns

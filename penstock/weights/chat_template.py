@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from penstock.config.data import DataConfig
+    from penstock.config.sections.data import DataConfig
 
 Template = str | Mapping[str, str] | None
 """A tokenizer's chat template, or several by name, as `transformers` has them."""

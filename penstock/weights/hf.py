@@ -16,7 +16,7 @@ from penstock.weights.lora import LoraAdapter
 from penstock.weights.model_files import HUB_COPIES, HUB_FILES, cached_folder, check_model_folder
 
 if TYPE_CHECKING:
-    from penstock.config.model import ModelConfig
+    from penstock.config.sections.model import ModelConfig
 
 _DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 _LOADING_ERRORS = (OSError, ValueError, KeyError, TypeError, RuntimeError, ImportError, SafetensorError)

@@ -18,7 +18,7 @@ from penstock.errors import SetupError
 from penstock.weights.pickles import refuse_pickled_weights
 
 if TYPE_CHECKING:
-    from penstock.config.model import LoraConfig
+    from penstock.config.sections.model import LoraConfig
 
 ADAPTER_FILE = "adapter_model.safetensors"
 CONFIG_FILE = "adapter_config.json"

@@ -13,7 +13,7 @@ from penstock.weights.chat_template import Template
 from penstock.weights.pickles import refuse_pickled_weights
 
 if TYPE_CHECKING:
-    from penstock.config.model import ModelConfig
+    from penstock.config.sections.model import ModelConfig
 
 HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken", "*.py"]
 HUB_COPIES = ["*/*", "consolidated*"]

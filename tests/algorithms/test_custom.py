@@ -9,9 +9,9 @@ import torch
 
 from penstock.algorithms.custom import CustomCodeError
 from penstock.algorithms.losses import LossSum
-from penstock.config.algorithm import AlgorithmConfig
-from penstock.config.loading import parse_config
-from penstock.controller.estimators import Scores, estimate_advantages, load_estimator
+from penstock.config.reading.loading import parse_config
+from penstock.config.sections.algorithm import AlgorithmConfig
+from penstock.controller.pumps.estimators import Scores, estimate_advantages, load_estimator
 from penstock.errors import ConfigError
 from penstock.training.objective import load_loss, policy_objective
 from penstock.training.targets import TargetColumns

@@ -9,9 +9,9 @@ from typing import Any, get_args
 import pytest
 from pydantic import BaseModel
 
-from penstock.config.algorithm import AdvantageConfig, AlgorithmConfig, CorrectionConfig, KlConfig, LossConfig
-from penstock.config.loading import parse_config
-from penstock.config.yaml_dialect import parse_yaml
+from penstock.config.reading.loading import parse_config
+from penstock.config.reading.yaml_dialect import parse_yaml
+from penstock.config.sections.algorithm import AdvantageConfig, AlgorithmConfig, CorrectionConfig, KlConfig, LossConfig
 from penstock.errors import ConfigError
 from tests.config.settings import settings
 

@@ -20,7 +20,7 @@ from penstock.algorithms.corrections import (
 )
 from penstock.algorithms.kl import KlEstimator, kl_estimate, kl_loss
 from penstock.algorithms.losses import cispo_loss, ppo_clip_loss
-from penstock.config.algorithm import AlgorithmConfig
+from penstock.config.sections.algorithm import AlgorithmConfig
 from penstock.training.objective import policy_objective
 from penstock.training.targets import TargetColumns
 

@@ -15,7 +15,7 @@ from penstock.buffer.samplers.on_policy import OnPolicy
 from penstock.buffer.samplers.ready_first import ReadyFirst
 from penstock.buffer.samplers.weight_fifo import WeightFifo
 from penstock.buffer.samplers.windowed import Order, Windowed
-from penstock.config.staleness import (
+from penstock.config.sections.staleness import (
     CustomStaleness,
     InOrderStaleness,
     OnPolicyStaleness,

@@ -16,10 +16,10 @@ import pytest
 from typer.main import get_command
 
 from penstock.cli.main import app
-from penstock.config.keys import all_keys
 from penstock.config.models import RunConfig
-from penstock.config.yaml_dialect import write_yaml
-from penstock.rollout.environments import reasoning_gym_trial
+from penstock.config.reading.keys import all_keys
+from penstock.config.reading.yaml_dialect import write_yaml
+from penstock.rollout.environments.tasks import reasoning_gym_trial
 from tests.support.config_mutations import misleading_values, misled, mutated, override, valid_settings
 
 MUTATIONS = 2_000

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock.cli.main import app
-from penstock.config.loading import load_config
+from penstock.config.reading.loading import load_config
 from tests.cli.programs import penstock
 from tests.support.tiny_models import save_tiny_model
 

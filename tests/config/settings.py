@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock.config.loading import load_config, parse_config
+from penstock.config.reading.loading import load_config, parse_config
 from penstock.errors import ConfigError
 
 _SMALLEST: dict[str, Any] = {

@@ -17,13 +17,13 @@ import pytest
 from pydantic import ValidationError
 
 from penstock.buffer.samplers.factory import check_capacity, make_sampler
-from penstock.config.algorithm import PpoClipLoss
-from penstock.config.base import Section
-from penstock.config.data import DataConfig
-from penstock.config.keys import Place, all_keys, members_of
-from penstock.config.loading import parse_config
 from penstock.config.models import RunConfig
-from penstock.config.yaml_dialect import parse_yaml
+from penstock.config.reading.keys import Place, all_keys, members_of
+from penstock.config.reading.loading import parse_config
+from penstock.config.reading.yaml_dialect import parse_yaml
+from penstock.config.sections.algorithm import PpoClipLoss
+from penstock.config.sections.base import Section
+from penstock.config.sections.data import DataConfig
 from tests.config.settings import settings
 from tests.test_docs import blocks
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from penstock.config.loading import dump_config, parse_config
-from penstock.config.yaml_dialect import parse_yaml
+from penstock.config.reading.loading import dump_config, parse_config
+from penstock.config.reading.yaml_dialect import parse_yaml
 from tests.config.settings import problems, settings
 
 

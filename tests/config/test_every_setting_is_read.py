@@ -81,14 +81,14 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> tuple[SettingsRead, set
     copy = tmp_path_factory.mktemp("planted") / "penstock"
     shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
     idle: set[str] = set()
-    for path in sorted((copy / "config").glob("*.py")):
+    for path in sorted((copy / "config").rglob("*.py")):
         idle |= plant_everywhere(path)
-    plant(copy / "config/model.py", "LoraConfig", "    read_through_none: int = 0\n")
-    plant(copy / "config/staleness.py", "WindowedStaleness", "    read_after_a_choice: int = 0\n")
+    plant(copy / "config/sections/model.py", "LoraConfig", "    read_through_none: int = 0\n")
+    plant(copy / "config/sections/staleness.py", "WindowedStaleness", "    read_after_a_choice: int = 0\n")
     plant(copy / "config/models.py", "BufferConfig", "    read_by_a_rule: int = 0\n")
-    plant(copy / "config/data.py", "DataConfig", METHODS)
+    plant(copy / "config/sections/data.py", "DataConfig", METHODS)
     (copy / "reader.py").write_text(READER)
-    with (copy / "config/rules.py").open("a") as rules:
+    with (copy / "config/rules/whole_config.py").open("a") as rules:
         rules.write(RULE)
     return settings_read(copy), idle
 

@@ -10,10 +10,10 @@ import yaml
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from penstock.config.base import Section
-from penstock.config.keys import Place
-from penstock.config.loading import dump_config, json_schema, load_config, parse_config
 from penstock.config.models import RunConfig
+from penstock.config.reading.keys import Place
+from penstock.config.reading.loading import dump_config, json_schema, load_config, parse_config
+from penstock.config.sections.base import Section
 from penstock.errors import ConfigError
 from tests.config.settings import SMALLEST_YAML, file_problems
 from tests.config.settings import settings as smallest
@@ -153,7 +153,7 @@ class TestDump:
     )
     def test_keeps_any_text(self, text: str) -> None:
         assume(text.strip())
-        from penstock.config.yaml_dialect import parse_yaml
+        from penstock.config.reading.yaml_dialect import parse_yaml
 
         config = parse_config(smallest(run_dir=text))
         assert parse_yaml(dump_config(config))["run_dir"] == text

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.config.keys import all_keys
-from penstock.config.loading import parse_config
 from penstock.config.models import RunConfig
+from penstock.config.reading.keys import all_keys
+from penstock.config.reading.loading import parse_config
 from penstock.errors import ConfigError
 from tests.config.settings import problems, settings
 

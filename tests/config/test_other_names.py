@@ -10,8 +10,6 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock.cli.main import app
-from penstock.config.keys import all_keys
-from penstock.config.loading import parse_config
 from penstock.config.models import RunConfig
 from penstock.config.other_names.answers import answer
 from penstock.config.other_names.ours import BEFORE
@@ -19,7 +17,9 @@ from penstock.config.other_names.page import filled, places
 from penstock.config.other_names.rows import Name, Row
 from penstock.config.other_names.tables import DEFAULTS, FOREIGN, TABLES
 from penstock.config.other_names.values import FOREIGN_VALUES
-from penstock.config.yaml_dialect import write_yaml
+from penstock.config.reading.keys import all_keys
+from penstock.config.reading.loading import parse_config
+from penstock.config.reading.yaml_dialect import write_yaml
 from penstock.errors import ConfigError
 from tests.config.settings import problems, settings
 

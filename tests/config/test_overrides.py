@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.config.models import RunConfig
-from penstock.config.overrides import apply_overrides
+from penstock.config.reading.overrides import apply_overrides
 from penstock.errors import ConfigError
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from penstock.config.loading import dump_config, parse_config
+from penstock.config.reading.loading import dump_config, parse_config
 from tests.config.settings import problems, settings
 
 NO_EVAL = {"eval__at_start": False, "eval__at_end": False}

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from penstock.config.keys import Place, all_keys
 from penstock.config.models import RunConfig
 from penstock.config.other_names.ours import RENAMED, RENAMED_VALUES
+from penstock.config.reading.keys import Place, all_keys
 from tests.config.settings import problems
 
 OLD_SECTIONS = ("sampler", "weights")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from penstock.config.loading import dump_config, parse_config
+from penstock.config.reading.loading import dump_config, parse_config
 from tests.config.settings import problems, settings
 
 TIS = {"kind": "tis"}

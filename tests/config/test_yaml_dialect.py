@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.config.yaml_dialect import parse_yaml, write_yaml
+from penstock.config.reading.yaml_dialect import parse_yaml, write_yaml
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from penstock.config.loading import load_config, parse_config
-from penstock.config.yaml_dialect import parse_yaml
+from penstock.config.reading.loading import load_config, parse_config
+from penstock.config.reading.yaml_dialect import parse_yaml
 from penstock.errors import ConfigError
 from tests.config.settings import SMALLEST_YAML, file_problems, settings
 

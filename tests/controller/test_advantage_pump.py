@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from penstock.config.algorithm import AlgorithmConfig
-from penstock.controller.advantage_pump import AdvantagePump, ScoredChunk
+from penstock.config.sections.algorithm import AlgorithmConfig
+from penstock.controller.pumps.advantage import AdvantagePump, ScoredChunk
 from penstock.data_plane import fields
 from penstock.data_plane.adapters.memory import MemoryDataPlane
 from penstock.data_plane.columns import Column

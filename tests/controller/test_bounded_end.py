@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from penstock.controller.loop_watch import LoopWatch
-from penstock.controller.pump_group import PumpGroup
+from penstock.controller.failures.loop_watch import LoopWatch
+from penstock.controller.pumps.pump_group import PumpGroup
 from penstock.data_plane.meta import KVBatchMeta
 from penstock.errors import RunStuck, WeightSyncError
 from penstock.rollout.prompts import Prompt

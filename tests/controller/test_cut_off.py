@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from penstock.controller.cut_off import CutOffWatch
+from penstock.controller.failures.cut_off import CutOffWatch
 from penstock.observe.event_kinds import EVENT_KINDS, Severity
 from penstock.observe.events import EventLog
 from penstock.observe.progress import event_line

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from penstock.config.models import RunConfig
-from penstock.controller.failure import classify
+from penstock.controller.failures.classify import classify
 from penstock.data_plane.adapters.memory import MemoryDataPlane
 from penstock.errors import (
     DataPlaneError,
@@ -27,7 +27,7 @@ from penstock.errors import (
 )
 from penstock.rollout.engines.base import GenerationRequest
 from penstock.rollout.engines.scripted import ScriptedResponse
-from penstock.rollout.environments.reward_pool import RewardPool
+from penstock.rollout.environments.rewards.pool import RewardPool
 from penstock.rollout.prompts import Prompt
 from penstock.training.workers.scripted import ScriptedTrainer
 from tests.support import process_rewards

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.controller.failure_causes import FailureCauses
+from penstock.controller.failures.causes import FailureCauses
 from penstock.errors import EngineError, EnvironmentFailure, EnvironmentTimeout, UserTrace
 from penstock.observe.events import EventLog
 from penstock.rollout.prompts import Prompt

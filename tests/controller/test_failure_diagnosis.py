@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from penstock.config.models import RunConfig
-from penstock.controller import watchdog
+from penstock.controller.failures import watchdog
 from penstock.errors import EngineError
 from penstock.observe.console import make_console
 from penstock.observe.progress import diagnosis_lines

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.controller.failure import causes, classify, describe
+from penstock.controller.failures.classify import causes, classify, describe
 from penstock.errors import (
     DataPlaneError,
     EngineError,

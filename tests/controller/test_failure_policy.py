@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from penstock.config.rollout import FailureConfig
-from penstock.controller.failure import Attempts, causes, classify, retry_delay
+from penstock.config.sections.rollout import FailureConfig
+from penstock.controller.failures.classify import Attempts, causes, classify, retry_delay
 from penstock.data_plane.fields import group_of
 from penstock.data_plane.meta import KVBatchMeta
 from penstock.errors import (

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.controller.ledger import Ledger, PromptEnd
+from penstock.controller.bookkeeping.ledger import Ledger, PromptEnd
 from penstock.errors import LedgerError
 from penstock.rollout.prompts import Prompt, PromptStream, PromptVisit
 

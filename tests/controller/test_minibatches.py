@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.controller.minibatches import merge_results, split_groups
+from penstock.controller.pumps.minibatches import merge_results, split_groups
 from penstock.data_plane.fields import sample_id
 from penstock.data_plane.meta import KVBatchMeta
 from penstock.training.interface import StepResult

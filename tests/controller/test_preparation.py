@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from penstock.buffer.slots import SlotState
-from penstock.controller.advantage_pump import AdvantagePump, ScoredChunk
+from penstock.controller.pumps.advantage import AdvantagePump, ScoredChunk
 from penstock.data_plane import fields
 from penstock.data_plane.columns import JaggedColumn
 from penstock.data_plane.meta import KVBatchMeta

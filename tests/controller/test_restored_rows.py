@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from penstock.controller.snapshot import ControllerSnapshot
+from penstock.controller.bookkeeping.snapshot import ControllerSnapshot
 from penstock.data_plane.client import SampleBatch
 from penstock.data_plane.columns import JaggedColumn
 from penstock.data_plane.fields import INPUT_IDS, KEPT_FIELDS

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from penstock.controller.throughput import TRAINER_BUSY
+from penstock.controller.bookkeeping.throughput import TRAINER_BUSY
 from penstock.data_plane.meta import KVBatchMeta
 from penstock.rollout.engines.scripted import ScriptedResponse
 from penstock.training.interface import Prepared

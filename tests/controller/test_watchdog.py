@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from penstock.controller.watchdog import Watchdog
+from penstock.controller.failures.watchdog import Watchdog
 from penstock.errors import RunStalled
 from penstock.observe.events import EventLog
 from penstock.rollout.engines.scripted import ScriptedResponse

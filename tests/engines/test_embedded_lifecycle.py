@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers
 
-from penstock.controller.engine_condition import condition
+from penstock.controller.failures.engine_condition import condition
 from penstock.errors import EngineError, PromptTooLong, RequestAborted, SetupError
 from penstock.rollout.engines.base import EngineHealth, GenerationRequest
 from penstock.rollout.engines.embedded import EmbeddedEngine, InvalidRequest
@@ -68,7 +68,7 @@ async def test_a_cancelled_call_leaves_the_batch() -> None:
 
 
 async def test_a_step_that_does_not_end_is_seen_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.controller.engine_condition._LONG_STEP_SECONDS", 0.1)
+    monkeypatch.setattr("penstock.controller.failures.engine_condition._LONG_STEP_SECONDS", 0.1)
     model = tiny_model()
     async with running_engine(model, max_num_seqs=2) as engine:
         assert condition(engine) == "healthy, 0 running, 0 waiting"

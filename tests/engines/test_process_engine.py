@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from penstock.config.model import ModelConfig
-from penstock.config.timeouts import TimeoutsConfig
+from penstock.config.sections.model import ModelConfig
+from penstock.config.sections.timeouts import TimeoutsConfig
 from penstock.errors import EngineError, PromptTooLong, RequestAborted, SetupError, WeightSyncError
 from penstock.rollout.engines.base import EngineHealth, FinishReason
 from penstock.rollout.engines.embedded import InvalidRequest

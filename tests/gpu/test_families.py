@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from penstock.config.model import LoraConfig
+from penstock.config.sections.model import LoraConfig
 from penstock.rollout.engines.embedded import EmbeddedEngine
 from penstock.weights.hf import named_weights
 from penstock.weights.lora import attach_lora, plain_copy

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.config.observe import ObserveConfig
+from penstock.config.sections.observe import ObserveConfig
 from penstock.errors import SetupError
 from penstock.observe.events import EventLog
 from penstock.observe.loggers.base import MetricName, Outcome, RunInfo, flat_settings

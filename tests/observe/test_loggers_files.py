@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from penstock.config.loading import parse_config
-from penstock.config.observe import MlflowConfig, TensorboardConfig, WandbConfig
+from penstock.config.reading.loading import parse_config
+from penstock.config.sections.observe import MlflowConfig, TensorboardConfig, WandbConfig
 from penstock.errors import ConfigError, SetupError
 from penstock.observe.loggers.base import Logger, Outcome, RunInfo, Setting
 from penstock.observe.loggers.mlflow import MlflowLogger, metric_key
@@ -226,7 +226,7 @@ class TestWandb:
         server = {"WANDB_BASE_URL": "http://127.0.0.1:9", "WANDB_API_KEY": "x" * 40, "WANDB_HTTP_TIMEOUT": "1"}
         code = f"""
 from pathlib import Path
-from penstock.config.observe import WandbConfig
+from penstock.config.sections.observe import WandbConfig
 from penstock.observe.loggers.base import RunInfo
 from penstock.observe.loggers.wandb import WandbLogger
 WandbLogger(WandbConfig(mode="online")).start(RunInfo("first", Path({str(tmp_path / "run")!r})))

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from penstock import __version__
-from penstock.config.observe import PrometheusConfig
+from penstock.config.sections.observe import PrometheusConfig
 from penstock.errors import SetupError
 from penstock.observe.events import EventLog
 from penstock.observe.loggers.base import Outcome, RunInfo

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from penstock.config.data import DataConfig
-from penstock.config.rollout import EnvironmentConfig
+from penstock.config.sections.data import DataConfig
+from penstock.config.sections.rollout import EnvironmentConfig
 from penstock.errors import ConfigError
 from penstock.rollout.environments.factory import make_environment
 
@@ -25,8 +25,8 @@ COMES_WITH = {"pydantic_core": "pydantic", "triton": "torch", "mlflow": "mlflow-
 
 BEHIND_A_DOOR = {
     "triton": "penstock/rollout/engines/embedded/device/",
-    "verifiers": "penstock/rollout/environments/verifiers_",
-    "aiohttp": "penstock/rollout/environments/verifiers_",
+    "verifiers": "penstock/rollout/environments/verifiers/",
+    "aiohttp": "penstock/rollout/environments/verifiers/",
 }
 """Packages that whole modules are about. Those modules are imported inside functions only, after a look whether the
 package is there."""

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.config.data import DataConfig
-from penstock.config.environment_args import CalculatorArgs
-from penstock.config.rollout import EnvironmentConfig
+from penstock.config.reading.environment_args import CalculatorArgs
+from penstock.config.sections.data import DataConfig
+from penstock.config.sections.rollout import EnvironmentConfig
 from penstock.errors import ConfigError
 from penstock.rollout.environments import Prompt, Split
-from penstock.rollout.environments.arithmetic import ArithmeticProblem, evaluate, read_number, show
-from penstock.rollout.environments.calculator import CalculatorEnvironment
 from penstock.rollout.environments.factory import make_environment
+from penstock.rollout.environments.tasks.arithmetic import ArithmeticProblem, evaluate, read_number, show
+from penstock.rollout.environments.tasks.calculator import CalculatorEnvironment
 from tests.rollout.talking import Talker
 
 

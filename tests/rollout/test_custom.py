@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from penstock.config.data import DataConfig
-from penstock.config.rollout import EnvironmentConfig
+from penstock.config.sections.data import DataConfig
+from penstock.config.sections.rollout import EnvironmentConfig
 from penstock.errors import ConfigError, EnvironmentFailure, EnvironmentTimeout
 from penstock.rollout.environments import Done, MultiTurnEnvironment, Prompt, PromptData, SingleTurnEnvironment, Split
 from penstock.rollout.environments.factory import make_environment
-from penstock.rollout.environments.reward_pool import RewardPool
+from penstock.rollout.environments.rewards.pool import RewardPool
 from tests.rollout.talking import Talker
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock.config.data import DataConfig
+from penstock.config.sections.data import DataConfig
 from penstock.errors import SetupError
 from penstock.rollout.datasets import read_prompts
 from penstock.rollout.prompts import Prompt

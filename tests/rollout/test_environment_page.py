@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 import penstock
-from penstock.config.data import DataConfig
-from penstock.config.loading import parse_config
-from penstock.config.rollout import EnvironmentConfig
-from penstock.config.yaml_dialect import parse_yaml
+from penstock.config.reading.loading import parse_config
+from penstock.config.reading.yaml_dialect import parse_yaml
+from penstock.config.sections.data import DataConfig
+from penstock.config.sections.rollout import EnvironmentConfig
 from penstock.data_plane import fields
 from penstock.data_plane.adapters.memory import MemoryDataPlane
 from penstock.rollout.engines.base import SamplingParams

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import penstock
-from penstock.config.loading import parse_config
+from penstock.config.reading.loading import parse_config
 from penstock.rollout.environments import Done, MultiTurnEnvironment, Prompt, SingleTurnEnvironment, Split
 from penstock.run.checks import check_config
 from tests.rollout.talking import CHAT

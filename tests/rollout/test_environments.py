@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.config.data import DataConfig
-from penstock.config.rollout import EnvironmentConfig
-from penstock.controller.failure import classify
+from penstock.config.sections.data import DataConfig
+from penstock.config.sections.rollout import EnvironmentConfig
+from penstock.controller.failures.classify import classify
 from penstock.errors import ConfigError, EnvironmentFailure, EnvironmentTimeout, FailureKind, SetupError
 from penstock.rollout.environments.base import Split, checked_reward
 from penstock.rollout.environments.factory import make_environment
-from penstock.rollout.environments.reward_pool import RewardPool
+from penstock.rollout.environments.rewards.pool import RewardPool
 from penstock.rollout.prompts import Prompt
 from tests.rollout.talking import Talker
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from penstock.controller.failure import classify
+from penstock.controller.failures.classify import classify
 from penstock.errors import EngineError, EnvironmentFailure, EnvironmentTimeout, FailureKind, WrongReward
 from penstock.rollout.engines.scripted import ScriptedEngine, ScriptedResponse
 from penstock.rollout.environments import GenerationHandle, Prompt, Segment, Split, Trajectory
 from penstock.rollout.environments.limits import LimitedEnvironment, TurnLimits
-from penstock.rollout.environments.reward_pool import RewardPool
+from penstock.rollout.environments.rewards.pool import RewardPool
 from tests.rollout.talking import Talker
 
 PROMPT = Prompt("7", "go")

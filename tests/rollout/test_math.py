@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from penstock.config.data import DataConfig
-from penstock.config.rollout import EnvironmentConfig
+from penstock.config.sections.data import DataConfig
+from penstock.config.sections.rollout import EnvironmentConfig
 from penstock.errors import EnvironmentFailure, EnvironmentTimeout, SetupError
 from penstock.rollout.environments import Split
 from penstock.rollout.environments.factory import make_environment
-from penstock.rollout.environments.math import reference_text
-from penstock.rollout.environments.math_grading import grade
+from penstock.rollout.environments.tasks.math import reference_text
+from penstock.rollout.environments.tasks.math_grading import grade
 from tests.rollout.talking import Talker
 
 

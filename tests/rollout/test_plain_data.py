@@ -15,7 +15,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.rollout.environments.plain_data import NotPlain, decode, encode
+from penstock.rollout.environments.rewards.plain_data import NotPlain, decode, encode
 
 ATOMS = (
     st.none()

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from penstock.controller.failure import classify
+from penstock.controller.failures.classify import classify
 from penstock.errors import EnvironmentFailure, EnvironmentTimeout, FailureKind
-from penstock.rollout.environments import process_pool
-from penstock.rollout.environments.reward_output import SharedPage
-from penstock.rollout.environments.reward_pool import RewardPool
+from penstock.rollout.environments.rewards import process_pool
+from penstock.rollout.environments.rewards.output import SharedPage
+from penstock.rollout.environments.rewards.pool import RewardPool
 from tests.support import process_rewards as rewards
 
 
@@ -190,7 +190,7 @@ async def test_closing_leaves_nothing_running_also_while_a_process_starts() -> N
 
 _PARENT = """
 import asyncio, sys
-from penstock.rollout.environments.reward_pool import RewardPool
+from penstock.rollout.environments.rewards.pool import RewardPool
 from tests.support import process_rewards as rewards
 
 async def main(busy, file):

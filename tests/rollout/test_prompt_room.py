@@ -9,7 +9,7 @@ import pytest
 
 from penstock.errors import OverlongPrompt, PromptTooLong
 from penstock.rollout.environments.base import Split
-from penstock.rollout.environments.multi_turn import Done, MultiTurnEnvironment, Observation, Turn
+from penstock.rollout.environments.turns.multi_turn import Done, MultiTurnEnvironment, Observation, Turn
 from penstock.rollout.handle import SampleHandle
 from penstock.rollout.prompt_room import PromptRoom
 from penstock.rollout.prompts import Prompt

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from penstock.controller.failure import classify
+from penstock.controller.failures.classify import classify
 from penstock.data_plane import fields
 from penstock.data_plane.adapters.memory import MemoryDataPlane
 from penstock.data_plane.archive import load_rows

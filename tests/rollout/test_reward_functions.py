@@ -13,15 +13,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.config.data import DataConfig
-from penstock.config.rollout import EnvironmentConfig
+from penstock.config.sections.data import DataConfig
+from penstock.config.sections.rollout import EnvironmentConfig
 from penstock.errors import ConfigError, EnvironmentFailure
-from penstock.rollout.environments import Prompt, RewardCall, SingleTurnEnvironment, Split, process_pool
+from penstock.rollout.environments import Prompt, RewardCall, SingleTurnEnvironment, Split
 from penstock.rollout.environments.factory import make_environment
-from penstock.rollout.environments.function import FunctionEnvironment
-from penstock.rollout.environments.reward_functions import RewardSpec
-from penstock.rollout.environments.reward_pool import RewardPool, name_of
-from penstock.rollout.environments.reward_records import RewardRecords
+from penstock.rollout.environments.rewards import process_pool
+from penstock.rollout.environments.rewards.function import FunctionEnvironment
+from penstock.rollout.environments.rewards.functions import RewardSpec
+from penstock.rollout.environments.rewards.pool import RewardPool, name_of
+from penstock.rollout.environments.rewards.records import RewardRecords
 from tests.rollout.talking import Talker
 from tests.support import process_rewards
 from tests.support.process_rewards import Scorer, own_pid

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from penstock.config.data import DataConfig
-from penstock.config.rollout import EnvironmentConfig
-from penstock.controller.failure import classify
+from penstock.config.sections.data import DataConfig
+from penstock.config.sections.rollout import EnvironmentConfig
+from penstock.controller.failures.classify import classify
 from penstock.errors import ConfigError, EnvironmentFailure, EnvironmentTimeout, FailureKind, WrongReward
 from penstock.rollout.environments import Prompt, Split, Trajectory
 from penstock.rollout.environments.factory import make_environment
-from penstock.rollout.environments.function import GroupFunctionEnvironment
-from penstock.rollout.environments.scores import Score, weighted_score
+from penstock.rollout.environments.rewards.function import GroupFunctionEnvironment
+from penstock.rollout.environments.rewards.scores import Score, weighted_score
 from penstock.rollout.prompt_room import PromptRoom
 from tests.rollout.talking import CHAT, Talker, tokenizer
 from tests.support import column_rewards
@@ -220,7 +220,7 @@ async def test_several_functions_share_one_process_while_they_are_looked_at(make
 
 
 def test_a_process_that_looked_at_a_wrong_function_is_ended(make_once: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    from penstock.rollout.environments import process_pool
+    from penstock.rollout.environments.rewards import process_pool
 
     started: list[Any] = []
     real = process_pool.RewardProcess
@@ -363,7 +363,7 @@ async def test_a_group_that_raises_tells_the_cause_of_the_cause(make: Make) -> N
 async def test_an_error_that_a_library_wraps_counts_by_the_users_line() -> None:
     import json.decoder
 
-    from penstock.rollout.environments.reward_errors import raised_by_user
+    from penstock.rollout.environments.rewards.errors import raised_by_user
 
     def convert_number(text: str) -> float:
         raise KeyError(text)
@@ -382,7 +382,7 @@ async def test_an_error_that_a_library_wraps_counts_by_the_users_line() -> None:
 
 
 async def test_the_frames_of_a_deep_recursion_are_cut() -> None:
-    from penstock.rollout.environments.reward_errors import raised_by_user
+    from penstock.rollout.environments.rewards.errors import raised_by_user
 
     def dive(depth: int) -> None:
         if depth == 0:
@@ -400,7 +400,7 @@ async def test_the_frames_of_a_deep_recursion_are_cut() -> None:
 
 
 async def test_code_in_a_text_counts_by_the_line_that_runs_it() -> None:
-    from penstock.rollout.environments.reward_errors import raised_by_user
+    from penstock.rollout.environments.rewards.errors import raised_by_user
 
     causes = set()
     for lines in range(3):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import EnvironmentFailure
-from penstock.rollout.environments.process_pool import ProcessRewardPool
+from penstock.rollout.environments.rewards.process_pool import ProcessRewardPool
 
 OUTCOMES = {
     "well": "1.0",

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from penstock.config.data import DataConfig
-from penstock.config.rollout import EnvironmentConfig
-from penstock.config.yaml_dialect import parse_yaml
+from penstock.config.reading.yaml_dialect import parse_yaml
+from penstock.config.sections.data import DataConfig
+from penstock.config.sections.rollout import EnvironmentConfig
 from penstock.rollout.environments import Split
 from penstock.rollout.environments.factory import make_environment
 from tests.rollout.talking import Talker

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from penstock.controller.failure import classify
+from penstock.controller.failures.classify import classify
 from penstock.errors import EnvironmentFailure, EnvironmentTimeout, FailureKind
-from penstock.rollout.environments import reward_process
-from penstock.rollout.environments.process_pool import ProcessRewardPool
-from penstock.rollout.environments.reward_pool import FunctionName, RewardPool
-from penstock.rollout.environments.reward_records import RewardRecords
+from penstock.rollout.environments.rewards import process as reward_process
+from penstock.rollout.environments.rewards.pool import FunctionName, RewardPool
+from penstock.rollout.environments.rewards.process_pool import ProcessRewardPool
+from penstock.rollout.environments.rewards.records import RewardRecords
 from tests.rollout.test_process_pool import alive, gone
 from tests.support import misbehaving_rewards as rewards
 from tests.support.process_rewards import own_pid

@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from penstock.config.data import DataConfig
-from penstock.config.rollout import EnvironmentConfig
+from penstock.config.sections.data import DataConfig
+from penstock.config.sections.rollout import EnvironmentConfig
 from penstock.data_plane import fields
 from penstock.errors import ConfigError, EngineError, EnvironmentFailure, EnvironmentTimeout, PromptTooLong
 from penstock.rollout.engines.scripted import ScriptedEngine, ScriptedResponse
 from penstock.rollout.environments import Split, Trajectory
 from penstock.rollout.environments.factory import make_environment
-from penstock.rollout.environments.tool_calls import ParsedCall, parse_tool_calls
+from penstock.rollout.environments.turns.tool_calls import ParsedCall, parse_tool_calls
 from penstock.rollout.rows import group_columns
 from tests.rollout.talking import CHAT, Says, Talker, tagging_tokenizer, tokenizer
 
@@ -279,7 +279,7 @@ def test_an_endless_taskset_that_repeats_itself_is_named() -> None:
 
 
 async def test_servers_that_do_not_start_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    from penstock.rollout.environments import verifiers_adapter
+    from penstock.rollout.environments.verifiers import adapter as verifiers_adapter
 
     @asynccontextmanager
     async def never(self: Any) -> AsyncIterator[None]:
@@ -295,7 +295,9 @@ async def test_servers_that_do_not_start_are_given_up(monkeypatch: pytest.Monkey
 
 
 def test_without_the_package_the_command_to_install_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name.split(".")[0] == "verifiers" or ".verifiers_" in name]:
+    for name in [
+        name for name in sys.modules if name.split(".")[0] == "verifiers" or ".environments.verifiers." in name
+    ]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "verifiers", None)
     assert "pip install 'verifiers>=0.4,<0.5'" in problems("gsm8k")
@@ -315,7 +317,7 @@ HOSTILE_CALLS = [
 
 @pytest.mark.parametrize("value", HOSTILE.values(), ids=list(HOSTILE))
 async def test_arguments_that_no_tool_could_take_are_told_to_the_model(value: str) -> None:
-    from penstock.rollout.environments.verifiers_harness import _tool_message
+    from penstock.rollout.environments.verifiers.harness import _tool_message
 
     call = {"id": "1", "function": {"name": "sum_add", "arguments": f'{{"a": {value}}}'}}
     said = await _tool_message(call, {"sum_add": ("sum", "add")}, {})

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from penstock.config.loading import parse_config
 from penstock.config.models import RunConfig
+from penstock.config.reading.loading import parse_config
 from tests.support.tiny_models import save_tiny_model
 
 ConfigMaker = Callable[..., RunConfig]

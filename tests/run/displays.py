@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from penstock.config.loading import dump_config
 from penstock.config.models import RunConfig
+from penstock.config.reading.loading import dump_config
 
 LIMIT_SECONDS = 90.0
 """No run of these tests may take so long, on a machine however busy."""

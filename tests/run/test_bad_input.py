@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import penstock
-from penstock.config.loading import dump_config
+from penstock.config.reading.loading import dump_config
 from penstock.errors import ConfigError, PenstockError, SetupError
 from penstock.run.checks import check_config
 from tests.run.conftest import ConfigMaker

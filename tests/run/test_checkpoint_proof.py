@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 import penstock
 from penstock.cli.main import app
-from penstock.config.loading import load_config
+from penstock.config.reading.loading import load_config
 from penstock.errors import SetupError
 from penstock.run.checkpoint_check import damage, require_good
 from penstock.run.checkpoint_folders import checkpoints

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from penstock.config.models import CheckpointConfig
-from penstock.controller.snapshot import ControllerSnapshot, ControllerState
+from penstock.controller.bookkeeping.snapshot import ControllerSnapshot, ControllerState
 from penstock.errors import CheckpointError, SetupError
 from penstock.run.checkpoint import CheckpointOwner, CheckpointStore, Snapshot
 from penstock.run.checkpoint_check import damage

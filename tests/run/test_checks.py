@@ -17,9 +17,9 @@ from typer.testing import CliRunner
 
 import penstock
 from penstock.cli.main import app
-from penstock.config.loading import dump_config, load_config
+from penstock.config.reading.loading import dump_config, load_config
 from penstock.errors import CannotStart, ConfigError
-from penstock.rollout.environments import process_pool
+from penstock.rollout.environments.rewards import process_pool
 from penstock.run.build import build_serving
 from penstock.run.cautions import uncorrected_staleness
 from penstock.run.checks import check_config, find_problems

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock.config.yaml_dialect import parse_yaml
+from penstock.config.reading.yaml_dialect import parse_yaml
 from penstock.errors import ConfigError, PenstockError
 from penstock.run.checks import check_config
 from penstock.run.resume_rules import changes

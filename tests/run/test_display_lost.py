@@ -17,7 +17,7 @@ import pytest
 
 import penstock
 from penstock.config.models import RunConfig
-from penstock.rollout.environments.reward_pool import RewardPool
+from penstock.rollout.environments.rewards.pool import RewardPool
 from penstock.run.records import RunRecords
 from tests.run.conftest import ConfigMaker
 from tests.run.displays import CTRL_S, LIMIT_SECONDS, Terminal, causes, check_ended, events, full_pipe, train_command

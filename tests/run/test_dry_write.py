@@ -157,7 +157,7 @@ async def test_a_disk_that_hangs_is_an_error_that_names_the_limit(tmp_path: Path
 
 
 def test_a_failed_trial_is_said_without_a_traceback(make_config: ConfigMaker, tmp_path: Path) -> None:
-    from penstock.config.loading import dump_config
+    from penstock.config.reading.loading import dump_config
 
     config = make_config(**QUICK)
     Path(config.run_dir).mkdir()

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.config.models import RunConfig
-from penstock.config.training import EarlyStopConfig
+from penstock.config.sections.training import EarlyStopConfig
 from penstock.errors import ConfigError
 from penstock.run.early_stop import EarlyStop
 from penstock.run.named_metrics import refuse_unknown_metrics

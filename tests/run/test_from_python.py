@@ -18,12 +18,12 @@ import pytest
 import penstock
 from penstock import given
 from penstock.buffer.samplers.windowed import Windowed
-from penstock.config import rollout
-from penstock.config.loading import dump_config, load_config
-from penstock.config.yaml_dialect import parse_yaml
+from penstock.config.reading.loading import dump_config, load_config
+from penstock.config.reading.yaml_dialect import parse_yaml
+from penstock.config.sections import rollout
 from penstock.errors import ConfigError, SetupError
 from penstock.rollout.environments import Prompt, SingleTurnEnvironment, Split
-from penstock.rollout.environments.reward_pool import RewardPool
+from penstock.rollout.environments.rewards.pool import RewardPool
 from penstock.run.given_objects import GivenObjects
 from tests.run.conftest import ConfigMaker
 from tests.support.rewards import length, letters

@@ -11,8 +11,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import penstock
-from penstock.config.loading import load_config
-from penstock.config.model import LoraConfig
+from penstock.config.reading.loading import load_config
+from penstock.config.sections.model import LoraConfig
 from penstock.errors import ConfigError, SetupError
 from penstock.run.evaluate import evaluate
 from penstock.weights.lora import attach_lora

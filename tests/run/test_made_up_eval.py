@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import penstock
-from penstock.controller.watchdog import Watchdog
+from penstock.controller.failures.watchdog import Watchdog
 from penstock.errors import RunStalled
 from penstock.run.eval_report import EvalReport
 from penstock.run.periodic_eval import Evaluations

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from penstock.config.loading import dump_config
+from penstock.config.reading.loading import dump_config
 from penstock.errors import ConfigError, SetupError
-from penstock.rollout.environments import reasoning_gym_trial
+from penstock.rollout.environments.tasks import reasoning_gym_trial
 from penstock.run.checks import check_config
 from tests.cli.programs import penstock
 from tests.run.conftest import ConfigMaker

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import penstock
-from penstock.config.loading import dump_config
+from penstock.config.reading.loading import dump_config
 from penstock.observe.report.build import write_report
 from penstock.observe.report.data import RunStatus, load_run
 from tests.run.conftest import ConfigMaker

@@ -12,9 +12,9 @@ import pytest
 import yaml
 
 import penstock
-from penstock.config.keys import Place, all_keys
-from penstock.config.loading import load_config
 from penstock.config.models import RunConfig
+from penstock.config.reading.keys import Place, all_keys
+from penstock.config.reading.loading import load_config
 from penstock.errors import ConfigError
 from penstock.run.checkpoint_folders import checkpoints
 from penstock.run.resume_rules import FIXED, FREE, Change, changes, shown

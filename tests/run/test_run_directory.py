@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import penstock
-from penstock.config.loading import dump_config
+from penstock.config.reading.loading import dump_config
 from penstock.errors import ConfigError, RecordError, RunDirectoryLost, SetupError
 from penstock.run.aside import set_aside
 from penstock.run.checkpoint_folders import draft_of

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import penstock
-from penstock.config.loading import dump_config
+from penstock.config.reading.loading import dump_config
 from tests.run.conftest import ConfigMaker
 
 _NOTEBOOK = """

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from penstock.config.loading import dump_config
 from penstock.config.models import RunConfig
+from penstock.config.reading.loading import dump_config
 from tests.run.conftest import ConfigMaker
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.config.loading import dump_config
+from penstock.config.reading.loading import dump_config
 from tests.run.conftest import ConfigMaker
 
 

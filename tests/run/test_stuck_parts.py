@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 import penstock
-from penstock.config.loading import dump_config
 from penstock.config.models import RunConfig
+from penstock.config.reading.loading import dump_config
 from penstock.errors import EngineError, RunStalled, TrainerStuck, WeightSyncError
 from penstock.run.checkpoint import checkpoints
 from tests.engines.test_process_engine import wait_until_gone

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import penstock
-from penstock.config.loading import load_config
+from penstock.config.reading.loading import load_config
 from penstock.run.train import resume, train
 from tests.run.conftest import ConfigMaker
 from tests.run.displays import LIMIT_SECONDS, train_command

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import penstock
-from penstock.config.loading import load_config
+from penstock.config.reading.loading import load_config
 from penstock.run.evaluate import evaluate
 from tests.run.conftest import ConfigMaker
 

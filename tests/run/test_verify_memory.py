@@ -29,7 +29,7 @@ def trained_model(config: RunConfig) -> Any:
 
 
 def optimizer_after_a_step(model: Any) -> PolicyOptimizer:
-    from penstock.config.training import OptimizerConfig
+    from penstock.config.sections.training import OptimizerConfig
 
     optimizer = PolicyOptimizer(model, OptimizerConfig(), None)
     optimizer.add_gradients([torch.zeros_like(parameter) for parameter in optimizer.parameters])

@@ -12,8 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock.cli.main import app
-from penstock.config.loading import dump_config
 from penstock.config.models import RunConfig
+from penstock.config.reading.loading import dump_config
 from tests.run.conftest import ConfigMaker
 
 

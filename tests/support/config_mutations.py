@@ -9,9 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from penstock.config.keys import all_keys
 from penstock.config.models import RunConfig
-from penstock.config.yaml_dialect import write_yaml
+from penstock.config.reading.keys import all_keys
+from penstock.config.reading.yaml_dialect import write_yaml
 from tests.support.odd_values import MISBEHAVING, NAMES, NUMBERS, SNIPPETS, TEXTS
 
 Settings = dict[str, Any]

@@ -12,9 +12,9 @@ from typing import Any
 from penstock.buffer.replay_buffer import ReplayBuffer
 from penstock.buffer.samplers.factory import make_sampler
 from penstock.config.models import RunConfig
+from penstock.controller.bookkeeping.traced_trainer import TracedTrainer
 from penstock.controller.controller import SingleController
 from penstock.controller.parts import Parts
-from penstock.controller.traced_trainer import TracedTrainer
 from penstock.data_plane import fields
 from penstock.data_plane.adapters.memory import MemoryDataPlane
 from penstock.observe.events import EventLog

@@ -20,7 +20,7 @@ from mypy.traverser import NameAndMemberCollector
 from mypy.types import Instance, LiteralType, Type, TypeVarType, UnionType, get_proper_type
 
 _CONFIG = "penstock.config"
-_SECTION = f"{_CONFIG}.base.Section"
+_SECTION = f"{_CONFIG}.sections.base.Section"
 
 Attribute = tuple[str, str]
 """A class's full name, and the name of a field or method; an empty name is the class itself."""

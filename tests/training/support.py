@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from penstock.config.algorithm import AlgorithmConfig, PpoClipLoss
-from penstock.config.training import OptimizerConfig, TrainingConfig
+from penstock.config.sections.algorithm import AlgorithmConfig, PpoClipLoss
+from penstock.config.sections.training import OptimizerConfig, TrainingConfig
 from penstock.data_plane.adapters.memory import MemoryDataPlane
 from penstock.data_plane.columns import JaggedColumn
 from penstock.data_plane.fields import (

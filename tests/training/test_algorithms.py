@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock.config.algorithm import AlgorithmConfig
+from penstock.config.sections.algorithm import AlgorithmConfig
 from penstock.data_plane import fields
 from penstock.data_plane.adapters.memory import MemoryDataPlane
 from penstock.data_plane.meta import KVBatchMeta

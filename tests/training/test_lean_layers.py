@@ -10,7 +10,7 @@ import torch
 import transformers as hf
 from torch import Tensor, nn
 
-from penstock.config.model import LoraConfig
+from penstock.config.sections.model import LoraConfig
 from penstock.training.batching import Microbatch
 from penstock.training.lean import body as lean_module
 from penstock.training.lean.body import LeanBody, lean_body

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.func import functional_call
 from transformers import AutoModelForCausalLM
 
-from penstock.config.model import LoraConfig
+from penstock.config.sections.model import LoraConfig
 from penstock.errors import SetupError
 from penstock.rollout.engines.embedded import EmbeddedEngine
 from penstock.training.batching import Microbatch

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from penstock.config.model import ModelConfig
+from penstock.config.sections.model import ModelConfig
 from penstock.data_plane.adapters.memory import MemoryDataPlane
 from penstock.data_plane.columns import JaggedColumn
 from penstock.data_plane.fields import (

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from penstock.config.algorithm import AlgorithmConfig
+from penstock.config.sections.algorithm import AlgorithmConfig
 from penstock.data_plane import fields
 from penstock.data_plane.adapters.memory import MemoryDataPlane
 from penstock.data_plane.meta import KVBatchMeta

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from penstock.config.training import OptimizerConfig
+from penstock.config.sections.training import OptimizerConfig
 from penstock.errors import SetupError
 from penstock.training.optimizer import PolicyOptimizer
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.config.training import OptimizerConfig
+from penstock.config.sections.training import OptimizerConfig
 from penstock.training.schedule import learning_rate
 
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock.config.algorithm import AlgorithmConfig, TruncatedImportanceSampling
+from penstock.config.sections.algorithm import AlgorithmConfig, TruncatedImportanceSampling
 from tests.support.tiny_models import tiny_model
 from tests.training.reference import whole_batch_loss
 from tests.training.support import (

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from penstock.config.algorithm import KlConfig
-from penstock.config.model import LoraConfig
+from penstock.config.sections.algorithm import KlConfig
+from penstock.config.sections.model import LoraConfig
 from penstock.data_plane.adapters.memory import MemoryDataPlane
 from penstock.data_plane.fields import LATER_FIELDS, OLD_LOGPROBS, REFERENCE_LOGPROBS, ROLLOUT_FIELDS
 from penstock.data_plane.meta import KVBatchMeta

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock.config.algorithm import AlgorithmConfig
-from penstock.config.loading import parse_config
+from penstock.config.reading.loading import parse_config
+from penstock.config.sections.algorithm import AlgorithmConfig
 from penstock.data_plane import fields
 from penstock.data_plane.adapters.memory import MemoryDataPlane
 from penstock.data_plane.columns import JaggedColumn

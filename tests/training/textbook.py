@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from penstock.config.algorithm import AlgorithmConfig
+from penstock.config.sections.algorithm import AlgorithmConfig
 from penstock.data_plane import fields
 from penstock.data_plane.client import DataPlaneClient
 from penstock.data_plane.meta import KVBatchMeta

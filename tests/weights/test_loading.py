@@ -14,8 +14,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from penstock.config.model import LoraConfig, ModelConfig
 from penstock.config.models import RunConfig
+from penstock.config.sections.model import LoraConfig, ModelConfig
 from penstock.errors import ConfigError, SetupError
 from penstock.run.build import build_serving
 from penstock.run.checks import check_config

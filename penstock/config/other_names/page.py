@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from penstock.config.base import Section
-from penstock.config.keys import Place
 from penstock.config.models import RunConfig
 from penstock.config.other_names.rows import Default
 from penstock.config.other_names.tables import DEFAULTS, TABLES
+from penstock.config.reading.keys import Place
+from penstock.config.sections.base import Section
 
 _PLACE = re.compile(r"(<!-- table: (?P<name>[^>]+) -->\n).*?(?=<!-- end -->)", re.DOTALL)
 

@@ -9,7 +9,13 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from penstock.config.observe import MlflowConfig, ObserveConfig, PrometheusConfig, TensorboardConfig, WandbConfig
+from penstock.config.sections.observe import (
+    MlflowConfig,
+    ObserveConfig,
+    PrometheusConfig,
+    TensorboardConfig,
+    WandbConfig,
+)
 from penstock.errors import SetupError
 from penstock.observe.loggers.base import missing_package
 from penstock.observe.loggers.mlflow import DATABASES, WHOLE_PACKAGE

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.config.observe import ObserveConfig
+from penstock.config.sections.observe import ObserveConfig
 from penstock.observe.events import EventLog
 from penstock.observe.loggers.base import Logger
 from penstock.observe.loggers.mlflow import MlflowLogger

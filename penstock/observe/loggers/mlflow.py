@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-from penstock.config.observe import MlflowConfig
+from penstock.config.sections.observe import MlflowConfig
 from penstock.errors import SetupError
 from penstock.observe.loggers.base import MetricName, Outcome, RunInfo, environment, needs
 

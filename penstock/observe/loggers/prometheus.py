@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from penstock import __version__
-from penstock.config.observe import PrometheusConfig
+from penstock.config.sections.observe import PrometheusConfig
 from penstock.errors import SetupError
 from penstock.observe.loggers.base import MetricName, Outcome, RunInfo, needs
 

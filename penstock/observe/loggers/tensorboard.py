@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from penstock.config.observe import TensorboardConfig
+from penstock.config.sections.observe import TensorboardConfig
 from penstock.errors import SetupError
 from penstock.observe.loggers.base import Outcome, RunInfo, Setting, needs
 

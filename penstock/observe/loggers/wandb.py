@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.config.observe import WandbConfig
+from penstock.config.sections.observe import WandbConfig
 from penstock.errors import SetupError
 from penstock.observe.loggers.base import Outcome, RunInfo, environment, needs
 

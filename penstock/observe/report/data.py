@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from penstock.config.yaml_dialect import parse_yaml
+from penstock.config.reading.yaml_dialect import parse_yaml
 from penstock.errors import ConfigError
 from penstock.observe.report.event_data import EventTally
 from penstock.observe.report.reading import Lines, read_object, read_text

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from penstock.rollout.environments.base import Environment, GenerationHandle, Segment, Split, Trajectory
     from penstock.rollout.environments.custom import PromptData
-    from penstock.rollout.environments.multi_turn import Done, MultiTurnEnvironment, Observation, Turn
-    from penstock.rollout.environments.single_turn import RewardCall, SingleTurnEnvironment
+    from penstock.rollout.environments.turns.multi_turn import Done, MultiTurnEnvironment, Observation, Turn
+    from penstock.rollout.environments.turns.single_turn import RewardCall, SingleTurnEnvironment
     from penstock.rollout.prompts import Prompt
 
 __all__ = [
@@ -36,10 +36,10 @@ __all__ = [
 _HERE = "penstock.rollout.environments"
 _HOMES = {
     **dict.fromkeys(("Environment", "GenerationHandle", "Segment", "Split", "Trajectory"), f"{_HERE}.base"),
-    **dict.fromkeys(("Done", "MultiTurnEnvironment", "Observation", "Turn"), f"{_HERE}.multi_turn"),
+    **dict.fromkeys(("Done", "MultiTurnEnvironment", "Observation", "Turn"), f"{_HERE}.turns.multi_turn"),
     "Prompt": "penstock.rollout.prompts",
     "PromptData": f"{_HERE}.custom",
-    **dict.fromkeys(("RewardCall", "SingleTurnEnvironment"), f"{_HERE}.single_turn"),
+    **dict.fromkeys(("RewardCall", "SingleTurnEnvironment"), f"{_HERE}.turns.single_turn"),
 }
 
 

@@ -10,8 +10,8 @@ from typing import Any
 from penstock.errors import ConfigError
 from penstock.imports import import_callable
 from penstock.rollout.environments.base import Environment, Split
-from penstock.rollout.environments.multi_turn import check_turn_ends
-from penstock.rollout.environments.reward_pool import RewardPool
+from penstock.rollout.environments.rewards.pool import RewardPool
+from penstock.rollout.environments.turns.multi_turn import check_turn_ends
 from penstock.rollout.prompts import Prompt
 from penstock.text import named_error
 

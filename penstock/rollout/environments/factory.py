@@ -5,23 +5,23 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 
-from penstock.config.data import PROCEDURAL_TRAIN_SIZE, DataConfig
-from penstock.config.environment_args import CalculatorArgs, MathArgs
-from penstock.config.rollout import EnvironmentConfig
-from penstock.config.values import component_name
+from penstock.config.reading.environment_args import CalculatorArgs, MathArgs
+from penstock.config.reading.values import component_name
+from penstock.config.sections.data import PROCEDURAL_TRAIN_SIZE, DataConfig
+from penstock.config.sections.rollout import EnvironmentConfig
 from penstock.errors import ConfigError
 from penstock.rollout.datasets import read_prompts
-from penstock.rollout.environments import gym_scoring, math_grading
 from penstock.rollout.environments.base import Environment
-from penstock.rollout.environments.calculator import CalculatorEnvironment
 from penstock.rollout.environments.custom import PromptData, make_custom
-from penstock.rollout.environments.function import FunctionEnvironment, GroupFunctionEnvironment
 from penstock.rollout.environments.limits import LimitedEnvironment, TurnLimits
-from penstock.rollout.environments.math import MathEnvironment
-from penstock.rollout.environments.reasoning_gym import ReasoningGymEnvironment
-from penstock.rollout.environments.reward_functions import RewardSpec, find_functions
-from penstock.rollout.environments.reward_pool import RewardPool
-from penstock.rollout.environments.reward_records import RewardRecords
+from penstock.rollout.environments.rewards.function import FunctionEnvironment, GroupFunctionEnvironment
+from penstock.rollout.environments.rewards.functions import RewardSpec, find_functions
+from penstock.rollout.environments.rewards.pool import RewardPool
+from penstock.rollout.environments.rewards.records import RewardRecords
+from penstock.rollout.environments.tasks import gym_scoring, math_grading
+from penstock.rollout.environments.tasks.calculator import CalculatorEnvironment
+from penstock.rollout.environments.tasks.math import MathEnvironment
+from penstock.rollout.environments.tasks.reasoning_gym import ReasoningGymEnvironment
 
 
 def make_environment(
@@ -118,8 +118,8 @@ def _reward_specs(config: EnvironmentConfig) -> list[RewardSpec]:
 
 def _verifiers(name: str, config: EnvironmentConfig, data: DataConfig, limits: TurnLimits) -> Environment:
     # Everything the adapter imports from verifiers: other versions lack parts of it.
-    _require("penstock.rollout.environments.verifiers_adapter", "verifiers>=0.4,<0.5", "environments", config)
-    from penstock.rollout.environments.verifiers_adapter import VerifiersEnvironment
+    _require("penstock.rollout.environments.verifiers.adapter", "verifiers>=0.4,<0.5", "environments", config)
+    from penstock.rollout.environments.verifiers.adapter import VerifiersEnvironment
 
     return VerifiersEnvironment(name, config.args, limits, train_size=data.train_size, eval_size=data.eval_size)
 

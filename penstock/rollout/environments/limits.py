@@ -12,10 +12,10 @@ from types import TracebackType
 from penstock.errors import EnvironmentFailure, EnvironmentTimeout, PenstockError
 from penstock.rollout.engines.base import GenerationResult
 from penstock.rollout.environments.base import Environment, GenerationHandle, Split, Trajectory, checked_reward
-from penstock.rollout.environments.reward_errors import raised_by_user
-from penstock.rollout.environments.reward_pool import RewardPool
-from penstock.rollout.environments.scores import checked_numbers
-from penstock.rollout.environments.thread_pool import is_being_cancelled
+from penstock.rollout.environments.rewards.errors import raised_by_user
+from penstock.rollout.environments.rewards.pool import RewardPool
+from penstock.rollout.environments.rewards.scores import checked_numbers
+from penstock.rollout.environments.rewards.thread_pool import is_being_cancelled
 from penstock.rollout.prompts import Message, Prompt
 from penstock.text import safe
 

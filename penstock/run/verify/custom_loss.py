@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from penstock.algorithms.custom import LossTokens, PolicyLoss, custom_loss
-from penstock.config.algorithm import CustomLoss
+from penstock.config.sections.algorithm import CustomLoss
 from penstock.data_plane import fields
 from penstock.run.verify.findings import Check, Finding, NotChecked, Status
 from penstock.run.verify.subject import Subject

@@ -8,7 +8,7 @@ import torch
 
 from penstock.algorithms.cut_off import CUT_OFFS, MOSTLY
 from penstock.algorithms.reduction import MetricAccumulator
-from penstock.config.algorithm import AlgorithmConfig, KlConfig, NoCorrection, ReinforceLoss
+from penstock.config.sections.algorithm import AlgorithmConfig, KlConfig, NoCorrection, ReinforceLoss
 from penstock.data_plane import fields
 from penstock.run.verify.findings import Check, Finding, Status
 from penstock.run.verify.subject import Subject

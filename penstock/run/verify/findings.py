@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from penstock.controller.failure import describe
+from penstock.controller.failures.classify import describe
 from penstock.errors import PenstockError
 from penstock.run.problems import Problem
 

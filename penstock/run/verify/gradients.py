@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 import torch
 from torch import Tensor
 
-from penstock.controller.advantage_pump import AdvantagePump
+from penstock.controller.pumps.advantage import AdvantagePump
 from penstock.data_plane import fields
 from penstock.data_plane.meta import KVBatchMeta
 from penstock.run.verify.findings import Check, Finding, NotChecked, Status, within

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from penstock.config.models import RunConfig
-from penstock.controller.failure import describe
+from penstock.controller.failures.classify import describe
 from penstock.data_plane.client import DataPlaneClient
 from penstock.data_plane.meta import KVBatchMeta
 from penstock.errors import ConfigError

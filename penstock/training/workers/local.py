@@ -9,9 +9,9 @@ from typing import Any, ParamSpec, TypeVar
 
 from torch import Tensor
 
-from penstock.config.algorithm import AlgorithmConfig
-from penstock.config.model import ModelConfig
-from penstock.config.training import TrainingConfig
+from penstock.config.sections.algorithm import AlgorithmConfig
+from penstock.config.sections.model import ModelConfig
+from penstock.config.sections.training import TrainingConfig
 from penstock.data_plane.client import DataPlaneClient
 from penstock.data_plane.meta import KVBatchMeta
 from penstock.runtime.lanes import Lanes

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from penstock.algorithms.losses import LossSum
 from penstock.algorithms.reduction import MetricAccumulator, Normaliser
-from penstock.config.algorithm import AlgorithmConfig
-from penstock.config.training import TrainingConfig
+from penstock.config.sections.algorithm import AlgorithmConfig
+from penstock.config.sections.training import TrainingConfig
 from penstock.data_plane.client import DataPlaneClient
 from penstock.data_plane.columns import JaggedColumn
 from penstock.data_plane.fields import INPUT_IDS, group_of

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import torch
 
-from penstock.config.model import ModelConfig
+from penstock.config.sections.model import ModelConfig
 from penstock.errors import EngineError, SetupError
 from penstock.rollout.engines.base import EngineHealth, EngineStats, GenerationRequest, GenerationResult
 from penstock.rollout.engines.embedded import weight_update

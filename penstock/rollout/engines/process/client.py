@@ -14,7 +14,7 @@ from dataclasses import asdict, replace
 from queue import SimpleQueue
 from typing import Any
 
-from penstock.config.timeouts import TimeoutsConfig
+from penstock.config.sections.timeouts import TimeoutsConfig
 from penstock.errors import EngineError, RequestAborted, SetupError
 from penstock.rollout.engines.base import EngineHealth, EngineStats, GenerationRequest, GenerationResult
 from penstock.rollout.engines.process.spawn import START_CALL, EngineProcess

@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Awaitable, Callable
 from typing import Any, ClassVar, NoReturn
 
-from penstock.config.model import ModelConfig
+from penstock.config.sections.model import ModelConfig
 from penstock.observe.streams import guarded
 from penstock.rollout.engines.base import EngineHealth
 from penstock.rollout.engines.embedded import EmbeddedEngine

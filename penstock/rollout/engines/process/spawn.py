@@ -10,7 +10,7 @@ import subprocess
 import sys
 from typing import Any
 
-from penstock.config.model import ModelConfig
+from penstock.config.sections.model import ModelConfig
 from penstock.rollout.engines.process.wire import Frame
 from penstock.runtime.cpu import let_idle_threads_sleep
 from penstock.runtime.threads import in_lasting_thread

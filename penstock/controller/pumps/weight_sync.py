@@ -1,0 +1,120 @@
+"""Weight sync as the controller does it: the update mode around the synchronizer's copy."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Literal
+
+from penstock.controller.bookkeeping.recording import Recording
+from penstock.controller.failures.classify import describe
+from penstock.controller.parts import Parts
+from penstock.controller.pumps.rollout import RolloutPump
+from penstock.errors import WeightSyncError
+from penstock.runtime.ending import Ending
+from penstock.weights.synchronizer import SyncReport, WeightSynchronizer
+
+UpdateMode = Literal["in_flight", "drain", "abort_stale"]
+_SHARE = 0.5
+"""Share of the time that a run has to end; work after the copy, such as a step's metrics, needs some too."""
+
+
+class WeightSync:
+    """Publishes the trainer's version to the engines.
+
+    `in_flight`: running requests pause at a token boundary and continue with the new weights. `drain`: the gate closes
+    and running groups end first. `abort_stale`: groups that the policy would never select are aborted before the copy.
+
+    An engine that does not answer cannot hold up the end of a run: the sync waits for it for half of the time that the
+    run has to end, and then the engines keep the version they have.
+    """
+
+    def __init__(
+        self,
+        parts: Parts,
+        pump: RolloutPump,
+        mode: UpdateMode,
+        recording: Recording,
+        *,
+        limit_seconds: float,
+        ending: Ending,
+    ) -> None:
+        self._trainer = parts.trainer
+        self._buffer = parts.buffer
+        self._events = parts.events
+        self._recording = recording
+        self._lane = recording.lane("weight sync")
+        self._synchronizer = WeightSynchronizer(parts.engines, limit_seconds)
+        self._ending = ending
+        self._pump = pump
+        self._mode = mode
+        self.run_is_ending = asyncio.Event()
+        """Set by `end_of_run`."""
+        self.waiting_for = "a finished step"
+        """For diagnosis: what the sync waits for now."""
+
+    def end_of_run(self) -> None:
+        """The run is being stopped: stop waiting for running groups; they will be cancelled."""
+        self.run_is_ending.set()
+
+    async def publish(self) -> SyncReport | None:
+        """Bring the current version to every engine; the buffer's clock learns it when they serve it.
+
+        Returns None if the run is ending and by then groups were not drained or no engine has answered: the engines
+        keep the version they have.
+        """
+        if self._mode == "drain":
+            self._pump.close_gate()
+            try:
+                return await self._copy() if await self._drained() else None
+            finally:
+                self._pump.open_gate()
+        if self._mode == "abort_stale":
+            self._pump.abort(self._buffer.stale_inflight())
+        return await self._copy()
+
+    async def catch_up(self) -> None:
+        """Bring the engines to the trainer's version if they are behind; for when no group is in flight."""
+        if self._buffer.clock.served_version < self._buffer.clock.trainer_version:
+            await self._copy()
+
+    async def _drained(self) -> bool:
+        self.waiting_for = "running groups to end (weight_sync.mode = drain)"
+        self._lane.switch("waiting for running groups to end")
+        drained = asyncio.create_task(self._pump.drain())
+        ending = asyncio.create_task(self.run_is_ending.wait())
+        try:
+            await asyncio.wait({drained, ending}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            drained.cancel()
+            ending.cancel()
+            self.waiting_for = "a finished step"
+            self._lane.switch(None)
+        return drained.done() and not drained.cancelled()
+
+    async def _copy(self) -> SyncReport | None:
+        self.waiting_for = "the engines to take the new weights"
+        giving_up = asyncio.create_task(self._give_up_in_time())
+        try:
+            with self._lane.span("copying weights to the engines"):
+                report = await self._synchronizer.publish(await self._trainer.publish_weights())
+        except WeightSyncError as error:
+            if not (self._ending.begun.is_set() or self.run_is_ending.is_set()):
+                raise
+            self._events.emit("weights_not_published", cause=describe(error))
+            current = asyncio.current_task()
+            if current is not None and current.cancelling():  # the error came first, and hides the cancellation
+                raise asyncio.CancelledError from None
+            return None
+        finally:
+            giving_up.cancel()
+            self.waiting_for = "a finished step"
+        self._recording.published(report)
+        for name, cause in report.failed.items():
+            self._events.emit("engine_out_of_service", engine=name, version=report.version, cause=cause)
+        self._buffer.advance(served_version=report.version)
+        self._events.emit("weights_published", version=report.version, pause_s=round(report.pause_seconds, 6))
+        return report
+
+    async def _give_up_in_time(self) -> None:
+        await self._ending.over(_SHARE)
+        self._synchronizer.give_up()

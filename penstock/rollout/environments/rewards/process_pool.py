@@ -1,0 +1,372 @@
+"""A bounded pool of processes for rewards: a misbehaving reward harms only its own process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from penstock.errors import EnvironmentFailure, RewardWorkerLost
+from penstock.rollout.environments.rewards.calls import (
+    Call,
+    Worker,
+    and_printed,
+    ask_for,
+    call_line,
+    ended,
+    fail,
+    load_line,
+    raised,
+    too_late,
+)
+from penstock.rollout.environments.rewards.process import Home, RewardProcess
+from penstock.rollout.environments.rewards.signature import Signature
+from penstock.rollout.environments.rewards.worker import KEY
+
+_START_SECONDS = 120.0
+"""How long a process may take to start and to import a function; imports are slow on a busy machine."""
+
+_CANCELLED_SECONDS = 1.0
+"""How long a call that nobody is waiting for may continue before its process is killed."""
+
+_END_SECONDS = 10.0
+"""How long to wait for killed processes to end; the kernel may be slow to release one."""
+
+_AHEAD_SECONDS = 0.002
+_MOST_AHEAD = 32
+"""How much work, and how many calls, are sent to a process together."""
+
+_BACKLOG_SECONDS = 0.02
+"""How much work may wait for a process before another is started."""
+
+_PATIENCE_SECONDS = 0.05
+"""How long calls wait behind one in a process before they are withdrawn from it."""
+
+_CLOSED = "the pool of reward processes is closed"
+
+
+class ProcessRewardPool:
+    """At most `workers` reward calls at a time, each in a process; functions are named as `module:name`.
+
+    Processes start when needed, import a function outside any call's time limit, and are kept. Calls that are short are
+    sent several at a time, and answered one by one: `timeout_seconds` is each call's own. One that outlasts it costs
+    its process, which is killed with all that it started. Calls behind one that takes long are withdrawn, and go to
+    another process. Only plain data crosses.
+
+    Worked example, 1 worker: `score("m:f")` starts a process, which imports m, and returns; `score("m:g")` uses it
+    again, hangs, and after the limit the process is killed and `EnvironmentTimeout` raised; `score("m:f")`, sent behind
+    `g`, is sent again to a second process.
+    """
+
+    def __init__(
+        self,
+        workers: int,
+        timeout_seconds: float,
+        warm_up: str | None = None,
+        *,
+        on_print: Callable[[str, str], None] = lambda function, text: None,
+    ) -> None:
+        self._most = workers
+        self._timeout = timeout_seconds
+        self._warm_up = warm_up
+        self._on_print = on_print
+        self._home = Home.here()
+        self._waiting: deque[Call] = deque()
+        self._workers: list[Worker] = []
+        self._killed: list[RewardProcess] = []
+        self._burials: set[asyncio.Task[None]] = set()
+        self._will_dispatch = False
+        self._proven = False
+        """Whether a process has got ready once: before that one suffices to try."""
+        self._seconds_a_call: float | None = None
+        self._closed = False
+        self.abandoned = 0
+        """Calls that were given up, with their process."""
+
+    def check(self, function: str, key: str) -> Signature:
+        """Import a function in a process, and return its parameters.
+
+        Raises `ConfigError` with the setting `key`. Needs no event loop; the process is kept for the first call.
+        """
+        worker = next((each for each in self._workers if not each.attached), None) or Worker(RewardProcess(self._home))
+        try:
+            reply = ask_for(worker.process, function, key, _START_SECONDS)
+        except BaseException:
+            self._kill(worker.process)
+            self._workers = [each for each in self._workers if each is not worker]
+            raise
+        self._note_printed(function, reply)
+        worker.loaded.add(function)
+        worker.requests += 1
+        if worker not in self._workers:
+            self._workers.append(worker)
+        self._proven = True
+        return Signature(*reply["value"])
+
+    async def score(self, function: str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+        """What `module:name` returns in a process; an error there is an `EnvironmentFailure`.
+
+        Raises `NotPlain` if the arguments cannot cross.
+        """
+        line = call_line(function, args, kwargs or {})
+        if self._closed:
+            raise EnvironmentFailure(_CLOSED)
+        call = Call(function, line, asyncio.get_running_loop().create_future())
+        self._waiting.append(call)
+        self._dispatch_soon()
+        try:
+            return await call.answered
+        except asyncio.CancelledError:
+            self._nobody_waits(call)
+            raise
+
+    def kill(self) -> None:
+        """Kill processes that have not had a call yet, without an event loop."""
+        for worker in [each for each in self._workers if not each.attached]:
+            self._lose(worker)
+
+    async def close(self) -> None:
+        """Kill all processes and wait until they have ended; a second call is a no-op."""
+        self._closed = True
+        for call in self._waiting:
+            fail(call, EnvironmentFailure(_CLOSED))
+        self._waiting.clear()
+        for worker in list(self._workers):
+            for call in self._lose(worker):
+                fail(call, EnvironmentFailure(f"{_CLOSED}; it was in the middle of a call"))
+        for burial in list(self._burials):
+            await asyncio.wait({burial})
+        deadline = _now() + _END_SECONDS
+        while self._killed and _now() < deadline:
+            await asyncio.sleep(0.002)
+            self._reap()
+
+    # Sending
+
+    def _dispatch_soon(self) -> None:
+        """At the end of this turn of the event loop, so that calls made together are sent together."""
+        if not self._will_dispatch and not self._closed:
+            self._will_dispatch = True
+            asyncio.get_running_loop().call_soon(self._dispatch)
+
+    def _dispatch(self) -> None:
+        self._will_dispatch = False
+        self._reap()
+        self._look_after_idle()
+        lines: dict[Worker, list[bytes]] = {}
+        while self._waiting:
+            if self._waiting[0].over:
+                self._waiting.popleft()
+                continue
+            try:
+                worker = self._free_worker(self._waiting[0])
+            except OSError as error:
+                if self._workers:
+                    break  # the existing ones will get to it
+                lost = RewardWorkerLost(f"a reward process could not be started: {error}")
+                lost.__cause__ = error
+                fail(self._waiting.popleft(), lost)
+                continue
+            if worker is None:
+                break
+            lines.setdefault(worker, []).extend(self._put(worker, self._waiting.popleft()))
+        for worker, added in lines.items():
+            worker.process.send(b"".join(added))
+
+    def _free_worker(self, call: Call) -> Worker | None:
+        """Who takes a call: an idle process; one that will soon be idle; a new one; or nobody yet."""
+        ahead = 1
+        if self._seconds_a_call is not None:
+            ahead = max(1, min(_MOST_AHEAD, int(_AHEAD_SECONDS / max(self._seconds_a_call, 1e-6))))
+        candidates = [
+            worker
+            for worker in self._workers
+            if not (worker.ending or worker.slow)
+            and len(worker.sent) < (ahead if call.function in worker.loaded else 1)
+        ]
+        if candidates:
+            return min(candidates, key=lambda worker: len(worker.sent))
+        if len(self._workers) < (self._most if self._proven else 1) and self._worth_a_process():
+            worker = Worker(RewardProcess(self._home))
+            self._workers.append(worker)
+            self._attach(worker)
+            return worker
+        return None
+
+    def _worth_a_process(self) -> bool:
+        """Whether the existing processes will not soon finish what waits; known after the first call."""
+        serving = sum(not (worker.slow or worker.ending) for worker in self._workers)
+        return not serving or (self._seconds_a_call or 0.0) * len(self._waiting) > _BACKLOG_SECONDS * serving
+
+    def _attach(self, worker: Worker) -> None:
+        worker.attached = True
+        worker.process.attach(lambda replies: self._replied(worker, replies), lambda: self._bury_soon(worker))
+
+    def _look_after_idle(self) -> None:
+        """Forget idle processes that have ended, which is no call's fault; attach those made before the event loop."""
+        for worker in list(self._workers):
+            if not worker.sent and not worker.process.running:
+                self._lose(worker)
+            elif not worker.attached:
+                self._attach(worker)
+
+    def _put(self, worker: Worker, call: Call) -> list[bytes]:
+        """Queue a call in a worker, behind the functions that it needs; returns what must be sent for it."""
+        added = []
+        warm_up = () if self._warm_up is None else (self._warm_up,)
+        for function in (*warm_up, call.function):
+            if function not in worker.loaded:
+                added.append(Call(function, load_line(function), call.answered, is_load=True))
+                if function == self._warm_up:
+                    added.append(Call(function, call_line(function, (), {}), call.answered, is_load=True))
+        added.append(call)
+        idle = not worker.sent
+        worker.put(added)
+        if idle:
+            self._begin(worker)
+        return [each.line for each in added]
+
+    # Time limits
+
+    def _begin(self, worker: Worker) -> None:
+        """The clock of the first call starts."""
+        worker.slow = False
+        worker.begun = _now()
+        self._proven = self._proven or not worker.sent[0].is_load
+        worker.deadline = worker.begun + (_START_SECONDS if worker.sent[0].is_load else self._timeout)
+        self._set_timer(worker)
+
+    def _set_timer(self, worker: Worker) -> None:
+        """For the next look at the first call. One that is set for an earlier time stays: few calls need their own."""
+        when = worker.deadline if worker.slow else min(worker.deadline, worker.begun + _PATIENCE_SECONDS)
+        if worker.timer is not None:
+            if worker.timer.when() <= when:
+                return
+            worker.timer.cancel()
+        worker.timer = asyncio.get_running_loop().call_at(when, self._look_at, worker)
+
+    def _look_at(self, worker: Worker) -> None:
+        worker.timer = None
+        if not worker.sent or worker.ending:
+            return
+        if _now() >= worker.deadline:
+            self._give_up(worker)
+            return
+        if not worker.slow and _now() >= worker.begun + _PATIENCE_SECONDS:
+            self._send_anew(worker.withdraw())
+        self._set_timer(worker)
+
+    def _give_up(self, worker: Worker) -> None:
+        call, printed = worker.sent[0], worker.process.printed()
+        rest = self._lose(worker)
+        self.abandoned += 1
+        if not call.over:
+            self._measured(self._timeout)
+        self._say_printed(call.function, printed)
+        fail(call, too_late(call, _START_SECONDS if call.is_load else self._timeout, printed))
+        self._send_anew(rest)
+
+    def _nobody_waits(self, call: Call) -> None:
+        """A call was cancelled: one that is at work may end by itself, soon."""
+        with contextlib.suppress(ValueError):
+            self._waiting.remove(call)
+        for worker in self._workers:
+            if worker.sent and worker.sent[0].answered is call.answered and not worker.sent[0].is_load:
+                worker.deadline = min(worker.deadline, _now() + _CANCELLED_SECONDS)
+                self._set_timer(worker)
+
+    # Answers
+
+    def _replied(self, worker: Worker, replies: list[dict[str, Any]]) -> None:
+        for reply in replies:
+            call = worker.sent.popleft()
+            self._note_printed(call.function, reply)
+            if call.withdrawn:
+                pass
+            elif "skipped" in reply:
+                self._send_anew([call])
+            elif call.is_load:
+                self._loaded(worker, call, reply)
+            else:
+                if worker.warm:
+                    self._measured(reply["took"])
+                worker.warm = True
+                if "error" in reply:
+                    fail(call, raised(reply))
+                elif not call.over:
+                    call.answered.set_result(reply["value"])
+            worker.slow = False
+            if worker.sent:
+                self._begin(worker)
+        if self._waiting:
+            self._dispatch_soon()
+
+    def _measured(self, seconds: float) -> None:
+        """What recent calls took on average: nothing is sent to wait behind calls that may well hang."""
+        known = self._seconds_a_call
+        self._seconds_a_call = seconds if known is None else 0.8 * known + 0.2 * seconds
+
+    def _loaded(self, worker: Worker, call: Call, reply: dict[str, Any]) -> None:
+        if "problems" in reply:
+            problem = "; ".join(reply["problems"]).removeprefix(f"{KEY}: ")
+        elif "error" in reply:
+            problem = f"a reward process could not start: {reply['error']['text']}"
+        else:
+            worker.loaded.add(call.function)
+            return
+        fail(call, EnvironmentFailure(problem + and_printed(reply.get("printed", ""))))
+
+    def _bury_soon(self, worker: Worker) -> None:
+        worker.ending = True
+        burial = asyncio.get_running_loop().create_task(self._bury(worker))
+        self._burials.add(burial)
+        burial.add_done_callback(self._burials.discard)
+
+    async def _bury(self, worker: Worker) -> None:
+        """A process has ended, or at least closed its connection: the running call fails, the rest are sent again."""
+        code = await asyncio.to_thread(worker.process.exit_code)
+        if worker not in self._workers:
+            return
+        call = worker.sent[0] if worker.sent else None
+        printed = worker.process.printed()
+        rest = self._lose(worker)
+        if call is not None:
+            self.abandoned += 1
+            self._say_printed(call.function, printed)
+            fail(call, ended(call, code, printed))
+        self._send_anew(rest)
+
+    def _send_anew(self, calls: Sequence[Call]) -> None:
+        again = [call for call in calls if not (call.over or call.is_load or call.withdrawn)]
+        self._waiting.extendleft(reversed(again))
+        self._dispatch_soon()
+
+    # Ends
+
+    def _lose(self, worker: Worker) -> list[Call]:
+        """Kill a worker's process; returns the calls it has not answered."""
+        self._workers.remove(worker)
+        if worker.timer is not None:
+            worker.timer.cancel()
+        self._kill(worker.process)
+        return list(worker.sent)
+
+    def _kill(self, process: RewardProcess) -> None:
+        process.kill()
+        self._killed.append(process)
+
+    def _reap(self) -> None:
+        self._killed = [process for process in self._killed if not process.reaped()]
+
+    def _note_printed(self, function: str, reply: dict[str, Any]) -> None:
+        self._say_printed(function, reply.get("printed", ""))
+
+    def _say_printed(self, function: str, text: str) -> None:
+        if text:
+            self._on_print(function, text)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

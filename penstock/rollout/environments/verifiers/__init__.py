@@ -1,0 +1,1 @@
+"""Environments of the `verifiers` package, which is imported here and nowhere else."""
