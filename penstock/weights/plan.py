@@ -79,7 +79,7 @@ def can_read(site: WeightSite, endpoint: Endpoint) -> bool:
             return site.process == endpoint.process
         case CudaIpcEndpoint():
             # The driver refuses to open memory in the process that owns it.
-            return site.device == endpoint.device and site.process != endpoint.process
+            return site.device == endpoint.device != "cpu" and site.process != endpoint.process
         case SharedMemoryEndpoint():
             return True
 

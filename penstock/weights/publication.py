@@ -1,4 +1,4 @@
-"""One version of a trainer's weights, as plain data: what the tensors are, how they are laid out, where to read them."""
+"""One version of a trainer's weights as plain data: what the tensors are, where they lie, how to read them."""
 
 from __future__ import annotations
 
@@ -73,9 +73,7 @@ class WeightManifest:
         return tuple(sum(self.buckets[:index]) for index in range(len(self.buckets)))
 
 
-def lay_out(
-    tensors: Iterable[tuple[str, str, tuple[int, ...]]], bucket_bytes: int = BUCKET_BYTES
-) -> WeightManifest:
+def lay_out(tensors: Iterable[tuple[str, str, tuple[int, ...]]], bucket_bytes: int = BUCKET_BYTES) -> WeightManifest:
     """The manifest of tensors given as name, dtype and shape, in that order."""
     entries: list[TensorEntry] = []
     buckets: list[int] = []
