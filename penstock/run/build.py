@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +38,11 @@ from penstock.training.interface import Trainer
 from penstock.training.workers.local import LocalTrainer
 from penstock.training.workers.none import NoTrainer
 from penstock.weights.chat_template import template_problems
-from penstock.weights.hf import load_model, load_tokenizer, named_weights, pick_device, silence_progress_bars
+from penstock.weights.hf import load_model, load_tokenizer, pick_device, silence_progress_bars
 from penstock.weights.lora import LoraAdapter, attach_lora, plain_copy
-from penstock.weights.source import WeightSource
+from penstock.weights.policy_weights import PolicyWeights
+from penstock.weights.publisher import WeightPublisher
+from penstock.weights.site import site_of
 
 _ENGINES = {"embedded": EmbeddedEngine}
 _TRAINERS = {("local", "local"): LocalTrainer}
@@ -215,9 +217,20 @@ def _engine(
     config: RunConfig, model: Any, tokenizer: HFTokenizer, process: EngineProcess | None, *, own_weights: bool
 ) -> GenerationEngine:
     if process is not None:
-        return ProcessEngine(process, WeightSource(0, lambda: named_weights(model)), config.runtime.timeouts)
+        return _process_engine(config, model, process)
     plain = plain_copy(model) if own_weights or LoraAdapter.of(model) else model
     return _ENGINES[config.rollout.engine.kind](plain, **_engine_settings(config), texts=lambda: tokenizer.texts)
+
+
+def _process_engine(config: RunConfig, model: Any, process: EngineProcess) -> ProcessEngine:
+    """The engine of a process, with the trainer's first weights."""
+    publisher = WeightPublisher()
+    elsewhere = replace(site_of(), process=process.pid)
+    try:
+        first = publisher.publish(0, PolicyWeights.of(model), [elsewhere])
+        return ProcessEngine(process, first, config.runtime.timeouts)
+    finally:
+        publisher.close()
 
 
 def _load_policy(config: RunConfig, *, trains_too: bool) -> Any:

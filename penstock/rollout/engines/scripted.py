@@ -18,7 +18,8 @@ from penstock.rollout.engines.base import (
     GenerationRequest,
     GenerationResult,
 )
-from penstock.weights.source import WeightSource
+from penstock.weights.publication import WeightPublication, WeightSite
+from penstock.weights.site import site_of
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,10 @@ class ScriptedEngine:
     @property
     def name(self) -> str:
         return self._name
+
+    @property
+    def site(self) -> WeightSite:
+        return site_of()
 
     async def generate(self, request: GenerationRequest) -> GenerationResult:
         if self._closed:
@@ -106,10 +111,13 @@ class ScriptedEngine:
     async def resume(self) -> None:
         self._running_gate.set()
 
-    async def update_weights(self, source: WeightSource) -> None:
+    async def prepare(self, publication: WeightPublication) -> None:
+        """There is no model: nothing to fetch."""
+
+    async def apply(self, publication: WeightPublication) -> None:
         if self._running_gate.is_set():
             raise EngineError("weights change only while the engine is paused")
-        self._version = source.version
+        self._version = publication.version
 
     async def sleep(self, level: int = 1) -> None:
         await self.pause()

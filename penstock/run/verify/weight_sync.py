@@ -13,9 +13,13 @@ from penstock.rollout.engines.base import GenerationRequest, GenerationResult
 from penstock.run.verify.findings import Check, Finding, NotChecked, Status, within
 from penstock.run.verify.seen_prompt import asked_prompts
 from penstock.run.verify.subject import Subject
-from penstock.weights.digest import tensor_digests
-from penstock.weights.source import WeightSource
+from penstock.weights.digest import published_digests
+from penstock.weights.policy_weights import PolicyWeights
+from penstock.weights.publication import WeightPublication, WeightSite
+from penstock.weights.publisher import WeightPublisher
+from penstock.weights.site import site_of
 from penstock.weights.synchronizer import WeightSynchronizer
+from penstock.weights.transports.opening import open_weights
 
 _PROBES, _PROBE_TOKENS = 4, 16
 _LOGPROB_BARS = {"float64": 1e-5, "float32": 1e-5, "bfloat16": 1e-2}
@@ -59,12 +63,11 @@ class _Served:
 async def check_weight_sync(subject: Subject) -> Finding:
     """Publish weights that differ in every tensor, compare hashes, publish the real ones again, compare everything."""
     engine, trainer = subject.serving.engine, subject.training.trainer
-    synchronizer = WeightSynchronizer([engine])
+    synchronizer, publisher = WeightSynchronizer([engine]), WeightPublisher()
     prompts = await asked_prompts(subject, _PROBES)
-    original = await trainer.publish_weights()
-    changed = WeightSource(
-        original.version + 1, lambda: ((name, _changed(tensor)) for name, tensor in original.tensors())
-    )
+    sites = [*synchronizer.sites(), site_of()]
+    original = await trainer.publish_weights(sites)
+    changed = await asyncio.to_thread(_publish_changed, publisher, original, sites)
     before = await _served(subject, prompts)
     try:
         report = await synchronizer.publish(changed)
@@ -72,8 +75,10 @@ async def check_weight_sync(subject: Subject) -> Finding:
     finally:
         await synchronizer.publish(original)
     after = await _served(subject, prompts)
-    wrong = _differing(await _digests(changed), meanwhile.digests)
-    unrestored = _differing(await _digests(original), after.digests)
+    wrong = _differing(await asyncio.to_thread(published_digests, changed), meanwhile.digests)
+    unrestored = _differing(await asyncio.to_thread(published_digests, original), after.digests)
+    publisher.close()
+    await trainer.release_weights(original)
     pairs = list(zip(before.responses, after.responses, strict=True))
     figures = {
         "tensors": len(meanwhile.digests),
@@ -122,6 +127,15 @@ def _changed(tensor: Tensor) -> Tensor:
     return tensor * (1 + 2**-6) + 2**-10
 
 
+def _publish_changed(
+    publisher: WeightPublisher, original: WeightPublication, sites: list[WeightSite]
+) -> WeightPublication:
+    opened = open_weights(original, site_of())
+    tensors = [(name, _changed(tensor)) for name, tensor in opened.tensors()]
+    opened.close()
+    return publisher.publish(original.version + 1, PolicyWeights.given(tensors), sites)
+
+
 async def _served(subject: Subject, prompts: list[tuple[int, ...]]) -> _Served:
     engine, sampling = subject.serving.engine, subject.serving.sampling
     if not isinstance(engine, DigestingEngine):
@@ -133,10 +147,6 @@ async def _served(subject: Subject, prompts: list[tuple[int, ...]]) -> _Served:
         for index, prompt in enumerate(prompts)
     ]
     return _Served(await engine.weight_digests(), tuple(responses))
-
-
-async def _digests(source: WeightSource) -> dict[str, str]:
-    return await asyncio.to_thread(lambda: tensor_digests(source.tensors()))
 
 
 def _differing(wanted: Mapping[str, str], found: Mapping[str, str]) -> list[str]:
