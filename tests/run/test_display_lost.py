@@ -215,6 +215,7 @@ class TestHangupWithoutTerminal:
             run.send(signal.SIGHUP)
             return run.ended()
 
+    @pytest.mark.long
     def test_it_stops_the_run_with_a_checkpoint(self, make_config: ConfigMaker, tmp_path: Path) -> None:
         config = make_config(
             **{"observe.console": "plain", "training.max_steps": 100_000, "data.train_size": 4000, "eval.at_end": False}

@@ -79,8 +79,17 @@ def at_step(patched: pytest.MonkeyPatch, step: int, happens: Callable[[], object
 
 
 class TestWhileTheRunGoes:
-    @pytest.mark.parametrize("happens", [delete, move, replace])
-    @pytest.mark.parametrize("step", [1, 3])
+    @pytest.mark.parametrize(
+        ("step", "happens"),
+        [
+            (1, replace),
+            (3, delete),
+            *(
+                pytest.param(step, each, marks=pytest.mark.long)
+                for step, each in [(1, delete), (1, move), (3, move), (3, replace)]
+            ),
+        ],
+    )
     def test_a_folder_that_is_lost_ends_the_run_and_nothing_is_written_there(
         self,
         make_config: ConfigMaker,
@@ -106,8 +115,16 @@ class TestWhileTheRunGoes:
             events = [line["event"] for line in lines(tmp_path / "moved" / "events.jsonl")]
             assert events[-2:] == ["run_failed", "run_ended"]
 
-    @pytest.mark.parametrize("happens", [empty, swap_metrics, zero_metrics])
-    @pytest.mark.parametrize("step", [1, 3])
+    @pytest.mark.parametrize(
+        ("step", "happens"),
+        [
+            (3, swap_metrics),
+            *(
+                pytest.param(step, each, marks=pytest.mark.long)
+                for step, each in [(1, empty), (3, empty), (1, swap_metrics), (1, zero_metrics), (3, zero_metrics)]
+            ),
+        ],
+    )
     def test_metrics_that_are_lost_end_the_run(
         self,
         make_config: ConfigMaker,
