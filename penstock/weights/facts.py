@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import SetupError
+from penstock.runtime.wire.crossing import crosses
 from penstock.weights.headers import stored_tensors
 from penstock.weights.hf import LOADING_ERRORS, local_folder, not_loadable
 from penstock.weights.logits import LogitTransform
@@ -31,6 +32,7 @@ _EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 _EXPERTS_PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k_experts")
 
 
+@crosses
 @dataclass(frozen=True)
 class ParameterFacts:
     """One parameter of the loaded model, under its Hugging Face name."""
@@ -50,6 +52,7 @@ class ParameterFacts:
         return self.count * _ITEM_SIZES[self.dtype]
 
 
+@crosses
 @dataclass(frozen=True)
 class ExpertFacts:
     """The experts of a mixture-of-experts model."""
@@ -62,6 +65,7 @@ class ExpertFacts:
     """How many a token goes to."""
 
 
+@crosses
 @dataclass(frozen=True)
 class HeadFacts:
     """How the last hidden state becomes logits."""
@@ -70,6 +74,7 @@ class HeadFacts:
     has_bias: bool
 
 
+@crosses
 @dataclass(frozen=True)
 class LayerFacts:
     """The sizes of the decoder's layers."""
@@ -81,6 +86,7 @@ class LayerFacts:
     head_dimension: int
 
 
+@crosses
 @dataclass(frozen=True)
 class ModelFacts:
     """A causal language model as a worker will load it, in plain values.

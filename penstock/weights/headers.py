@@ -1,4 +1,4 @@
-"""What safetensors files say about their tensors: names, shapes and dtypes, from their headers alone; needs no torch."""
+"""What safetensors files say about their tensors, from their headers alone: names, shapes, dtypes; needs no torch."""
 
 from __future__ import annotations
 

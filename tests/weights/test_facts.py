@@ -19,7 +19,7 @@ from penstock.weights.facts import ExpertFacts, ModelFacts, read_facts
 from penstock.weights.hf import CausalLM, load_model
 from penstock.weights.meta_model import ask_meta_model
 from tests.support.pickles import write_harmful_pickle
-from tests.support.tiny_models import FAMILIES, save_tiny_model, tiny_model
+from tests.support.tiny_models import FAMILIES, save_tiny_model
 from tests.weights.test_loading import change_json
 
 
