@@ -13,8 +13,10 @@ from penstock.data_plane.columns import Column, JaggedColumn, ObjectColumn
 from penstock.data_plane.meta import KVBatchMeta, Tags
 from penstock.errors import MissingRowError
 from penstock.runtime.cancellation import to_the_end
+from penstock.runtime.wire.crossing import crosses
 
 
+@crosses
 @dataclass(frozen=True)
 class SampleBatch:
     """Rows fetched from the data plane, in the order of the metadata that requested them."""

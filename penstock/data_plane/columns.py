@@ -14,8 +14,10 @@ import torch
 from torch import Tensor
 
 from penstock.errors import DataPlaneError
+from penstock.runtime.wire.crossing import crosses
 
 
+@crosses
 @dataclass(frozen=True)
 class JaggedColumn:
     """Rows of different lengths in one buffer.
@@ -54,6 +56,7 @@ class JaggedColumn:
         return JaggedColumn.from_rows([self.row(i) for i in indices])
 
 
+@crosses
 @dataclass(frozen=True)
 class ObjectColumn:
     """One Python object (text, JSON-like, or None) per row."""
