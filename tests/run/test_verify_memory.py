@@ -12,8 +12,8 @@ from torch import Tensor
 from penstock.config.models import RunConfig
 from penstock.rollout.engines.embedded import EmbeddedEngine
 from penstock.run.build import build_serving
-from penstock.run.verify.free_memory import available_bytes, container_bytes, free_bytes
 from penstock.run.verify.memory import activation_bytes, estimate_memory, in_words, microbatch_tokens
+from penstock.runtime.free_memory import available_bytes, container_bytes, free_bytes
 from penstock.training.backends.local.optimizer import PolicyOptimizer
 from penstock.training.backends.local.policy import Policy
 from penstock.training.batching import Microbatch

@@ -15,8 +15,8 @@ import torch
 
 from penstock.config.models import RunConfig
 from penstock.run.verify.findings import Check, Finding, Status
-from penstock.run.verify.free_memory import free_bytes
 from penstock.runtime.cpu import lanes_for_rest, threads_for_half
+from penstock.runtime.free_memory import free_bytes
 from penstock.training.backends.local.memory import keeps_attention_scores
 from penstock.training.targets import uses_reference
 from penstock.weights.hf import local_folder, pick_device
