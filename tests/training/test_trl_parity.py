@@ -185,7 +185,7 @@ async def by_penstock(folder: Path, samples: Samples, *, moved: bool = False, pa
     """The same step here, in `parts` chunks."""
     algorithm = AlgorithmConfig.model_validate(settings)
     model, plane = load(folder), MemoryDataPlane()
-    plane.register_partition("train", [*fields.ROLLOUT_FIELDS, *fields.LATER_FIELDS])
+    plane.register_partition("train", fields.ROW_SCHEMA)
     config = training(optimizer={"lr": 0.0}, minibatches_per_step=2 if moved else 1)
     worker = local_worker(model, plane, algorithm, config, temperature=TEMPERATURE)
     metas = [worker.prepare(meta).meta for meta in _put(plane, samples)]
