@@ -17,10 +17,8 @@ from penstock.data_plane.field_spec import FieldSpec
 from penstock.data_plane.meta import KVBatchMeta, Tags
 from penstock.errors import MissingRowError
 from penstock.runtime.cancellation import to_the_end
-<<<<<<< HEAD
-from penstock.runtime.wire.crossing import crosses
-=======
 from penstock.runtime.loop import DaemonExecutor
+from penstock.runtime.wire.crossing import crosses
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -28,7 +26,6 @@ R = TypeVar("R")
 _MOST_THREADS = 16
 """For calls that only copy and look up; calls that wait for somebody else take none of them."""
 _starting = threading.Lock()
->>>>>>> main
 
 
 @crosses

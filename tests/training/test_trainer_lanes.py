@@ -12,7 +12,7 @@ from penstock.config.sections.model import LoraConfig
 from penstock.data_plane.adapters.memory import MemoryDataPlane
 from penstock.data_plane.fields import OLD_LOGPROBS, REFERENCE_LOGPROBS, ROW_SCHEMA
 from penstock.data_plane.meta import KVBatchMeta
-from penstock.training.policy import Policy
+from penstock.training.backends.local.policy import Policy
 from penstock.weights.lora import attach_lora
 from tests.support.tiny_models import tiny_model
 from tests.training.support import (

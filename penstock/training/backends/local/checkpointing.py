@@ -26,7 +26,7 @@ from torch import Tensor
 
 from penstock.errors import SetupError
 from penstock.runtime.wire.crossing import crosses
-from penstock.training.optimizer import PolicyOptimizer
+from penstock.training.backends.local.optimizer import PolicyOptimizer
 from penstock.weights.lora import LoraAdapter
 
 STATE_FILE = "trainer_state.json"
