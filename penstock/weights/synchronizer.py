@@ -10,12 +10,14 @@ from typing import Protocol, TypeAlias
 
 from penstock.errors import SetupError, WeightSyncError
 from penstock.runtime.cancellation import to_the_end
+from penstock.runtime.wire.crossing import crosses
 from penstock.weights.plan import Transport, sync_plan, transport_of
 from penstock.weights.publication import WeightPublication, WeightSite
 from penstock.weights.receiver import WeightReceiver
 from penstock.weights.receiver_calls import ReceiverCalls
 
 
+@crosses
 @dataclass(frozen=True)
 class SyncReport:
     """What a sync did."""
