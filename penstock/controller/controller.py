@@ -131,7 +131,7 @@ class SingleController:
             "gate": "open" if self.rollouts.gate_open else "closed",
             "buffer": f"{buffer.reserved} reserved, {buffer.ready} ready, {buffer.free_permits} permits free",
             "versions": f"trainer at {buffer.clock.trainer_version}, engines at {buffer.clock.served_version}",
-            "engines": {engine.name: condition(engine) for engine in self._parts.engines},
+            "engines": {rank.name: condition(rank) for rank in self._parts.engines.ranks},
             **{name: tell() for name, tell in self._parts.activities.items()},
         }
 
