@@ -46,6 +46,18 @@ class CannotStart(ConfigError, SetupError):
         self.warnings = warnings or []
 
 
+class WireError(PenstockError):
+    """A message between two processes is broken, or holds something that cannot cross."""
+
+    failure_kind = FailureKind.INFRA
+
+
+class MemoryLost(PenstockError):
+    """Shared memory of another process that is gone or has closed it."""
+
+    failure_kind = FailureKind.INFRA
+
+
 class StepStateError(PenstockError):
     """A train-step call that the step's state does not allow; the open step, if any, is unaffected."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+
 from penstock.buffer.replay_buffer import ReplayBuffer
 from penstock.observe.timeline import Lane, Timeline
 from penstock.rollout.engines.base import EngineStats

@@ -21,7 +21,7 @@ _CLOSE_SECONDS = 30.0
 
 Build = Callable[[str], GenerationEngine]
 """Makes an engine of this name; called in a thread of its own, and may take as long as loading a model does."""
-Tell = Callable[..., None]
+Emit = Callable[..., None]
 """Takes an event's name and its facts."""
 
 
@@ -42,7 +42,7 @@ class Membership:
         names = [engine.name for engine in engines]
         if len(set(names)) != len(names):
             raise SetupError(f"engine names must be unique, but these are {names}")
-        self.tell: Tell = lambda event, **facts: None
+        self.emit: Emit = lambda event, **facts: None
         """Takes what happens to ranks; the controller sets it to the event log."""
         self.router = Router()
         self.dead: asyncio.Queue[Rank] = asyncio.Queue()
@@ -97,7 +97,7 @@ class Membership:
         if engine.name in self._ranks:
             raise SetupError(f"engine names must be unique, but there is already one named {engine.name}")
         rank = self._enter(engine, RankState.SERVING if current else RankState.STALE)
-        self.tell("engine_joined", engine=rank.name, state=rank.state.value)
+        self.emit("engine_joined", engine=rank.name, state=rank.state.value)
         return rank
 
     async def remove_rank(self, name: str) -> None:
@@ -106,7 +106,7 @@ class Membership:
         await self.vacate(name)
         del self._ranks[name]
         self._removed = [summed([ended(rank.stats()), *self._removed])]
-        self.tell("engine_left", engine=name)
+        self.emit("engine_left", engine=name)
         await self._close(rank.engine)
 
     async def vacate(self, name: str, cause: str = "it was asked to leave") -> None:
@@ -188,7 +188,7 @@ class Membership:
             self.router.leave(rank.name)
         if rank.state is RankState.DEAD and not self._closed:
             self.dead.put_nowait(rank)
-            self.tell("engine_lost", engine=rank.name, cause=rank.cause)
+            self.emit("engine_lost", engine=rank.name, cause=rank.cause)
         self._look()
 
     def _look(self) -> None:
