@@ -11,9 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import EngineError
+from penstock.runtime.wire.crossing import crosses
 from penstock.weights.receiver import WeightReceiver
 
 
+@crosses
 class FinishReason(Enum):
     """Why a response ended."""
 
@@ -23,6 +25,7 @@ class FinishReason(Enum):
     """The engine gave the request back unfinished; only a fleet sees this, and sends the request on."""
 
 
+@crosses
 @dataclass(frozen=True)
 class SamplingParams:
     """How the tokens of one request are drawn."""
@@ -41,6 +44,7 @@ class SamplingParams:
     """A response ends with the token at which its text first contains one of these. The token may extend beyond it."""
 
 
+@crosses
 @dataclass(frozen=True)
 class GeneratedTokens:
     """The beginning of a response that another engine generated; the lists have one entry per token."""
@@ -52,6 +56,7 @@ class GeneratedTokens:
     """As in `GenerationResult`."""
 
 
+@crosses
 @dataclass(frozen=True)
 class GenerationRequest:
     """One response to be generated."""
@@ -68,6 +73,7 @@ class GenerationRequest:
     returns the whole response. `max_new_tokens` counts these tokens too."""
 
 
+@crosses
 @dataclass(frozen=True)
 class GenerationResult:
     """One generated response; the lists have one entry per generated token."""
@@ -87,6 +93,7 @@ class GenerationResult:
     whole vocabulary. Empty if every token of the response was drawn from the whole vocabulary."""
 
 
+@crosses
 class EngineHealth(Enum):
     """Whether an engine can serve."""
 
@@ -98,6 +105,7 @@ class EngineHealth(Enum):
     CLOSED = "closed"
 
 
+@crosses
 @dataclass(frozen=True)
 class EngineStats:
     """Counters since the engine started."""
