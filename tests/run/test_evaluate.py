@@ -17,11 +17,12 @@ from penstock.observe.timeline import Timeline
 from penstock.rollout.engines.base import GenerationRequest, SamplingParams
 from penstock.rollout.engines.scripted import ScriptedEngine, ScriptedResponse
 from penstock.rollout.environments.base import GenerationHandle, Trajectory
+from penstock.rollout.fleet import EngineFleet
 from penstock.rollout.prompts import Prompt, derive_seed
 from penstock.run.eval_report import EvalReport, PassAtK
 from penstock.run.evaluate import evaluate_prompts
 from penstock.run.periodic_eval import Evaluations
-from penstock.weights.publication import WeightManifest, WeightPublication
+from tests.support.publications import without_tensors
 from tests.support.scripted_run import NumberTokenizer, ScriptedEnvironment, ScriptedRun, quick, scripted_config
 
 SAMPLED = {"greedy": False, "samples_per_prompt": 4, "pass_at": [1, 2, 4]}
@@ -51,6 +52,10 @@ class EvalSetup:
 
     def __post_init__(self) -> None:
         self.engine = ScriptedEngine(self._answer)
+
+    @property
+    def engines(self) -> EngineFleet:
+        return EngineFleet([self.engine])
 
     def _answer(self, request: GenerationRequest) -> ScriptedResponse:
         self.requests.append(request)
@@ -138,7 +143,7 @@ async def test_an_evaluation_over_changing_weights_is_a_bug() -> None:
     async def reward(prompt: Prompt) -> float:
         if prompt.prompt_id == "0":
             await setup.engine.pause()
-            await setup.engine.apply(WeightPublication(1, WeightManifest((), ()), ()))
+            await setup.engine.apply(without_tensors(1))
             await setup.engine.resume()
         return 1.0
 

@@ -9,10 +9,11 @@ import pytest
 
 from penstock.errors import SetupError, WeightSyncError
 from penstock.weights.plan import Transport
-from penstock.weights.publication import InProcessEndpoint, WeightManifest, WeightPublication, WeightSite
+from penstock.weights.publication import WeightPublication, WeightSite
 from penstock.weights.site import site_of
 from penstock.weights.synchronizer import WeightSynchronizer
 from tests.support.clocks import StoppableClock
+from tests.support.publications import without_tensors as published
 
 
 @dataclass
@@ -54,12 +55,6 @@ class Receiver:
         assert not self.serving
         assert self.prepared == publication.version
         self.version = publication.version
-
-
-def published(version: int) -> WeightPublication:
-    """Weights without tensors, for receivers in this process."""
-    here = site_of()
-    return WeightPublication(version, WeightManifest((), ()), (InProcessEndpoint(here.machine, here.process, 0),))
 
 
 async def test_all_pause_before_any_update_and_resume_on_the_new_version() -> None:

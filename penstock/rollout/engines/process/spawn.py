@@ -39,6 +39,8 @@ class EngineProcess:
     """
 
     def __init__(self, model: ModelConfig, device: str, **engine: Any) -> None:
+        self.name: str = engine.get("name", "embedded")
+        """The engine's."""
         self.connection, theirs = socket.socketpair()
         let_idle_threads_sleep()
         try:
