@@ -61,7 +61,7 @@ def parse_config(
 def dump_config(config: RunConfig) -> str:
     """The resolved configuration as YAML, defaults included, in the order of the models.
 
-    Settings that have no effect beside the others are left out, so that `load_config` takes the result as it stands.
+    Settings that have no effect alongside the others are left out, so that `load_config` takes the result as it stands.
     """
     try:
         data = config.model_dump(mode="json")
