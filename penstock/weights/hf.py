@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from penstock.config.sections.model import ModelConfig
 
 _DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
-_LOADING_ERRORS = (OSError, ValueError, KeyError, TypeError, RuntimeError, ImportError, SafetensorError)
+LOADING_ERRORS = (OSError, ValueError, KeyError, TypeError, RuntimeError, ImportError, SafetensorError)
 _ERROR_LENGTH = 300
 _PROBE_TOKENS = 4
 _PROBE_LIMITS = {torch.float64: 1e-4, torch.float32: 1e-4}
@@ -108,8 +108,8 @@ def load_model(config: ModelConfig, device: torch.device | str = "cpu") -> Any:
             use_safetensors=True,
             output_loading_info=True,
         )
-    except _LOADING_ERRORS as error:
-        raise SetupError(_not_loadable(config, "a causal language model", error)) from error
+    except LOADING_ERRORS as error:
+        raise SetupError(not_loadable(config, "a causal language model", error)) from error
     missing = sorted(info["missing_keys"])
     if missing:
         raise SetupError(
@@ -129,8 +129,8 @@ def load_tokenizer(config: ModelConfig) -> Any:
         tokenizer = AutoTokenizer.from_pretrained(
             folder, trust_remote_code=config.trust_remote_code, local_files_only=True
         )
-    except _LOADING_ERRORS as error:
-        raise SetupError(_not_loadable(config, "a tokenizer", error)) from error
+    except LOADING_ERRORS as error:
+        raise SetupError(not_loadable(config, "a tokenizer", error)) from error
     if len(tokenizer) <= len(tokenizer.all_special_tokens):
         # What transformers returns for a folder without any tokenizer file.
         raise SetupError(f"model.path: {config.path!r} holds no tokenizer; save it next to the model (tokenizer.json)")
@@ -176,7 +176,7 @@ def _check_loaded(model: Any, config: ModelConfig) -> None:
         )
 
 
-def _not_loadable(config: ModelConfig, what: str, error: Exception) -> str:
+def not_loadable(config: ModelConfig, what: str, error: Exception) -> str:
     return f"model.path: {what} could not be loaded from {config.path!r}: {_short(error)}"
 
 

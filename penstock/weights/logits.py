@@ -7,7 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
+from penstock.runtime.wire.crossing import crosses
 
+
+@crosses
 @dataclass(frozen=True)
 class LogitTransform:
     """A factor, then a soft cap: `logits = cap * tanh(scale * raw / cap)`; without a cap `scale * raw`.

@@ -70,6 +70,10 @@ class LoraAdapter:
         """Plain names of the weights that have an adapter."""
         return [name for name, parameter in self._base.items() if id(parameter) in self._layers]
 
+    def base_weights(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """The weights without their adapters; names, shapes and dtypes are those of `merged_weights`."""
+        yield from self._base.items()
+
     def merged_weights(self) -> Iterator[tuple[str, Tensor]]:
         """All weights of the equivalent plain model, tied ones once; one merged matrix exists at a time."""
         for name, parameter in self._base.items():

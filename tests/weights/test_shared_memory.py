@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from penstock.errors import WeightSyncError
-from penstock.weights.shared_memory import SharedMemory, read_weights, write_weights
+from penstock.runtime.memory import SharedMemory
+from penstock.weights.shared_memory import read_weights, write_weights
 from penstock.weights.source import WeightSource
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)

@@ -29,8 +29,9 @@ from penstock.rollout.engines.process.wire import (
     read_frame,
 )
 from penstock.rollout.handle import HFTokenizer
+from penstock.runtime.memory import SharedMemory
 from penstock.weights.hf import load_model, load_tokenizer, pick_device, silence_progress_bars
-from penstock.weights.shared_memory import SharedMemory, TensorPlace, read_weights
+from penstock.weights.shared_memory import TensorPlace, read_weights
 
 _STATE_SECONDS = 0.02
 """How often a changed state is reported when no other message carries it."""

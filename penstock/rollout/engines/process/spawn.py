@@ -13,8 +13,8 @@ from typing import Any
 from penstock.config.sections.model import ModelConfig
 from penstock.rollout.engines.process.wire import Frame
 from penstock.runtime.cpu import let_idle_threads_sleep
+from penstock.runtime.memory import SharedMemory
 from penstock.runtime.threads import in_lasting_thread
-from penstock.weights.shared_memory import SharedMemory
 
 _LAUNCH = (
     "import signal; "
@@ -40,7 +40,7 @@ class EngineProcess:
     """
 
     def __init__(self, model: ModelConfig, device: str, **engine: Any) -> None:
-        self.memory = SharedMemory.create()
+        self.memory = SharedMemory.create("penstock-weights")
         self.connection, theirs = socket.socketpair()
         let_idle_threads_sleep()
         try:

@@ -1,0 +1,151 @@
+"""A trainer's side of weight sync: lays out each version once, for everybody who reads it."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from penstock.runtime.free_memory import free_bytes
+from penstock.weights.plan import Transport, wanted_transports
+from penstock.weights.policy_weights import PolicyWeights, ReadTensors
+from penstock.weights.publication import (
+    Endpoint,
+    InProcessEndpoint,
+    WeightManifest,
+    WeightPublication,
+    WeightSite,
+    lay_out,
+)
+from penstock.weights.site import site_of
+from penstock.weights.transports import in_process
+from penstock.weights.transports.base import PublishedMemory
+from penstock.weights.transports.shared_memory import PublishedSharedMemory
+
+_ALIVE = 2
+"""Publications whose memory exists at the same time: one that is still read, and the next."""
+_ROOM = 1.25
+"""How much more memory must be free than merged weights take, if they are to be kept until they are read."""
+_MEMORIES: dict[Transport, Callable[[], PublishedMemory]] = {Transport.SHARED_MEMORY: PublishedSharedMemory}
+
+
+@dataclass(frozen=True)
+class _Alive:
+    """A publication that has not been released, and what it holds."""
+
+    number: int
+    offered: tuple[InProcessEndpoint, ...]
+    memories: dict[Transport, PublishedMemory]
+
+
+class WeightPublisher:
+    """Publishes versions of one policy, one at a time.
+
+    Receivers in this process read the policy's own tensors, which must not change before they have; all others read
+    memory that the weights are copied to. Each tensor is read, and adapters merged, once per publication, however many
+    receivers there are; only if there is no room for merged weights do receivers in this process merge them again, one
+    matrix at a time.
+
+    Invariants: at most two publications are alive; a third ends the oldest. Memory is written again only after a
+    `release` that says that nobody reads it, so a receiver never sees a mix of two versions.
+
+    Worked example, receivers in other processes: `publish` of version 1 takes memory A. One receiver is slow, so 2 is
+    published into B. `release` of 1, then of 2: A is kept for the next version, B is freed. Had the slow receiver been
+    given up, A would have been freed instead: it may still be reading it.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._numbers = itertools.count(1)
+        self._alive: list[_Alive] = []
+        self._spare: dict[Transport, PublishedMemory] = {}
+        self._closed = False
+
+    def publish(self, version: int, weights: PolicyWeights, sites: Sequence[WeightSite] = ()) -> WeightPublication:
+        """Lay out the weights for receivers at `sites`; without any, for receivers in this process."""
+        here = site_of(weights.device)
+        wanted = wanted_transports(here, sites) if sites else {Transport.IN_PROCESS}
+        manifest = lay_out(weights.shapes)
+        self._make_room()
+        memories = {transport: self._memory(transport) for transport in wanted if transport in _MEMORIES}
+        try:
+            endpoints: list[Endpoint] = _written(manifest, weights, list(memories.values()))
+        except BaseException:
+            for memory in memories.values():
+                memory.close()
+            raise
+        offered: tuple[InProcessEndpoint, ...] = ()
+        if Transport.IN_PROCESS in wanted:
+            offered = (in_process.offer(_readable_here(manifest, weights, list(memories.values()))),)
+        number = next(self._numbers)
+        with self._lock:
+            self._alive.append(_Alive(number, offered, memories))
+        return WeightPublication(version, manifest, (*offered, *endpoints), number)
+
+    def release(self, publication: WeightPublication, *, still_read: bool = False) -> None:
+        """Nobody needs the publication any more; from any thread. A second call is a no-op.
+
+        With `still_read`, a receiver that was given up may still be reading: the memory is not written again.
+        """
+        with self._lock:
+            ended = [alive for alive in self._alive if alive.number == publication.number]
+            self._alive = [alive for alive in self._alive if alive.number != publication.number]
+        for alive in ended:
+            self._end(alive, keep=not still_read)
+
+    def close(self) -> None:
+        """End all publications; a second call is a no-op."""
+        with self._lock:
+            ended, self._alive, self._closed = self._alive, [], True
+            spare, self._spare = self._spare, {}
+        for alive in ended:
+            self._end(alive, keep=False)
+        for memory in spare.values():
+            memory.close()
+
+    def _memory(self, transport: Transport) -> PublishedMemory:
+        with self._lock:
+            spare = self._spare.pop(transport, None)
+        return _MEMORIES[transport]() if spare is None else spare
+
+    def _make_room(self) -> None:
+        """End what is too old to be alive next to one more publication."""
+        with self._lock:
+            ended, self._alive = self._alive[: 1 - _ALIVE], self._alive[1 - _ALIVE :]
+        for alive in ended:
+            self._end(alive, keep=False)
+
+    def _end(self, alive: _Alive, *, keep: bool) -> None:
+        for endpoint in alive.offered:
+            in_process.withdraw(endpoint)
+        for transport, memory in alive.memories.items():
+            with self._lock:
+                kept = keep and not self._closed and transport not in self._spare
+                if kept:
+                    self._spare[transport] = memory
+            if not kept:
+                memory.close()
+
+
+def _written(manifest: WeightManifest, weights: PolicyWeights, memories: list[PublishedMemory]) -> list[Endpoint]:
+    """Read every tensor once, into all memories."""
+    for memory in memories:
+        memory.reserve(manifest)
+    if memories:
+        for entry, (_, tensor) in zip(manifest.entries, weights.tensors(), strict=True):
+            for memory in memories:
+                memory.put(entry, tensor)
+    return [memory.finish() for memory in memories]
+
+
+def _readable_here(manifest: WeightManifest, weights: PolicyWeights, memories: list[PublishedMemory]) -> ReadTensors:
+    """What receivers in this process read: the tensors themselves, or if those are computed, what they came to."""
+    if not weights.computed:
+        return weights.tensors
+    if memories:
+        return memories[0].tensors
+    if free_bytes(weights.device) > _ROOM * manifest.total_bytes:
+        merged = tuple(weights.tensors())
+        return lambda: iter(merged)
+    return weights.tensors
