@@ -18,10 +18,12 @@ from penstock.rollout.prompt_room import PromptRoom
 from penstock.rollout.prompts import Prompt, PromptVisit, derive_seed
 from penstock.rollout.rows import group_columns
 from penstock.runtime.together import together
+from penstock.runtime.wire.crossing import crosses
 
 PARTITION = "rollouts"
 
 
+@crosses
 @dataclass(frozen=True)
 class PushedGroup:
     """A group whose rows are in the data plane: everything the controller learns about it."""
@@ -40,6 +42,7 @@ class GroupSource(Protocol):
         """Produce one group for the visit. Rows are in the data plane if and only if this returns."""
 
 
+@crosses
 @dataclass(frozen=True)
 class RolloutSettings:
     """What every group of a run has in common."""

@@ -234,7 +234,7 @@ def build_training(config: RunConfig, serving: Serving) -> Training:
     n = config.training.prompt_groups_per_step
     sampler = make_sampler(config.staleness, n, config.deterministic)
     data_plane = _DATA_PLANES[config.data_plane.adapter]()
-    data_plane.register_partition(PARTITION, (*fields.ROLLOUT_FIELDS, *fields.LATER_FIELDS))
+    data_plane.register_partition(PARTITION, fields.ROW_SCHEMA)
     stream = _stream(config, serving)
     return Training(
         steps=planned_steps(config, len(stream)),

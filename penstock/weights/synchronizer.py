@@ -12,10 +12,12 @@ from typing import Any
 from penstock.errors import SetupError, WeightSyncError
 from penstock.runtime.awake import wait_awake
 from penstock.runtime.cancellation import to_the_end
+from penstock.runtime.wire.crossing import crosses
 from penstock.weights.receiver import WeightReceiver
 from penstock.weights.source import WeightSource
 
 
+@crosses
 @dataclass(frozen=True)
 class SyncReport:
     """What a sync did."""

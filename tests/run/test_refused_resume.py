@@ -13,7 +13,7 @@ import pytest
 import penstock
 from penstock.errors import CheckpointError, PenstockError
 from penstock.observe.loggers.base import Logger
-from penstock.training.checkpointing import LocalSnapshot
+from penstock.training.backends.local.checkpointing import LocalSnapshot
 from penstock.training.workers.local import LocalTrainer
 from tests.run.conftest import config_maker
 from tests.run.test_train import lines

@@ -10,9 +10,11 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.runtime.wire.crossing import crosses
 from penstock.weights.receiver import WeightReceiver
 
 
+@crosses
 class FinishReason(Enum):
     """Why a response ended."""
 
@@ -20,6 +22,7 @@ class FinishReason(Enum):
     LENGTH = "length"
 
 
+@crosses
 @dataclass(frozen=True)
 class SamplingParams:
     """How the tokens of one request are drawn."""
@@ -38,6 +41,7 @@ class SamplingParams:
     """A response ends with the token at which its text first contains one of these. The token may extend beyond it."""
 
 
+@crosses
 @dataclass(frozen=True)
 class GenerationRequest:
     """One response to be generated."""
@@ -51,6 +55,7 @@ class GenerationRequest:
     """Requests of one group share their prompt's prefill."""
 
 
+@crosses
 @dataclass(frozen=True)
 class GenerationResult:
     """One generated response; the lists have one entry per generated token."""
@@ -70,6 +75,7 @@ class GenerationResult:
     whole vocabulary. Empty if every token of the response was drawn from the whole vocabulary."""
 
 
+@crosses
 class EngineHealth(Enum):
     """Whether an engine can serve."""
 
@@ -81,6 +87,7 @@ class EngineHealth(Enum):
     CLOSED = "closed"
 
 
+@crosses
 @dataclass(frozen=True)
 class EngineStats:
     """Counters since the engine started."""
