@@ -193,7 +193,7 @@ def _begun_processes(config: RunConfig, *, wanted: bool) -> Iterator[dict[str, E
         yield processes
     except BaseException:
         for process in processes.values():
-            process.end(patience_seconds=0)
+            process.kill()
         raise
 
 

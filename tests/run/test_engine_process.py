@@ -91,7 +91,7 @@ def test_an_interrupt_while_it_is_built_leaves_no_process(make_config: ConfigMak
 
     before = [thread.name for thread in threading.enumerate() if thread.name.startswith("engine-")]
     assert asyncio.run(interrupted()) == before
-    assert not subprocess.run(["pgrep", "-P", str(os.getpid()), "-f", "process.server"], capture_output=True).stdout
+    assert not subprocess.run(["pgrep", "-P", str(os.getpid()), "-f", "workers.server"], capture_output=True).stdout
 
 
 async def test_a_model_that_never_loads_holds_up_neither_the_start_nor_an_interrupt(
