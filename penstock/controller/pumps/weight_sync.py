@@ -10,7 +10,9 @@ from penstock.controller.failures.classify import describe
 from penstock.controller.parts import Parts
 from penstock.controller.pumps.in_flight import InFlight
 from penstock.errors import WeightSyncError
+from penstock.rollout.fleet import Rank
 from penstock.runtime.ending import Ending
+from penstock.weights.source import WeightSource
 from penstock.weights.synchronizer import SyncReport, WeightSynchronizer
 
 UpdateMode = Literal["in_flight", "drain", "abort_stale"]
@@ -45,6 +47,10 @@ class WeightSync:
         self._lane = recording.lane("weight sync")
         self._engines = parts.engines
         self._synchronizer = WeightSynchronizer(parts.engines.receivers, limit_seconds)
+        self._limit_seconds = limit_seconds
+        self.weights_change = asyncio.Lock()
+        """Held from the optimizer's beginning until the engines serve what it made, so that nobody reads weights that
+        are between two versions, and held by a refresh."""
         self._ending = ending
         self._in_flight = in_flight
         self._mode = mode
@@ -60,6 +66,8 @@ class WeightSync:
     async def publish(self) -> SyncReport | None:
         """Bring the current version to every engine; the buffer's clock learns it when they serve it.
 
+        `weights_change` is the caller's.
+
         Returns None if the run is ending and by then groups were not drained or no engine has answered: the engines
         keep the version they have.
         """
@@ -73,6 +81,17 @@ class WeightSync:
             self._in_flight.abort(self._buffer.stale_inflight())
         return await self._copy()
 
+    async def refresh(self, rank: Rank) -> SyncReport:
+        """Bring the current version to one rank alone, which serves it then; the others go on meanwhile."""
+        async with self.weights_change:
+            alone = WeightSynchronizer([rank], self._limit_seconds)
+            giving_up = asyncio.create_task(self._give_up_in_time(alone))
+            try:
+                with self._lane.span(f"copying weights to {rank.name}"):
+                    return await alone.publish(await self._trainer.publish_weights())
+            finally:
+                giving_up.cancel()
+
     async def catch_up(self) -> None:
         """Bring the engines to the trainer's version if they are behind; for when no group is in flight."""
         if self._buffer.clock.served_version < self._buffer.clock.trainer_version:
@@ -83,23 +102,27 @@ class WeightSync:
         self._lane.switch("waiting for running groups to end")
         drained = asyncio.create_task(self._in_flight.drain())
         ending = asyncio.create_task(self.run_is_ending.wait())
+        # Groups may be waiting for a rank that was lost, which a refresh brings back.
+        self.weights_change.release()
         try:
             await asyncio.wait({drained, ending}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             drained.cancel()
             ending.cancel()
+            await self.weights_change.acquire()
             self.waiting_for = "a finished step"
             self._lane.switch(None)
         return drained.done() and not drained.cancelled()
 
     async def _copy(self) -> SyncReport | None:
         self.waiting_for = "the engines to take the new weights"
-        giving_up = asyncio.create_task(self._give_up_in_time())
+        giving_up = asyncio.create_task(self._give_up_in_time(self._synchronizer))
         try:
             with self._lane.span("copying weights to the engines"):
-                report = await self._synchronizer.publish(await self._trainer.publish_weights())
+                source = await self._trainer.publish_weights()
+                report = await self._publish_to_all(source)
         except WeightSyncError as error:
-            if not (self._ending.begun.is_set() or self.run_is_ending.is_set()):
+            if not self._is_ending:
                 raise
             self._events.emit("weights_not_published", cause=describe(error))
             current = asyncio.current_task()
@@ -117,6 +140,19 @@ class WeightSync:
         self._events.emit("weights_published", version=report.version, pause_s=round(report.pause_seconds, 6))
         return report
 
-    async def _give_up_in_time(self) -> None:
+    async def _publish_to_all(self, source: WeightSource) -> SyncReport:
+        """If the last rank is dead, the version counts as served: when it is replaced it serves no other."""
+        try:
+            return await self._synchronizer.publish(source)
+        except WeightSyncError:
+            if self._is_ending or not self._engines.is_coming_back:
+                raise
+            return SyncReport(source.version, 0.0)
+
+    @property
+    def _is_ending(self) -> bool:
+        return self._ending.begun.is_set() or self.run_is_ending.is_set()
+
+    async def _give_up_in_time(self, synchronizer: WeightSynchronizer) -> None:
         await self._ending.over(_SHARE)
-        self._synchronizer.give_up()
+        synchronizer.give_up()
