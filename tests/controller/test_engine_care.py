@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from penstock.rollout.engines.scripted import ScriptedEngine, ScriptedResponse
 from penstock.rollout.fleet import RankState
 from penstock.training.interface import StepResult
 from penstock.training.workers.scripted import ScriptedTrainer
-from penstock.weights.source import WeightSource
+from penstock.weights.publication import WeightPublication, WeightSite
 from tests.support.scripted_run import ScriptedRun, scripted_config
 
 
@@ -80,9 +81,9 @@ async def test_a_rank_comes_back_at_the_version_that_is_served_by_a_publication_
     updates: list[tuple[str, int]] = []
 
     class Noting(ScriptedEngine):
-        async def update_weights(self, source: WeightSource) -> None:
-            updates.append((self.name, source.version))
-            await super().update_weights(source)
+        async def apply(self, publication: WeightPublication) -> None:
+            updates.append((self.name, publication.version))
+            await super().apply(publication)
 
     run = scripted_run(5)
     run.another = lambda name: Noting(run.script, name=name)
@@ -125,9 +126,9 @@ async def test_a_build_that_fails_counts_as_a_death() -> None:
 
 async def test_an_engine_that_dies_while_it_takes_weights_is_replaced_and_the_version_counts() -> None:
     class Dies(ScriptedEngine):
-        async def update_weights(self, source: WeightSource) -> None:
+        async def apply(self, publication: WeightPublication) -> None:
             self.fail("its process was killed")
-            await super().update_weights(source)
+            await super().apply(publication)
 
     run = ScriptedRun(config(), prompts=8)
     run._build()
@@ -155,9 +156,9 @@ async def test_no_rank_is_refreshed_while_the_optimizer_works() -> None:
             done.set()
             return result
 
-        async def publish_weights(self) -> WeightSource:
+        async def publish_weights(self, sites: Sequence[WeightSite] = ()) -> WeightPublication:
             assert not working.is_set() or done.is_set(), "weights were read while the optimizer changed them"
-            return await super().publish_weights()
+            return await super().publish_weights(sites)
 
     run = ScriptedRun(config(), prompts=4, trainer=Watched())
     await run.run()

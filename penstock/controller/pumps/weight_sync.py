@@ -12,7 +12,7 @@ from penstock.controller.pumps.in_flight import InFlight
 from penstock.errors import WeightSyncError
 from penstock.rollout.fleet import Rank
 from penstock.runtime.ending import Ending
-from penstock.weights.source import WeightSource
+from penstock.weights.publication import WeightPublication
 from penstock.weights.synchronizer import SyncReport, WeightSynchronizer
 
 UpdateMode = Literal["in_flight", "drain", "abort_stale"]
@@ -46,8 +46,7 @@ class WeightSync:
         self._recording = recording
         self._lane = recording.lane("weight sync")
         self._engines = parts.engines
-        self._synchronizer = WeightSynchronizer(parts.engines.receivers, limit_seconds)
-        self._limit_seconds = limit_seconds
+        self._synchronizer = WeightSynchronizer(parts.engines.receivers, limit_seconds, parts.trainer.release_weights)
         self.weights_change = asyncio.Lock()
         """Held from the optimizer's beginning until the engines serve what it made, so that nobody reads weights that
         are between two versions, and held by a refresh."""
@@ -84,11 +83,11 @@ class WeightSync:
     async def refresh(self, rank: Rank) -> SyncReport:
         """Bring the current version to one rank alone, which serves it then; the others go on meanwhile."""
         async with self.weights_change:
-            alone = WeightSynchronizer([rank], self._limit_seconds)
-            giving_up = asyncio.create_task(self._give_up_in_time(alone))
+            giving_up = asyncio.create_task(self._give_up_in_time())
             try:
                 with self._lane.span(f"copying weights to {rank.name}"):
-                    return await alone.publish(await self._trainer.publish_weights())
+                    publication = await self._trainer.publish_weights(self._synchronizer.sites([rank.name]))
+                    return await self._synchronizer.publish(publication, [rank.name])
             finally:
                 giving_up.cancel()
 
@@ -116,11 +115,11 @@ class WeightSync:
 
     async def _copy(self) -> SyncReport | None:
         self.waiting_for = "the engines to take the new weights"
-        giving_up = asyncio.create_task(self._give_up_in_time(self._synchronizer))
+        giving_up = asyncio.create_task(self._give_up_in_time())
         try:
             with self._lane.span("copying weights to the engines"):
-                source = await self._trainer.publish_weights()
-                report = await self._publish_to_all(source)
+                publication = await self._trainer.publish_weights(self._synchronizer.sites())
+                report = await self._publish_to_all(publication)
         except WeightSyncError as error:
             if not self._is_ending:
                 raise
@@ -137,22 +136,27 @@ class WeightSync:
             self._events.emit("engine_out_of_service", engine=name, version=report.version, cause=cause)
             self._engines.out_of_service(name, cause)
         self._buffer.advance(served_version=report.version)
-        self._events.emit("weights_published", version=report.version, pause_s=round(report.pause_seconds, 6))
+        self._events.emit(
+            "weights_published",
+            version=report.version,
+            pause_s=round(report.pause_seconds, 6),
+            prepare_s=round(report.prepare_seconds, 6),
+        )
         return report
 
-    async def _publish_to_all(self, source: WeightSource) -> SyncReport:
+    async def _publish_to_all(self, publication: WeightPublication) -> SyncReport:
         """If the last rank is dead, the version counts as served: when it is replaced it serves no other."""
         try:
-            return await self._synchronizer.publish(source)
+            return await self._synchronizer.publish(publication)
         except WeightSyncError:
             if self._is_ending or not self._engines.is_coming_back:
                 raise
-            return SyncReport(source.version, 0.0)
+            return SyncReport(publication.version, 0.0)
 
     @property
     def _is_ending(self) -> bool:
         return self._ending.begun.is_set() or self.run_is_ending.is_set()
 
-    async def _give_up_in_time(self, synchronizer: WeightSynchronizer) -> None:
+    async def _give_up_in_time(self) -> None:
         await self._ending.over(_SHARE)
-        synchronizer.give_up()
+        self._synchronizer.give_up()
