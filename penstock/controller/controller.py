@@ -11,8 +11,8 @@ from penstock.controller.bookkeeping.group_book import GroupBook
 from penstock.controller.bookkeeping.ledger import Ledger
 from penstock.controller.bookkeeping.recording import Recording
 from penstock.controller.bookkeeping.run_totals import run_totals
-from penstock.controller.bookkeeping.saved_state import SavedState
-from penstock.controller.bookkeeping.snapshot import ControllerSnapshot
+from penstock.controller.bookkeeping.snapshot import ControllerSnapshot, SavedController
+from penstock.controller.bookkeeping.state_keeper import StateKeeper
 from penstock.controller.bookkeeping.throughput import Throughput
 from penstock.controller.bookkeeping.work_queue import WorkQueue
 from penstock.controller.failures.cut_off import CutOffWatch
@@ -54,7 +54,7 @@ class SingleController:
     """
 
     def __init__(self, config: RunConfig, parts: Parts, after_step: AfterStep) -> None:
-        self._parts = parts
+        self._parts = parts = parts.for_controller()
         self._after_step = after_step
         self._max_minutes = config.training.max_minutes
         self._restored = False
@@ -73,7 +73,7 @@ class SingleController:
         self.ledger = Ledger(parts.stream, parts.record_end)
         work = WorkQueue(self.ledger, parts.buffer)
         self.book = GroupBook(parts, self.ledger, work, self.drops, recording, config.rollout.failure.max_redispatches)
-        self._saved = SavedState(
+        self._state = StateKeeper(
             parts,
             self.ledger,
             self.book,
@@ -258,11 +258,11 @@ class SingleController:
 
     async def snapshot(self) -> ControllerSnapshot:
         """Everything but the trainer; to be taken between two steps, from `after_step` or after `run`."""
-        return await self._saved.take()
+        return await self._state.take()
 
-    async def restore(self, snapshot: ControllerSnapshot) -> None:
-        """Continue from a snapshot; call it before `run`, with the trainer's own checkpoint already loaded."""
-        await self._saved.restore(snapshot)
+    async def restore(self, saved: SavedController) -> None:
+        """Continue from a checkpoint; call it before `run`, with the trainer's own checkpoint already loaded."""
+        await self._state.restore(saved)
         self._restored = True
 
     async def publish_restored(self) -> None:
