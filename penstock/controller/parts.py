@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from penstock.buffer.replay_buffer import ReplayBuffer
@@ -15,7 +15,7 @@ from penstock.data_plane.row_keeper import RowKeeper
 from penstock.observe.events import EventLog
 from penstock.observe.samples import SampleLog
 from penstock.observe.timeline import Timeline
-from penstock.rollout.engines.base import GenerationEngine
+from penstock.rollout.fleet import EngineFleet
 from penstock.rollout.manager import GroupSource
 from penstock.rollout.prompts import PromptStream
 from penstock.rollout.sample_texts import SampleTexts
@@ -41,7 +41,7 @@ class Parts:
 
     stream: PromptStream
     manager: GroupSource
-    engines: Sequence[GenerationEngine]
+    engines: EngineFleet
     trainer: Trainer
     buffer: ReplayBuffer
     data_plane: DataPlaneClient
