@@ -20,7 +20,6 @@ from penstock.controller.failures.watchdog import Watchdog
 from penstock.controller.parts import Parts
 from penstock.controller.pumps.advantage import AdvantagePump
 from penstock.controller.pumps.dynamic_sampling import DynamicSampling
-from penstock.controller.pumps.minibatches import Minibatches
 from penstock.controller.pumps.pump_group import PumpGroup
 from penstock.controller.pumps.rollout import RolloutProgress, RolloutPump
 from penstock.controller.pumps.train import FinishedStep, TrainPump, TrainPumpSettings
@@ -31,7 +30,7 @@ from penstock.errors import PenstockError, RunStuck, SetupError
 from penstock.rollout.manager import PARTITION
 from penstock.runtime.cancellation import ended_within
 from penstock.runtime.ending import Ending
-from penstock.training.targets import needs_preparation, sequence_metrics
+from penstock.training.targets import needs_preparation
 
 AfterStep = Callable[[int, dict[str, float]], Awaitable[None]]
 """Called with the number of finished steps and the step's flat metrics, before the next step begins."""
@@ -92,7 +91,7 @@ class SingleController:
             config.data.partial_step,
             fixed_chunks=config.deterministic,
             prepares=needs_preparation(config.algorithm, config.training),
-            minibatches=Minibatches(config.training.minibatches_per_step, sequence_metrics(config.algorithm)),
+            minibatches=config.training.minibatches_per_step,
             filter=DynamicSampling(config.algorithm.dynamic_sampling),
         )
         self.training = TrainPump(

@@ -18,7 +18,6 @@ from penstock.controller.failures.drops import DropBook
 from penstock.controller.parts import Parts
 from penstock.controller.pumps.advantage import AdvantagePump, ScoredChunk
 from penstock.controller.pumps.dynamic_sampling import DynamicSampling
-from penstock.controller.pumps.minibatches import Minibatches
 from penstock.controller.pumps.open_step import OpenStep
 from penstock.controller.pumps.rollout import RolloutPump
 from penstock.controller.pumps.weight_sync import WeightSync
@@ -60,8 +59,8 @@ class TrainPumpSettings:
     """Deterministic mode: chunks of exactly `min_groups_per_chunk` groups, even if more are ready."""
     prepares: bool
     """Whether the trainer adds columns to rows before they are scored and trained."""
-    minibatches: Minibatches
-    """The updates that a step makes."""
+    minibatches: int
+    """How many updates a step makes."""
     filter: DynamicSampling
     """Which groups are replaced rather than trained."""
 
