@@ -8,7 +8,9 @@ carry it as `failure_kind`; `penstock.controller.failures.classify` classifies t
 from __future__ import annotations
 
 from enum import Enum
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from penstock.error_form import rebuilt, told
 
 
 class FailureKind(Enum):
@@ -22,6 +24,10 @@ class PenstockError(Exception):
     """Base of all errors that Penstock raises on purpose; the CLI prints them without a traceback."""
 
     failure_kind: FailureKind | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A pickle that called `__init__` with the finished message would make another message out of it.
+        return rebuilt, (told(self),)
 
 
 class ConfigError(PenstockError):
@@ -90,6 +96,10 @@ class MissingRowError(DataPlaneError):
 
 class BufferStateError(PenstockError):
     """A replay-buffer call on a slot whose state does not allow it."""
+
+
+class GroupStateError(PenstockError):
+    """A group was to take a step that its state does not allow, for example a second end."""
 
 
 class LedgerError(PenstockError):

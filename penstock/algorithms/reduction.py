@@ -38,6 +38,7 @@ class Normaliser(Enum):
         return self in (Normaliser.TOKENS, Normaliser.SEQUENCES)
 
 
+@crosses
 @dataclass(frozen=True)
 class Metric:
     """One part of a metric: what a microbatch contributes."""

@@ -1,4 +1,4 @@
-"""Evaluation on scripted parts: its figures, its seeds, and that rollouts go on beside it under fixed weights."""
+"""Evaluation on scripted parts: its figures, its seeds, and that rollouts go on alongside it under fixed weights."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from penstock.observe.timeline import Timeline
 from penstock.rollout.engines.base import GenerationRequest, SamplingParams
 from penstock.rollout.engines.scripted import ScriptedEngine, ScriptedResponse
 from penstock.rollout.environments.base import GenerationHandle, Trajectory
+from penstock.rollout.fleet import EngineFleet
 from penstock.rollout.prompts import Prompt, derive_seed
 from penstock.run.eval_report import EvalReport, PassAtK
 from penstock.run.evaluate import evaluate_prompts
@@ -51,6 +52,10 @@ class EvalSetup:
 
     def __post_init__(self) -> None:
         self.engine = ScriptedEngine(self._answer)
+
+    @property
+    def engines(self) -> EngineFleet:
+        return EngineFleet([self.engine])
 
     def _answer(self, request: GenerationRequest) -> ScriptedResponse:
         self.requests.append(request)
@@ -172,8 +177,8 @@ class EvaluatedRun:
 async def test_groups_commit_while_an_evaluation_runs_and_its_tokens_have_one_version(update: str) -> None:
     def reward(run: ScriptedRun) -> Callable[[Prompt], Any]:
         async def once_a_group_was_committed(prompt: Prompt) -> float:
-            before = run.controller.rollouts.committed
-            while run.controller.rollouts.committed == before:  # noqa: ASYNC110 - a commit sets no event to await
+            before = run.controller.book.committed
+            while run.controller.book.committed == before:  # noqa: ASYNC110 - a commit sets no event to await
                 await asyncio.sleep(0.001)
             return 1.0
 
