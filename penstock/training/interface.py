@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -9,7 +10,7 @@ from typing import Protocol
 from penstock.algorithms.reduction import MetricParts, numbers
 from penstock.data_plane.meta import KVBatchMeta
 from penstock.runtime.wire.crossing import crosses
-from penstock.weights.source import WeightSource
+from penstock.weights.publication import WeightPublication, WeightSite
 
 
 @crosses
@@ -108,8 +109,17 @@ class Trainer(Protocol):
         Legal while a step is open. Called only if `training.targets.needs_preparation` says so.
         """
 
-    async def publish_weights(self) -> WeightSource:
-        """The current weights under their Hugging Face names, valid until the next `finish_train_step`."""
+    async def publish_weights(self, sites: Sequence[WeightSite] = ()) -> WeightPublication:
+        """The current weights under their Hugging Face names, for receivers at `sites`; by default, in this process.
+
+        Receivers in the trainer's own process may read its tensors in place, until the next `finish_train_step`.
+        """
+
+    async def release_weights(self, publication: WeightPublication, *, still_read: bool = False) -> None:
+        """All receivers have taken a publication or failed: its memory can go.
+
+        With `still_read`, one that was given up may still be reading it, so it is not written again.
+        """
 
     async def snapshot(self) -> TrainerSnapshot:
         """The trainer's state between two steps; later steps do not change it, so it can be written while they run."""
