@@ -17,7 +17,7 @@ from penstock.controller.bookkeeping.throughput import Throughput
 from penstock.controller.bookkeeping.work_queue import WorkQueue
 from penstock.controller.failures.cut_off import CutOffWatch
 from penstock.controller.failures.drops import DropBook
-from penstock.controller.failures.engine_condition import condition
+from penstock.controller.failures.engine_condition import rank_condition
 from penstock.controller.failures.watchdog import Watchdog
 from penstock.controller.parts import Parts
 from penstock.controller.pumps.advantage import AdvantagePump
@@ -140,7 +140,7 @@ class SingleController:
             "gate": "open" if self._in_flight.gate_open else "closed",
             "buffer": f"{buffer.reserved} reserved, {buffer.ready} ready, {buffer.free_permits} permits free",
             "versions": f"trainer at {buffer.clock.trainer_version}, engines at {buffer.clock.served_version}",
-            "engines": {engine.name: condition(engine) for engine in self._parts.engines},
+            "engines": {rank.name: rank_condition(rank) for rank in self._parts.engines.ranks},
             **{name: tell() for name, tell in self._parts.activities.items()},
         }
 

@@ -10,10 +10,10 @@ from penstock.data_plane import fields
 from penstock.data_plane.client import DataPlaneClient
 from penstock.data_plane.columns import JaggedColumn
 from penstock.data_plane.meta import KVBatchMeta
-from penstock.rollout.engines.base import GenerationEngine, SamplingParams
+from penstock.rollout.engines.base import SamplingParams
 from penstock.rollout.environments.base import Environment, GroupEnvironment, Trajectory
 from penstock.rollout.environments.rewards.scores import failures_about
-from penstock.rollout.handle import SampleHandle, Tokenizer
+from penstock.rollout.handle import Generator, SampleHandle, Tokenizer
 from penstock.rollout.prompt_room import PromptRoom
 from penstock.rollout.prompts import Prompt, PromptVisit, derive_seed
 from penstock.rollout.rows import group_columns
@@ -60,7 +60,7 @@ class RolloutManager(GroupSource):
 
     def __init__(
         self,
-        engine: GenerationEngine,
+        engine: Generator,
         environment: Environment,
         tokenizer: Tokenizer,
         data_plane: DataPlaneClient,

@@ -23,6 +23,7 @@ from penstock.rollout.engines.process import EngineProcess, ProcessEngine
 from penstock.rollout.environments.base import Environment, Split
 from penstock.rollout.environments.factory import make_environment
 from penstock.rollout.environments.rewards.records import RewardRecords
+from penstock.rollout.fleet import EngineFleet
 from penstock.rollout.handle import HFTokenizer
 from penstock.rollout.manager import PARTITION, GroupSource, RolloutManager, RolloutSettings
 from penstock.rollout.prompts import PromptStream
@@ -32,7 +33,7 @@ from penstock.run.plan import lanes_on_gpu, planned_steps, prompt_room, stop_tok
 from penstock.run.rollouts import open_recording, recorded, rollout_notes
 from penstock.runtime.awake import wait_awake
 from penstock.runtime.cancellation import ended_within
-from penstock.runtime.cpu import lanes_for_rest, threads_for_half
+from penstock.runtime.cpu import lanes_for_rest, threads_for_half, threads_per_rank
 from penstock.runtime.threads import in_daemon_thread
 from penstock.training.interface import Trainer
 from penstock.training.workers.local import LocalTrainer
@@ -47,7 +48,7 @@ _TRAINERS = {("local", "local"): LocalTrainer}
 """By runtime and backend."""
 _DATA_PLANES = {"memory": MemoryDataPlane}
 _CLOSE_SECONDS = 30.0
-"""How long an engine or an environment may take to close; each of their parts has less."""
+"""How long an environment may take to close; each of its parts has less."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +58,8 @@ class Serving:
     hf_tokenizer: Any
     tokenizer: HFTokenizer
     environment: Environment
-    engines: tuple[GenerationEngine, ...]
-    """One, or none if rollouts are replayed."""
+    engines: EngineFleet
+    """All engines; without ranks if rollouts are replayed."""
     sampling: SamplingParams
     model: Any
     """The loaded model, with its adapters if `model.lora` asks for them; the engine has its own plain model if the run
@@ -68,17 +69,9 @@ class Serving:
     rewards: RewardRecords = field(default_factory=RewardRecords)
     """What rewards print, and where they run."""
 
-    @property
-    def engine(self) -> GenerationEngine:
-        """The engine, for callers that cannot do without one."""
-        if not self.engines:
-            raise SetupError("there is no engine: rollouts come from rollout.replay_from")
-        return self.engines[0]
-
     async def close(self) -> None:
-        """Close engine and environment; one that does not finish closing is left behind."""
-        for engine in self.engines:
-            await ended_within(engine.close(), _CLOSE_SECONDS)
+        """Close engines and environment; one that does not finish closing is left behind."""
+        await self.engines.close()
         await ended_within(self.environment.close(), _CLOSE_SECONDS)
 
 
@@ -112,7 +105,7 @@ def build_serving(config: RunConfig, *, trains_too: bool) -> Serving:
     tokenizer = _tokenizer(config, hf_tokenizer)
     replays = trains_too and config.rollout.replay_from is not None
     rewards = RewardRecords(Path(config.run_dir) / "rewards.log" if trains_too else None)
-    with _begun_process(config, wanted=trains_too and not replays) as process:
+    with _begun_processes(config, wanted=trains_too and not replays) as processes:
         model = _load_policy(config, trains_too=trains_too)
         recording = open_recording(config, hf_tokenizer, model) if replays else None
         return Serving(
@@ -120,7 +113,7 @@ def build_serving(config: RunConfig, *, trains_too: bool) -> Serving:
             tokenizer=tokenizer,
             environment=_environment(config, recording, rewards),
             sampling=_sampling(config, tokenizer, hf_tokenizer, model),
-            engines=() if replays else (_engine(config, model, tokenizer, process, own_weights=trains_too),),
+            engines=EngineFleet() if replays else _fleet(config, model, tokenizer, processes, own_weights=trains_too),
             model=model,
             recording=recording,
             rewards=rewards,
@@ -188,36 +181,65 @@ def _environment(config: RunConfig, recording: Recording | None, rewards: Reward
 
 
 @contextlib.contextmanager
-def _begun_process(config: RunConfig, *, wanted: bool) -> Iterator[EngineProcess | None]:
-    """The engine's process, if `runtime.engine_process` asks for one; ended again if something else fails."""
-    if not (wanted and config.runtime.engine_process):
-        yield None
-        return
-    process = EngineProcess(config.model, config.runtime.device, **_engine_settings(config))
+def _begun_processes(config: RunConfig, *, wanted: bool) -> Iterator[dict[str, EngineProcess]]:
+    """The engines' processes, if `runtime.engine_process` asks for them; ended again if something else fails."""
+    processes: dict[str, EngineProcess] = {}
     try:
-        yield process
+        if wanted and config.runtime.engine_process:
+            for name in rank_names(config):
+                processes[name] = _process(config, name)
+        yield processes
     except BaseException:
-        process.end(patience_seconds=0)
+        for process in processes.values():
+            process.end(patience_seconds=0)
         raise
 
 
-def _engine_settings(config: RunConfig) -> dict[str, Any]:
+def _process(config: RunConfig, name: str) -> EngineProcess:
+    return EngineProcess(config.model, config.runtime.device, **_engine_settings(config, name))
+
+
+def rank_names(config: RunConfig) -> list[str]:
+    """The names of the engine's ranks."""
+    return [f"{config.rollout.engine.kind}-{number}" for number in range(config.rollout.engine.ranks)]
+
+
+def _engine_settings(config: RunConfig, name: str) -> dict[str, Any]:
     return {
+        "name": name,
         "max_num_seqs": config.rollout.engine.max_num_seqs,
         "max_model_len": config.rollout.engine.max_model_len,
         "deterministic": config.deterministic,
         "kv_cache": config.weight_sync.kv_cache,
-        "threads": threads_for_half(config.runtime.engine_threads),
+        "threads": threads_per_rank(config.runtime.engine_threads, config.rollout.engine.ranks),
     }
 
 
-def _engine(
-    config: RunConfig, model: Any, tokenizer: HFTokenizer, process: EngineProcess | None, *, own_weights: bool
-) -> GenerationEngine:
-    if process is not None:
-        return ProcessEngine(process, WeightSource(0, lambda: named_weights(model)), config.runtime.timeouts)
-    plain = plain_copy(model) if own_weights or LoraAdapter.of(model) else model
-    return _ENGINES[config.rollout.engine.kind](plain, **_engine_settings(config), texts=lambda: tokenizer.texts)
+def _fleet(
+    config: RunConfig, model: Any, tokenizer: HFTokenizer, processes: dict[str, EngineProcess], *, own_weights: bool
+) -> EngineFleet:
+    """One engine per rank; the ranks start at the same time where they have processes."""
+
+    def build(name: str, process: EngineProcess | None = None) -> GenerationEngine:
+        if processes:
+            begun = process or _process(config, name)
+            return ProcessEngine(begun, WeightSource(0, lambda: named_weights(model)), config.runtime.timeouts)
+        shared = not own_weights and config.rollout.engine.ranks == 1 and not LoraAdapter.of(model)
+        plain = model if shared else plain_copy(model)
+        engine = _ENGINES[config.rollout.engine.kind]
+        return engine(plain, **_engine_settings(config, name), texts=lambda: tokenizer.texts)
+
+    engines: list[GenerationEngine] = []
+    try:
+        for name in rank_names(config):
+            engines.append(build(name, processes.get(name)))
+    except BaseException:
+        for engine in engines:
+            asyncio.run(engine.close())
+        raise
+    return EngineFleet(
+        engines, anew=config.deterministic, build=build, replacements=config.rollout.failure.engine_replacements
+    )
 
 
 def _load_policy(config: RunConfig, *, trains_too: bool) -> Any:
@@ -278,7 +300,7 @@ def _group_source(config: RunConfig, serving: Serving, data_plane: DataPlaneClie
         config.rollout.generation_timeout_seconds,
         prompt_room(config),
     )
-    manager = RolloutManager(serving.engine, serving.environment, serving.tokenizer, data_plane, settings)
+    manager = RolloutManager(serving.engines, serving.environment, serving.tokenizer, data_plane, settings)
     return recorded(manager, config, serving.hf_tokenizer, data_plane)
 
 

@@ -163,7 +163,7 @@ class RunLife:
         return replace(training, trainer=guarded)
 
     async def _train(self, serving: Serving, training: Training) -> str:
-        if serving.engines:
+        if len(serving.engines):
             await in_daemon_thread(
                 "penstock-prompts", refuse_overlong, self._config, serving.environment, serving.tokenizer
             )

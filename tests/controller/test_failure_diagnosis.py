@@ -79,7 +79,7 @@ def test_a_diagnosis_is_a_line_for_each_part() -> None:
         "train_pump": "waits for 1 selectable groups",
         "groups_in_flight": {f"group{i}": float(i) for i in range(20)},
         "groups_between_attempts": {},
-        "engines": {"embedded": "healthy, 0 running, 0 waiting"},
+        "engines": {"embedded-0": "healthy, 0 running, 0 waiting"},
     }
     first, pump, groups, resting, engines = diagnosis_lines(facts)
     assert first == "nothing was committed or trained for 300 s"
@@ -87,7 +87,7 @@ def test_a_diagnosis_is_a_line_for_each_part() -> None:
     assert groups.startswith("groups in flight: group19 19 s, group18 18 s, ")
     assert groups.endswith(" and 8 more")
     assert resting == "groups between attempts: none"
-    assert engines == "engines: embedded healthy, 0 running, 0 waiting"
+    assert engines == "engines: embedded-0 healthy, 0 running, 0 waiting"
 
 
 def test_both_consoles_show_a_stall_in_full() -> None:

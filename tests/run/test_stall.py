@@ -44,7 +44,7 @@ def test_penstock_train_prints_what_every_part_waits_for(make_config: ConfigMake
         "weight sync: waits for a finished step",
         "groups in flight: group00000005 (prompt 6) ",
         "groups between attempts: none",
-        "engines: embedded healthy, 0 running, 0 waiting",
+        "engines: embedded-0 healthy, 0 running, 0 waiting",
     ):
         assert line in told.stdout[begin:]
     assert "rollout.failure.stall_seconds" in told.stderr

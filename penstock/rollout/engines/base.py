@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
@@ -10,6 +10,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.errors import EngineError
 from penstock.runtime.wire.crossing import crosses
 from penstock.weights.receiver import WeightReceiver
 
@@ -20,6 +21,8 @@ class FinishReason(Enum):
 
     STOP = "stop"
     LENGTH = "length"
+    PREEMPTED = "preempted"
+    """The engine gave the request back unfinished; only a fleet sees this, and sends the request on."""
 
 
 @crosses
@@ -43,6 +46,18 @@ class SamplingParams:
 
 @crosses
 @dataclass(frozen=True)
+class GeneratedTokens:
+    """The beginning of a response that another engine generated; the lists have one entry per token."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    token_versions: tuple[int, ...]
+    kept_ids: tuple[NDArray[np.int32], ...] = field(default=(), compare=False)
+    """As in `GenerationResult`."""
+
+
+@crosses
+@dataclass(frozen=True)
 class GenerationRequest:
     """One response to be generated."""
 
@@ -53,6 +68,9 @@ class GenerationRequest:
     """Makes the response reproducible regardless of what shares its batch."""
     group_id: str = ""
     """Requests of one group share their prompt's prefill."""
+    generated: GeneratedTokens | None = None
+    """What the response already has: the engine continues from there, with the random numbers that come next, and
+    returns the whole response. `max_new_tokens` counts these tokens too."""
 
 
 @crosses
@@ -119,6 +137,10 @@ class GenerationEngine(WeightReceiver, Protocol):
     async def abort(self, request_ids: Sequence[str]) -> None:
         """End these requests now; unknown ids are ignored."""
 
+    async def preempt(self) -> None:
+        """Give all requests back at the next token boundary: each `generate` call returns what it has so far, with
+        `FinishReason.PREEMPTED`. Also while paused."""
+
     async def sleep(self, level: int = 1) -> None:
         """Free what can be freed while idle: level 1 the KV cache, level 2 the weights too."""
 
@@ -130,6 +152,9 @@ class GenerationEngine(WeightReceiver, Protocol):
 
     def health(self) -> EngineHealth:
         """Whether the engine can serve now."""
+
+    def when_lost(self, call: Callable[[EngineError], None]) -> None:
+        """Call this, from any thread, with the cause when the engine has failed for good; at once if it already has."""
 
     async def close(self) -> None:
         """Abort running requests and end the engine's threads; a second call is a no-op."""
