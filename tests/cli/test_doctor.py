@@ -77,7 +77,7 @@ def test_old_python_is_broken() -> None:
 def test_install_commands_ask_for_the_versions_of_the_project() -> None:
     project = tomllib.loads(_PROJECT.read_text())["project"]
     asked = [*project["dependencies"], *(line for lines in project["optional-dependencies"].values() for line in lines)]
-    assert {part.requirement for part in PARTS if part.used} <= set(asked)
+    assert {part.requirement for part in PARTS if part.install} <= set(asked)
 
 
 def test_every_optional_part_that_is_used_comes_with_an_extra() -> None:

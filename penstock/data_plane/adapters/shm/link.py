@@ -81,7 +81,8 @@ class LocalLink:
         return self._view(reserved.buffer)
 
     def abandon(self, reserved: Reservation) -> None:
-        """Whoever drops the reservation frees its memory."""
+        """See `Link`."""
+        reserved.give_up_buffer()
 
     def find(self, partition_id: str, sample_ids: Sequence[str], names: Sequence[str]) -> Places:
         """See `Link`."""

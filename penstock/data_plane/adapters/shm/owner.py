@@ -54,7 +54,8 @@ class ShmOwner(ShmDataPlane, DataPlaneOwner):
         """End the data plane for everybody; a second call is a no-op."""
         with self._starting:
             self.store.close()
-            if self._server is not None:
-                self._server.close()
+            server, self._server = self._server, None
+            if server is not None:
+                server.close()
             self._memory.close()
         super().close()

@@ -120,7 +120,8 @@ class _Connection:
                 self._carry_out(call)
         finally:
             self._is_open = False
-            self._reserved.clear()
+            for number in tuple(self._reserved):
+                self._abandon(number)
             self._leases.clear()
             for future in tuple(self._waiting.values()):
                 self._store.withdraw(future)
@@ -144,31 +145,28 @@ class _Connection:
 
     def _later(self, call: Call, future: Future[Any], made: Callable[[Any], Any]) -> None:
         """Answer when a wait has ended, from the thread of the loop."""
-        self._waiting[call.number] = future
-
-        def ended() -> None:
-            self._waiting.pop(call.number, None)
-            error = future.exception()
-            if error is None and not self._is_open:
-                self._unwanted(future.result())
-            elif error is None:
-                self._answer(call.number, made(future.result()))
-            else:
-                self._answer(call.number, None, error if isinstance(error, Exception) else DataPlaneError(str(error)))
-
-        def wake(_: Future[Any]) -> None:
-            if not self._loop.is_closed():
-                self._loop.call_soon_threadsafe(ended)
-
         if future.done():
-            ended()
-        else:
-            future.add_done_callback(wake)
+            self._ended(call, made, future)
+            return
 
-    def _unwanted(self, granted: Any) -> None:
-        """Granted to a client that is gone; memory is freed with its last reference."""
-        if isinstance(granted, KVBatchMeta):
+        def wake(ended: Future[Any]) -> None:
+            if not self._loop.is_closed():
+                self._loop.call_soon_threadsafe(self._ended, call, made, ended)
+
+        self._waiting[call.number] = future
+        future.add_done_callback(wake)
+
+    def _ended(self, call: Call, made: Callable[[Any], Any], future: Future[Any]) -> None:
+        self._waiting.pop(call.number, None)
+        error = future.exception()
+        if error is not None:
+            self._answer(call.number, None, error if isinstance(error, Exception) else DataPlaneError(str(error)))
+        elif self._is_open:
+            self._answer(call.number, made(future.result()))
+        elif isinstance(granted := future.result(), KVBatchMeta):
             self._store.give_back(granted)
+        else:
+            granted.give_up_buffer()
 
     def _room(self, reservation: Reservation) -> Room:
         buffer = reservation.buffer
@@ -185,7 +183,7 @@ class _Connection:
         self._store.commit(self._reserved.pop(number))
 
     def _abandon(self, number: int) -> None:
-        self._reserved.pop(number, None)
+        self._reserved.pop(number).give_up_buffer()
 
     def _find(self, partition_id: str, sample_ids: tuple[str, ...], names: tuple[str, ...]) -> Found:
         buffers: dict[Buffer, int] = {}

@@ -57,12 +57,24 @@ class StoredField:
     layout: ColumnLayout
 
 
-@dataclass(frozen=True, eq=False)
 class Reservation:
-    """Memory for a put that is being written; dropped without a commit, it leaves nothing behind."""
+    """Memory for a put that is being written, until it is committed or abandoned."""
 
-    buffer: Buffer
-    request: PutRequest
+    def __init__(self, buffer: Buffer, request: PutRequest) -> None:
+        self.request = request
+        self._buffer: Buffer | None = buffer
+
+    @property
+    def buffer(self) -> Buffer:
+        """The memory."""
+        if self._buffer is None:
+            raise DataPlaneError("a put was committed or abandoned before")
+        return self._buffer
+
+    def give_up_buffer(self) -> Buffer:
+        """The memory, which is no longer this reservation's: others may still refer to the reservation."""
+        buffer, self._buffer = self.buffer, None
+        return buffer
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,7 +162,7 @@ class Store:
 
     def commit(self, reservation: Reservation) -> None:
         """The rows are written: let them appear."""
-        request, buffer = reservation.request, reservation.buffer
+        request, buffer = reservation.request, reservation.give_up_buffer()
         stored = {layout.name: StoredField(buffer, layout) for layout in buffer.layout.columns}
         with self._lock:
             self._open_index().put(request.partition_id, request.sample_ids, stored, request.tags)
