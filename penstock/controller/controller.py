@@ -131,10 +131,10 @@ class SingleController:
         """What every part is waiting for, in readable form."""
         buffer = self._parts.buffer
         return {
-            "rollout_pump": f"waits for {self.rollouts.waiting_for}",
-            "train_pump": f"waits for {self.training.waiting_for}",
-            "advantage_pump": f"waits for {self.advantages.waiting_for}",
-            "weight_sync": f"waits for {self.sync.waiting_for}",
+            "rollout_pump": f"waiting for {self.rollouts.waiting_for}",
+            "train_pump": f"waiting for {self.training.waiting_for}",
+            "advantage_pump": f"waiting for {self.advantages.waiting_for}",
+            "weight_sync": f"waiting for {self.sync.waiting_for}",
             "groups_in_flight": self._told(self._in_flight.ages()),
             "groups_between_attempts": self._told(self._in_flight.resting()),
             "gate": "open" if self._in_flight.gate_open else "closed",

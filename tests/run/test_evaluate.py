@@ -1,4 +1,4 @@
-"""Evaluation on scripted parts: its figures, its seeds, and that rollouts go on beside it under fixed weights."""
+"""Evaluation on scripted parts: its figures, its seeds, and that rollouts go on alongside it under fixed weights."""
 
 from __future__ import annotations
 

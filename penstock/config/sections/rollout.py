@@ -30,7 +30,7 @@ def _as_list(value: object) -> object:
 
 def _usable_stop(value: str) -> str:
     if not value:
-        raise ValueError("is empty, and every response contains that")
+        raise ValueError("is empty; every response contains the empty string")
     if "\ufffd" in value:
         raise ValueError("has U+FFFD, which stands for bytes that are not text")
     return value

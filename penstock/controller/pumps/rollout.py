@@ -63,7 +63,7 @@ class RolloutPump:
         """Dispatch until cancelled."""
         async with asyncio.TaskGroup() as groups:
             while True:
-                self._wait_for("a prompt (the data may be exhausted)")
+                self._wait_for("the next prompt (the data may be exhausted)")
                 visit = await self._work.next()
                 admission = await self._clearance()
                 visit = self._work.first(visit)
@@ -77,7 +77,7 @@ class RolloutPump:
     async def _clearance(self) -> Admission:
         """An in-flight permit is taken and the stamp is current when this returns."""
         while True:
-            self._wait_for("a buffer permit and the staleness policy's admission")
+            self._wait_for("a buffer permit and the staleness policy to admit a group")
             await self._buffer.wait_admission()
             self._wait_for("an in-flight permit")
             await self._in_flight.take_permit()
