@@ -83,7 +83,7 @@ def test_install_commands_ask_for_the_versions_of_the_project() -> None:
 def test_every_optional_part_that_is_used_comes_with_an_extra() -> None:
     extras = tomllib.loads(_PROJECT.read_text())["project"]["optional-dependencies"]
     for part in PARTS:
-        if part.used and not part.core:
+        if part.install and not part.core:
             assert part.requirement in extras[part.extra]
     brought = {part.extra for part in PARTS}
     assert set(extras) - {"dev"} == brought - {None}
