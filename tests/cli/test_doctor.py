@@ -142,6 +142,7 @@ class TestCommand:
             "reasoning-gym",
             "math-verify",
             "verifiers",
+            "shared memory",
             "datasets",
             "pyarrow",
             "peft",
