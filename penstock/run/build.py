@@ -14,8 +14,8 @@ from penstock.buffer.replay_buffer import ReplayBuffer
 from penstock.buffer.samplers.factory import make_sampler
 from penstock.config.models import RunConfig
 from penstock.data_plane import fields
-from penstock.data_plane.adapters.memory import MemoryDataPlane
 from penstock.data_plane.client import DataPlaneClient
+from penstock.data_plane.opening import open_data_plane
 from penstock.errors import ConfigError, SetupError
 from penstock.rollout.engines.base import GenerationEngine, SamplingParams
 from penstock.rollout.engines.embedded import EmbeddedEngine
@@ -48,7 +48,6 @@ from penstock.weights.site import site_of
 _ENGINES = {"embedded": EmbeddedEngine}
 _TRAINERS = {("local", "local"): LocalTrainer}
 """By runtime and backend."""
-_DATA_PLANES = {"memory": MemoryDataPlane}
 _CLOSE_SECONDS = 30.0
 """How long an environment may take to close; each of its parts has less."""
 
@@ -268,7 +267,7 @@ def build_training(config: RunConfig, serving: Serving) -> Training:
     """Everything that training needs in addition to `serving`."""
     n = config.training.prompt_groups_per_step
     sampler = make_sampler(config.staleness, n, config.deterministic)
-    data_plane = _DATA_PLANES[config.data_plane.adapter]()
+    data_plane = open_data_plane(config.data_plane)
     data_plane.register_partition(PARTITION, fields.ROW_SCHEMA)
     stream = _stream(config, serving)
     return Training(
