@@ -23,7 +23,6 @@ from penstock.controller.parts import Parts
 from penstock.controller.pumps.advantage import AdvantagePump
 from penstock.controller.pumps.dynamic_sampling import DynamicSampling
 from penstock.controller.pumps.in_flight import InFlight
-from penstock.controller.pumps.minibatches import Minibatches
 from penstock.controller.pumps.pump_group import PumpGroup
 from penstock.controller.pumps.rollout import RolloutPump
 from penstock.controller.pumps.train import TrainPump
@@ -32,7 +31,7 @@ from penstock.controller.pumps.weight_sync import WeightSync
 from penstock.errors import PenstockError, RunStuck
 from penstock.runtime.cancellation import ended_within
 from penstock.runtime.ending import Ending
-from penstock.training.targets import needs_preparation, sequence_metrics
+from penstock.training.targets import needs_preparation
 
 AfterStep = Callable[[int, dict[str, float]], Awaitable[None]]
 """Called with the number of finished steps and the step's flat metrics, before the next step begins."""
@@ -102,7 +101,7 @@ class SingleController:
             config.data.partial_step,
             fixed_chunks=config.deterministic,
             prepares=needs_preparation(config.algorithm, config.training),
-            minibatches=Minibatches(config.training.minibatches_per_step, sequence_metrics(config.algorithm)),
+            minibatches=config.training.minibatches_per_step,
             filter=DynamicSampling(config.algorithm.dynamic_sampling),
         )
         self.training = TrainPump(

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,8 @@ from penstock.buffer.replay_buffer import ReplayBuffer
 from penstock.buffer.samplers.factory import make_sampler
 from penstock.config.models import RunConfig
 from penstock.data_plane import fields
-from penstock.data_plane.adapters.memory import MemoryDataPlane
 from penstock.data_plane.client import DataPlaneClient
+from penstock.data_plane.opening import open_data_plane
 from penstock.errors import ConfigError, SetupError
 from penstock.rollout.engines.base import GenerationEngine, SamplingParams
 from penstock.rollout.engines.embedded import EmbeddedEngine
@@ -39,14 +39,15 @@ from penstock.training.interface import Trainer
 from penstock.training.workers.local import LocalTrainer
 from penstock.training.workers.none import NoTrainer
 from penstock.weights.chat_template import template_problems
-from penstock.weights.hf import load_model, load_tokenizer, named_weights, pick_device, silence_progress_bars
+from penstock.weights.hf import load_model, load_tokenizer, pick_device, silence_progress_bars
 from penstock.weights.lora import LoraAdapter, attach_lora, plain_copy
-from penstock.weights.source import WeightSource
+from penstock.weights.policy_weights import PolicyWeights
+from penstock.weights.publisher import WeightPublisher
+from penstock.weights.site import site_of
 
 _ENGINES = {"embedded": EmbeddedEngine}
 _TRAINERS = {("local", "local"): LocalTrainer}
 """By runtime and backend."""
-_DATA_PLANES = {"memory": MemoryDataPlane}
 _CLOSE_SECONDS = 30.0
 """How long an environment may take to close; each of its parts has less."""
 
@@ -223,7 +224,7 @@ def _fleet(
     def build(name: str, process: EngineProcess | None = None) -> GenerationEngine:
         if processes:
             begun = process or _process(config, name)
-            return ProcessEngine(begun, WeightSource(0, lambda: named_weights(model)), config.runtime.timeouts)
+            return _process_engine(config, model, begun)
         shared = not own_weights and config.rollout.engine.ranks == 1 and not LoraAdapter.of(model)
         plain = model if shared else plain_copy(model)
         engine = _ENGINES[config.rollout.engine.kind]
@@ -242,6 +243,17 @@ def _fleet(
     )
 
 
+def _process_engine(config: RunConfig, model: Any, process: EngineProcess) -> ProcessEngine:
+    """The engine of a process, with the trainer's first weights."""
+    publisher = WeightPublisher()
+    elsewhere = replace(site_of(), process=process.pid)
+    try:
+        first = publisher.publish(0, PolicyWeights.of(model), [elsewhere])
+        return ProcessEngine(process, first, config.runtime.timeouts)
+    finally:
+        publisher.close()
+
+
 def _load_policy(config: RunConfig, *, trains_too: bool) -> Any:
     """The model, with adapters if they are to be trained or trained ones already exist."""
     model = load_model(config.model, pick_device(config.runtime.device))
@@ -255,7 +267,7 @@ def build_training(config: RunConfig, serving: Serving) -> Training:
     """Everything that training needs in addition to `serving`."""
     n = config.training.prompt_groups_per_step
     sampler = make_sampler(config.staleness, n, config.deterministic)
-    data_plane = _DATA_PLANES[config.data_plane.adapter]()
+    data_plane = open_data_plane(config.data_plane)
     data_plane.register_partition(PARTITION, fields.ROW_SCHEMA)
     stream = _stream(config, serving)
     return Training(

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from penstock.algorithms.reduction import MetricParts, numbers
 from penstock.data_plane.meta import KVBatchMeta
 from penstock.runtime.wire.crossing import crosses
-from penstock.weights.source import WeightSource
+from penstock.weights.publication import WeightPublication, WeightSite
 
 
 @crosses
@@ -36,8 +37,23 @@ class StepResult:
     """The trainer's weight version after the step."""
     nonfinite_groups: tuple[str, ...] = ()
     """Groups whose loss was not finite, or all groups if only the gradient was not; empty for a sound step."""
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    """Flat keys without prefix (`loss`, `grad_norm`, `lr`, …), equal to those of the whole batch in one call."""
+    measured: MetricParts = field(default_factory=dict)
+    """What it measured, with what is needed to merge it with other steps of the same batch."""
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Flat keys without prefix (`loss`, `grad_norm`, `lr`, …), equal to those of the whole batch in one call."""
+        found = numbers(self.measured)
+        return found | _speeds(found)
+
+
+def _speeds(amounts: dict[str, float]) -> dict[str, float]:
+    """Rates, which follow from amounts and are never merged themselves."""
+    if not amounts.get("train_seconds"):
+        return {}
+    achieved = amounts.get("total_flops", 0.0) / amounts["train_seconds"] / 1e12
+    peak = amounts.get("theoretical_tflops")
+    return {"achieved_tflops": achieved} | ({} if peak is None else {"mfu": achieved / peak})
 
 
 @crosses
@@ -93,8 +109,17 @@ class Trainer(Protocol):
         Legal while a step is open. Called only if `training.targets.needs_preparation` says so.
         """
 
-    async def publish_weights(self) -> WeightSource:
-        """The current weights under their Hugging Face names, valid until the next `finish_train_step`."""
+    async def publish_weights(self, sites: Sequence[WeightSite] = ()) -> WeightPublication:
+        """The current weights under their Hugging Face names, for receivers at `sites`; by default, in this process.
+
+        Receivers in the trainer's own process may read its tensors in place, until the next `finish_train_step`.
+        """
+
+    async def release_weights(self, publication: WeightPublication, *, still_read: bool = False) -> None:
+        """All receivers have taken a publication or failed: its memory can go.
+
+        With `still_read`, one that was given up may still be reading it, so it is not written again.
+        """
 
     async def snapshot(self) -> TrainerSnapshot:
         """The trainer's state between two steps; later steps do not change it, so it can be written while they run."""

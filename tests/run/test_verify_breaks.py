@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,13 +16,14 @@ from penstock.data_plane.adapters.memory import MemoryDataPlane
 from penstock.data_plane.client import SampleBatch
 from penstock.data_plane.columns import Column, JaggedColumn, ObjectColumn
 from penstock.data_plane.meta import KVBatchMeta, Tags
+from penstock.data_plane.opening import ADAPTERS
 from penstock.rollout.engines.base import GenerationRequest, GenerationResult
 from penstock.rollout.engines.embedded import EmbeddedEngine, weight_update
 from penstock.run.verify.memory import estimate_memory
 from penstock.training import step_worker
 from penstock.training.interface import ChunkResult
 from penstock.training.step_worker import StepWorker
-from penstock.weights.source import WeightSource
+from penstock.weights.publication import WeightPublication
 from tests.run.conftest import ConfigMaker
 from tests.run.verifying import Verified, Verify, verify
 
@@ -218,7 +220,7 @@ class TestDataPlane:
         self, verify: Verify, monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Column], Column]
     ) -> None:
         plane = type("Spoiling", (_Plane,), {"spoil": staticmethod(spoil)})
-        monkeypatch.setitem(_planes(), "memory", plane)
+        monkeypatch.setitem(ADAPTERS, "memory", lambda config: plane())
         row = only_fails(verify(), "data_plane")
         assert row["figures"]["wrong"] >= 1
         assert row["figures"]["first_wrong"]
@@ -236,7 +238,7 @@ class TestDataPlane:
                 if "again-verify1_g2" in sample_ids:
                     super().clear_samples(["again-verify1_g2"], partition_id)
 
-        monkeypatch.setitem(_planes(), "memory", Losing)
+        monkeypatch.setitem(ADAPTERS, "memory", lambda config: Losing())
         assert "again-verify1_g2" in only_fails(verify(), "data_plane")["error"]
 
     def test_rows_that_are_not_cleared(self, verify: Verify, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,35 +246,27 @@ class TestDataPlane:
             def clear_samples(self, sample_ids: Sequence[str], partition_id: str) -> None:
                 super().clear_samples([name for name in sample_ids if name != "verify0_g1"], partition_id)
 
-        monkeypatch.setitem(_planes(), "memory", Hoarding)
+        monkeypatch.setitem(ADAPTERS, "memory", lambda config: Hoarding())
         assert only_fails(verify(), "data_plane")["figures"]["rows_left"] == 1
-
-
-def _planes() -> dict[str, Any]:
-    from penstock.run import build
-
-    planes: dict[str, Any] = build._DATA_PLANES
-    return planes
 
 
 class TestWeightSync:
     def test_a_tensor_that_is_skipped(self, verify: Verify, monkeypatch: pytest.MonkeyPatch) -> None:
         real = weight_update.copy_weights
 
-        def skipping(model: nn.Module, source: WeightSource) -> None:
-            tensors = [(name, tensor) for name, tensor in source.tensors() if name != "model.norm.weight"]
-            real(model, WeightSource(source.version, lambda: iter(tensors)))
+        def skipping(model: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> None:
+            real(model, [(name, tensor) for name, tensor in tensors if name != "model.norm.weight"])
 
         monkeypatch.setattr(weight_update, "copy_weights", skipping)
         row = only_fails(verify(), "weight_sync")
         assert (row["figures"]["wrong"], row["figures"]["first_wrong"]) == (1, "model.norm.weight")
 
     def test_weights_that_are_taken_once_only(self, verify: Verify, monkeypatch: pytest.MonkeyPatch) -> None:
-        real = weight_update.copy_weights
+        real, calls = weight_update.copy_weights, itertools.count()
 
-        def once(model: nn.Module, source: WeightSource) -> None:
-            if source.version == 1:
-                real(model, source)
+        def once(model: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> None:
+            if next(calls) == 0:
+                real(model, tensors)
 
         monkeypatch.setattr(weight_update, "copy_weights", once)
         figures = only_fails(verify(), "weight_sync")["figures"]
@@ -295,10 +289,10 @@ class TestWeightSync:
         assert only_fails(verify(), "weight_sync")["figures"]["unchanged_generation"] == 1
 
     def test_a_sync_that_raises_is_a_failed_row(self, verify: Verify, monkeypatch: pytest.MonkeyPatch) -> None:
-        async def refusing(self: EmbeddedEngine, source: WeightSource) -> None:
+        async def refusing(self: EmbeddedEngine, publication: WeightPublication) -> None:
             raise ConnectionError("nobody there")
 
-        monkeypatch.setattr(EmbeddedEngine, "update_weights", refusing)
+        monkeypatch.setattr(EmbeddedEngine, "apply", refusing)
         assert "nobody there" in only_fails(verify(), "weight_sync")["explanation"]
 
 

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from penstock.algorithms.losses import LossSum
+from penstock.algorithms.reduction import MetricParts
 from penstock.training.batching import Rows
 from penstock.training.flops import FlopCounter
 from penstock.training.interface import TrainerSnapshot
 from penstock.training.packing import PlanRule
-from penstock.weights.source import WeightSource
+from penstock.weights.publication import WeightPublication, WeightSite
 
 
 @dataclass(frozen=True)
@@ -53,16 +54,6 @@ class Objective(Protocol):
 
     def __call__(self, logprobs_T: Tensor, entropy_T: Tensor, sources_T: Tensor) -> LossSum:
         """The un-normalised loss of these tokens; `sources_T` are their places in the chunk."""
-
-
-@dataclass(frozen=True)
-class Counts:
-    """What a step is divided by, and how much it was."""
-
-    tokens: float = 0.0
-    """Valid tokens."""
-    sequences: float = 0.0
-    """Valid sequences."""
 
 
 class Backend(Protocol):
@@ -109,8 +100,8 @@ class Backend(Protocol):
         computed; with `reference`, those of the policy that training started from.
         """
 
-    def reduce(self, counts: Counts) -> Counts:
-        """The counts of all ranks together; replicas of a rank count once."""
+    def reduce(self, measured: MetricParts) -> MetricParts:
+        """Counts and metrics of all ranks, merged by `merge_metrics`; replicas of a rank count once."""
 
     def scale(self, factor: float) -> None:
         """Multiply the step's gradients, and sum them over all ranks; called once for a step."""
@@ -130,8 +121,15 @@ class Backend(Protocol):
     def gradients(self) -> Mapping[str, Tensor]:
         """This rank's raw gradients of the open step, by parameter name; for checks, which do not change them."""
 
-    def publish(self, version: int) -> WeightSource:
-        """The current weights as `version`, valid until the next `step`."""
+    def publish(self, version: int, sites: Sequence[WeightSite]) -> WeightPublication:
+        """The current weights as `version`, for receivers at `sites`; without any, for those in this process.
+
+        Those in this process may read them in place, until the next `step`.
+        """
+
+    def release(self, publication: WeightPublication, *, still_read: bool) -> None:
+        """Nobody needs a publication any more, except, with `still_read`, somebody who was given up; from any
+        thread."""
 
     def save(self, version: int) -> TrainerSnapshot:
         """A copy of weights, optimizer, schedule and random state, which later steps do not change."""

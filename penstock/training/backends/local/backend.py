@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from penstock.algorithms.losses import LossSum
+from penstock.algorithms.reduction import MetricParts
 from penstock.config.sections.algorithm import AlgorithmConfig
 from penstock.config.sections.training import TrainingConfig
 from penstock.runtime.lanes import Lanes
-from penstock.training.backends.base import Backend, Counts, MicrobatchRows, Objective, Pass
+from penstock.training.backends.base import Backend, MicrobatchRows, Objective, Pass
 from penstock.training.backends.local.checkpointing import LocalSnapshot, load_trainer
 from penstock.training.backends.local.optimizer import PolicyOptimizer
 from penstock.training.backends.local.policy import Policy
@@ -21,8 +22,9 @@ from penstock.training.batching import Microbatch, build_microbatch
 from penstock.training.flops import FlopCounter, peak_tflops
 from penstock.training.packing import Batching, PlanRule
 from penstock.training.targets import uses_reference
-from penstock.weights.hf import named_weights
-from penstock.weights.source import WeightSource
+from penstock.weights.policy_weights import PolicyWeights
+from penstock.weights.publication import WeightPublication, WeightSite
+from penstock.weights.publisher import WeightPublisher
 
 
 class LocalBackend(Backend):
@@ -62,6 +64,7 @@ class LocalBackend(Backend):
         self._optimizer = PolicyOptimizer(model, training.optimizer, training.max_steps)
         self._flops = FlopCounter.of(model)
         self._home = self._policy.device
+        self._publisher = WeightPublisher()
 
     @property
     def ranks(self) -> int:
@@ -131,8 +134,8 @@ class LocalBackend(Backend):
     def _laid_out(self, rows: MicrobatchRows) -> Microbatch:
         return build_microbatch(rows.rows, rows.indices, self._batching, rows.wanted_S).to(self._policy.device)
 
-    def reduce(self, counts: Counts) -> Counts:
-        return counts
+    def reduce(self, measured: MetricParts) -> MetricParts:
+        return measured
 
     def scale(self, factor: float) -> None:
         self._optimizer.scale_gradients(factor)
@@ -154,8 +157,11 @@ class LocalBackend(Backend):
     def gradients(self) -> Mapping[str, Tensor]:
         return self._optimizer.gradients()
 
-    def publish(self, version: int) -> WeightSource:
-        return WeightSource(version, lambda: named_weights(self._model))
+    def publish(self, version: int, sites: Sequence[WeightSite]) -> WeightPublication:
+        return self._publisher.publish(version, PolicyWeights.of(self._model), sites)
+
+    def release(self, publication: WeightPublication, *, still_read: bool) -> None:
+        self._publisher.release(publication, still_read=still_read)
 
     def save(self, version: int) -> LocalSnapshot:
         return LocalSnapshot.of(self._model, self._optimizer, version)
@@ -179,6 +185,7 @@ class LocalBackend(Backend):
 
     def teardown(self) -> None:
         self._lanes.close()
+        self._publisher.close()
 
     def _wait_for_device(self) -> None:
         """Timings are the device's, and its errors surface in the call that caused them."""
