@@ -101,11 +101,28 @@ class TestStoppedEngine:
 
     @pytest.mark.long
     @pytest.mark.parametrize(("kind", "call"), [("update", 3), ("generation", 30)])
-    def test_without_a_limit_on_stalls_its_silence_ends_it(
+    def test_without_a_limit_on_stalls_its_silence_has_it_replaced_and_the_run_goes_on(
+        self, config: Any, monkeypatch: pytest.MonkeyPatch, kind: str, call: int
+    ) -> None:
+        engines = get_stuck(kind, call, monkeypatch.setattr)
+        settings = config(**{"runtime.timeouts": {"silence_seconds": 2.0}})
+        assert penstock.train(settings).stopped_by == "data_exhausted"
+        run_dir = Path(settings.run_dir)
+        assert ends(run_dir) == Counter({(0, str(number)): 1 for number in range(1, PROMPTS + 1)})
+        (lost,) = (line for line in lines(run_dir / "events.jsonl") if line["event"] == "engine_lost")
+        assert "showed no sign of life" in lost["cause"]
+        assert "runtime.timeouts.silence_seconds" in lost["cause"]
+        wait_until_gone(engines[0].pid)
+
+    @pytest.mark.long
+    @pytest.mark.parametrize(("kind", "call"), [("update", 3), ("generation", 30)])
+    def test_without_replacements_its_silence_ends_the_run(
         self, config: Any, monkeypatch: pytest.MonkeyPatch, kind: str, call: int
     ) -> None:
         get_stuck(kind, call, monkeypatch.setattr)
-        settings = config(**{"runtime.timeouts": {"silence_seconds": 2.0}})
+        settings = config(
+            **{"runtime.timeouts": {"silence_seconds": 2.0}, "rollout.failure": {"engine_replacements": 0}}
+        )
         with pytest.raises((WeightSyncError, EngineError), match=r"showed no sign of life for \d+ s") as caught:
             penstock.train(settings)
         assert "runtime.timeouts.silence_seconds" in str(caught.value)
@@ -237,9 +254,7 @@ class TestCtrlC:
         changes = {"runtime.timeouts": {"stop_seconds": patience}, "runtime.engine_process": False}
         with Started(config(**PLAIN, **REPORTS, **changes), "loop", 40) as run:
             run.until("event loop: blocked")
-            for _ in range(1 if patience == 1.0 else 2):
-                run.send(signal.SIGINT)
-                time.sleep(0.3)
+            (run.send if patience == 1.0 else run.insist)(signal.SIGINT)
             code, told = run.ended()
         assert code == 130, told
         assert "interrupted while the event loop was blocked in " in told
