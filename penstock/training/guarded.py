@@ -69,7 +69,7 @@ class GuardedTrainer(Trainer):
             return "idle"
         first, behind = self._calls[0], len(self._calls) - 1
         text = f"in {first.name} for {self._clock() - self._began(first):.1f} s"
-        return f"{text}, {behind} calls behind it" if behind else text
+        return f"{text}, {behind} more waiting" if behind else text
 
     async def begin_train_step(self, step_id: int) -> None:
         await self._limited("begin_train_step", lambda: self._trainer.begin_train_step(step_id))

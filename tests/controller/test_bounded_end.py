@@ -47,7 +47,7 @@ class TestPumpGroup:
         pumps = PumpGroup(Ending(0.1))
         tasks = [pumps.start("holds on", holds_on()), pumps.start("deaf", deaf())]
         await asyncio.sleep(0)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await pumps.end(*tasks)
         assert told == ["once", "let go"]
         assert pumps.left_behind == ["deaf", "holds on"]
@@ -95,7 +95,7 @@ async def test_rollouts_that_do_not_listen_are_left_behind_and_the_run_can_be_sa
     run = ScriptedRun(scripted_config(runtime=BRIEF), prompts=8, reward=reward)
     before = time.monotonic()
     assert await stopped(run, begun, "interrupted") == "interrupted"
-    assert time.monotonic() - before < 5
+    assert time.monotonic() - before < 30
     [left] = run.names("left_behind")
     assert left["parts"] == "rollout pump"
     assert list(left["groups_in_flight"]) == ["group00000005 (prompt 5)"]
@@ -268,12 +268,14 @@ async def test_a_resumed_run_whose_engine_takes_no_weights_at_its_start_can_be_s
 async def test_a_loop_that_stays_blocked_is_given_up_from_outside_of_it() -> None:
     reported: list[str] = []
     given_up: list[str] = []
-    with LoopWatch(0.1, reported.append, give_up=given_up.append, grace_seconds=0.2):
+    with LoopWatch(0.1, reported.append, give_up=given_up.append, grace_seconds=1.0):
         await asyncio.sleep(0.3)
         time.sleep(0.15)  # noqa: ASYNC251 - blocks, but not for long
         await asyncio.sleep(0.1)
         assert not given_up
-        time.sleep(1.0)  # noqa: ASYNC251 - blocks
+        deadline = time.monotonic() + 30
+        while not given_up and time.monotonic() < deadline:
+            time.sleep(0.01)  # noqa: ASYNC251 - blocks
     assert len(reported) in (1, 2)
     assert len(given_up) == 1
     assert "test_a_loop_that_stays_blocked" in given_up[0]

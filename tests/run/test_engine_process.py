@@ -78,12 +78,18 @@ def test_a_signal_to_all_processes_still_leaves_a_checkpoint(
         wait_until_gone(int(pid))
 
 
+def engine_processes() -> bytes:
+    """The ids of this process's own."""
+    return subprocess.run(["pgrep", "-P", str(os.getpid()), "-f", "process.server"], capture_output=True).stdout
+
+
 @pytest.mark.long
 def test_an_interrupt_while_it_is_built_leaves_no_process(make_config: ConfigMaker) -> None:
     async def interrupted() -> list[str]:
         config = make_config(**{"runtime.engine_process": True})
         building = asyncio.ensure_future(build.serving_off_the_loop(config, trains_too=True))
-        await asyncio.sleep(0.5)
+        while not engine_processes():  # noqa: ASYNC110 - another process, which takes seconds to be ready
+            await asyncio.sleep(0.01)
         building.cancel()
         with pytest.raises(asyncio.CancelledError):
             await building
@@ -91,7 +97,7 @@ def test_an_interrupt_while_it_is_built_leaves_no_process(make_config: ConfigMak
 
     before = [thread.name for thread in threading.enumerate() if thread.name.startswith("engine-")]
     assert asyncio.run(interrupted()) == before
-    assert not subprocess.run(["pgrep", "-P", str(os.getpid()), "-f", "process.server"], capture_output=True).stdout
+    assert not engine_processes()
 
 
 async def test_a_model_that_never_loads_holds_up_neither_the_start_nor_an_interrupt(
