@@ -115,6 +115,7 @@ class ProcessEngine:
     async def prepare(self, publication: WeightPublication) -> None:
         """Have published weights checked and fetched in the process; it serves meanwhile."""
         await self._ask("prepare", publication)
+        self._site = await self._ask("weight_site")  # it may have found that its GPU cannot be reached
 
     async def apply(self, publication: WeightPublication) -> None:
         """Copy the weights that were prepared, then take over their version; only while paused."""
