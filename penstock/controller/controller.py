@@ -123,7 +123,7 @@ class SingleController:
             stall_seconds=config.rollout.failure.stall_seconds,
             stop=config.rollout.failure.on_stall == "stop",
             grace_seconds=timeouts.stop_seconds,
-            give_up=parts.give_up,
+            end_process=parts.end_process,
         )
 
     def diagnosis(self) -> dict[str, Any]:

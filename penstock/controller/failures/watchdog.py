@@ -22,7 +22,7 @@ class Watchdog:
 
     So a stall is reported after one to two intervals, once per stall: not again until there has been progress. A
     blocked event loop cannot look; then a thread reports where in the code the loop is stuck. If a stall should stop
-    the run, that thread calls `give_up` when the loop is still blocked `grace_seconds` later.
+    the run, that thread calls `end_process` when the loop is still blocked `grace_seconds` later.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class Watchdog:
         stall_seconds: float,
         stop: bool,
         grace_seconds: float = 0.0,
-        give_up: Callable[[str], None] | None = None,
+        end_process: Callable[[str], None] | None = None,
     ) -> None:
         self._progress = progress
         self._diagnosis = diagnosis
@@ -42,7 +42,7 @@ class Watchdog:
         self._stall_seconds = stall_seconds
         self._stop = stop
         self._grace_seconds = grace_seconds
-        self._give_up = give_up if stop else None
+        self._end_process = end_process if stop else None
 
     async def run(self) -> None:
         """Watch until cancelled; raises `RunStalled` if a stall should stop the run."""
@@ -50,7 +50,7 @@ class Watchdog:
         with LoopWatch(
             max(self._stall_seconds, _LEAST_BLOCKED_SECONDS),
             self._report_blocked,
-            give_up=self._give_up,
+            end_process=self._end_process,
             grace_seconds=self._grace_seconds,
         ):
             while True:

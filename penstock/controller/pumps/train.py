@@ -64,7 +64,7 @@ class TrainPump:
         self._chunks_before = 0
         self._open: OpenStep | None = None
         self.between_steps = True
-        """Whether trainer and controller agree on where they are: no step is open, or was given up half-way."""
+        """Whether trainer and controller agree on where they are: no step is open, or was left half-way."""
         self.waiting_for = "start"
         """For diagnosis: what the pump waits for now."""
 
@@ -163,7 +163,7 @@ class TrainPump:
             return slots, chunk
         gone = [slot for slot in slots if slot.group_id in flat]
         await self._book.filter(gone)
-        step.give_up(gone)
+        step.leave_out(gone)
         return [slot for slot in slots if slot.group_id not in flat], chunk.without(flat)
 
     def _wait_for(self, what: str, *, shown: str | None = None, **facts: int) -> None:
