@@ -103,7 +103,7 @@ class TrainPump:
                 await self._drop_partial(step)
                 return self._skip_to_later_groups(step.step_id)
         except BaseException:
-            await to_the_end(self._give_up(step))
+            await to_the_end(self._abandon_after_error(step))
             raise
         await to_the_end(self._close(step, started), hurry=self._sync.end_of_run)
         return True
@@ -198,7 +198,7 @@ class TrainPump:
         try:
             result = await step.finish(self._buffer.clock.trainer_version)
         except BaseException:
-            await self._give_up(step)
+            await self._abandon_after_error(step)
             self.between_steps = False  # nobody knows how far the optimizer got
             raise
         if result.nonfinite_groups:
@@ -256,7 +256,7 @@ class TrainPump:
             self._events.emit("partial_step_dropped", step=step.number, prompts=[visit.key for visit in visits])
         await self._abandon(step)
 
-    async def _give_up(self, step: OpenStep) -> None:
+    async def _abandon_after_error(self, step: OpenStep) -> None:
         """Abandon a step because of an error: the run ends with that error, even if the trainer then fails again."""
         try:
             await self._abandon(step)
