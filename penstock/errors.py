@@ -64,6 +64,16 @@ class MemoryLost(PenstockError):
     failure_kind = FailureKind.INFRA
 
 
+class WorkerLost(PenstockError):
+    """A worker in another thread or process has ended, or was closed, and answers no call any more."""
+
+    failure_kind = FailureKind.INFRA
+
+
+class WorkerClosed(WorkerLost):
+    """A worker was closed on purpose while a call to it was open."""
+
+
 class StepStateError(PenstockError):
     """A train-step call that the step's state does not allow; the open step, if any, is unaffected."""
 

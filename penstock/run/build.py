@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +39,11 @@ from penstock.training.interface import Trainer
 from penstock.training.workers.local import LocalTrainer
 from penstock.training.workers.none import NoTrainer
 from penstock.weights.chat_template import template_problems
-from penstock.weights.hf import load_model, load_tokenizer, named_weights, pick_device, silence_progress_bars
+from penstock.weights.hf import load_model, load_tokenizer, pick_device, silence_progress_bars
 from penstock.weights.lora import LoraAdapter, attach_lora, plain_copy
-from penstock.weights.source import WeightSource
+from penstock.weights.policy_weights import PolicyWeights
+from penstock.weights.publisher import WeightPublisher
+from penstock.weights.site import site_of
 
 _ENGINES = {"embedded": EmbeddedEngine}
 _TRAINERS = {("local", "local"): LocalTrainer}
@@ -223,7 +225,7 @@ def _fleet(
     def build(name: str, process: EngineProcess | None = None) -> GenerationEngine:
         if processes:
             begun = process or _process(config, name)
-            return ProcessEngine(begun, WeightSource(0, lambda: named_weights(model)), config.runtime.timeouts)
+            return _process_engine(config, model, begun)
         shared = not own_weights and config.rollout.engine.ranks == 1 and not LoraAdapter.of(model)
         plain = model if shared else plain_copy(model)
         engine = _ENGINES[config.rollout.engine.kind]
@@ -240,6 +242,17 @@ def _fleet(
     return EngineFleet(
         engines, anew=config.deterministic, build=build, replacements=config.rollout.failure.engine_replacements
     )
+
+
+def _process_engine(config: RunConfig, model: Any, process: EngineProcess) -> ProcessEngine:
+    """The engine of a process, with the trainer's first weights."""
+    publisher = WeightPublisher()
+    elsewhere = replace(site_of(), process=process.pid)
+    try:
+        first = publisher.publish(0, PolicyWeights.of(model), [elsewhere])
+        return ProcessEngine(process, first, config.runtime.timeouts)
+    finally:
+        publisher.close()
 
 
 def _load_policy(config: RunConfig, *, trains_too: bool) -> Any:

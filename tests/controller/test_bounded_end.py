@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from penstock.runtime.ending import Ending
 from penstock.training.interface import StepResult
 from penstock.training.step import OptimizerStepError
 from penstock.training.workers.scripted import ScriptedTrainer
-from penstock.weights.source import WeightSource
+from penstock.weights.publication import WeightPublication, WeightSite
 from tests.support.scripted_run import ScriptedRun, scripted_config
 
 BRIEF: dict[str, Any] = {"timeouts": {"stop_seconds": 0.3}}
@@ -127,9 +128,9 @@ class Stuck(ScriptedTrainer):
         await self._stuck("abort")
         await super().abort_train_step(step_id)
 
-    async def publish_weights(self) -> WeightSource:
+    async def publish_weights(self, sites: Sequence[WeightSite] = ()) -> WeightPublication:
         await self._stuck("publish")
-        return await super().publish_weights()
+        return await super().publish_weights(sites)
 
 
 @pytest.mark.parametrize("call", ["microbatch", "finish"])
@@ -210,10 +211,10 @@ async def test_a_step_whose_weights_no_engine_took_is_recorded_and_can_be_saved(
     run = ScriptedRun(scripted_config(), prompts=8)
     run._build()
 
-    async def gone(source: WeightSource) -> None:
+    async def gone(publication: WeightPublication) -> None:
         raise ConnectionResetError("engine gone")
 
-    run.engine.update_weights = gone  # type: ignore[method-assign]
+    run.engine.apply = gone  # type: ignore[method-assign]
     with pytest.raises(WeightSyncError, match="engine gone"):
         await run.controller.run()
     assert [step["step"] for step in run.steps] == [1.0]
@@ -225,7 +226,7 @@ async def test_an_engine_that_never_takes_weights_does_not_hold_up_the_end() -> 
     asked = asyncio.Event()
     run = ScriptedRun(scripted_config(runtime=BRIEF), prompts=8)
 
-    async def never(source: WeightSource) -> None:
+    async def never(publication: WeightPublication) -> None:
         asked.set()
         await asyncio.Event().wait()
 
@@ -233,7 +234,7 @@ async def test_an_engine_that_never_takes_weights_does_not_hold_up_the_end() -> 
 
     def built() -> None:
         build()
-        run.engine.update_weights = never  # type: ignore[method-assign]
+        run.engine.apply = never  # type: ignore[method-assign]
 
     run._build = built  # type: ignore[method-assign]
     assert await stopped(run, asked, "interrupted") == "interrupted"

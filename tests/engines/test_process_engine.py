@@ -11,7 +11,9 @@ import textwrap
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,8 +27,8 @@ from penstock.rollout.engines.process import EngineProcess, ProcessEngine
 from penstock.rollout.handle import HFTokenizer
 from penstock.weights.digest import tensor_digests
 from penstock.weights.hf import load_model
-from penstock.weights.source import WeightSource
-from tests.engines.helpers import generate_all, mixed_requests, request, running_engine, source_of
+from penstock.weights.site import site_of
+from tests.engines.helpers import generate_all, mixed_requests, published, request, running_engine
 from tests.support.tiny_models import char_tokenizer, save_tiny_model, tiny_model
 
 OPTIONS: dict[str, Any] = {"max_num_seqs": 4, "max_model_len": 64, "threads": 1}
@@ -41,7 +43,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def started(folder: Path, timeouts: TimeoutsConfig | None = None) -> ProcessEngine:
     config = ModelConfig(path=str(folder))
-    return ProcessEngine(EngineProcess(config, "cpu", **OPTIONS), source_of(load_model(config), 0), timeouts)
+    return ProcessEngine(EngineProcess(config, "cpu", **OPTIONS), None, timeouts)
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +55,9 @@ def policy(folder: Path) -> Any:
 @pytest.fixture(scope="module")
 def shared(folder: Path, policy: Any) -> Iterator[ProcessEngine]:
     """One engine for the tests that leave it as it was."""
-    engine = ProcessEngine(EngineProcess(ModelConfig(path=str(folder)), "cpu", **OPTIONS), source_of(policy, GIVEN))
+    process = EngineProcess(ModelConfig(path=str(folder)), "cpu", **OPTIONS)
+    there = SimpleNamespace(site=replace(site_of(), process=process.pid))
+    engine = ProcessEngine(process, published(policy, GIVEN, there))
     yield engine
     asyncio.run(engine.close())
 
@@ -142,11 +146,11 @@ async def test_aborted_and_cancelled_requests_leave_the_engine(shared: ProcessEn
 async def test_new_weights_are_served_under_their_version(shared: ProcessEngine, policy: Any) -> None:
     other = tiny_model(vocabulary=policy.config.vocab_size, seed=5)
     with pytest.raises(EngineError, match="paused engine"):
-        await shared.update_weights(source_of(other, 7))
+        await shared.update_weights(published(other, 7, shared))
     task = asyncio.ensure_future(shared.generate(request("old and new", new=58)))
     for model, version in ((other, 7), (policy, GIVEN)):
         await shared.pause()
-        await shared.update_weights(source_of(model, version))
+        await shared.update_weights(published(model, version, shared))
         await shared.resume()
         assert await shared.weight_digests() == tensor_digests(model.named_parameters())
         assert shared.stats().version == version
@@ -158,7 +162,7 @@ async def test_weights_that_do_not_fit_change_nothing(shared: ProcessEngine) -> 
     before = await shared.weight_digests()
     await shared.pause()
     with pytest.raises(WeightSyncError, match="nothing was changed"):
-        await shared.update_weights(source_of(tiny_model(hidden=16), 4))
+        await shared.update_weights(published(tiny_model(hidden=16), 4, shared))
     await shared.resume()
     assert await shared.weight_digests() == before
     assert shared.stats().version == GIVEN
@@ -259,24 +263,21 @@ def test_a_process_that_does_not_come_up_is_an_error_of_the_setup_and_killed(fol
     process = EngineProcess(ModelConfig(path=str(folder)), "cpu", **OPTIONS)
     os.kill(process.pid, signal.SIGSTOP)
     with pytest.raises(SetupError, match=r"is not ready after 1 s.*runtime\.timeouts\.start_seconds"):
-        ProcessEngine(process, WeightSource(0, lambda: iter(())), TimeoutsConfig(start_seconds=1.0))
+        ProcessEngine(process, None, TimeoutsConfig(start_seconds=1.0))
     assert not alive(process.pid)
 
 
 @pytest.mark.long
 async def test_weights_for_a_process_that_is_gone_are_an_error_that_says_so(folder: Path) -> None:
     engine = started(folder)
-    model = load_model(ModelConfig(path=str(folder)))
+    publication = published(load_model(ModelConfig(path=str(folder))), 1, engine)
+    await engine.prepare(publication)
     await engine.pause()
-
-    def killing() -> Iterator[tuple[str, Any]]:
-        os.kill(engine.pid, signal.SIGKILL)
-        wait_until_gone(engine.pid)
-        yield from source_of(model, 1).tensors()
-
-    for source in (WeightSource(1, killing), source_of(model, 2)):
+    os.kill(engine.pid, signal.SIGKILL)
+    wait_until_gone(engine.pid)
+    for call in (engine.apply, engine.prepare):
         with pytest.raises(EngineError, match="was ended by SIGKILL"):
-            await engine.update_weights(source)
+            await call(publication)
     await engine.close()
 
 
@@ -326,7 +327,7 @@ async def test_closing_aborts_what_runs_and_leaves_nothing(folder: Path) -> None
 def test_a_model_that_cannot_be_served_is_an_error_of_the_setup_and_leaves_no_process(folder: Path) -> None:
     process = EngineProcess(ModelConfig(path=str(folder)), "cpu", max_num_seqs=4, max_model_len=100_000)
     with pytest.raises(SetupError, match="max_model_len"):
-        ProcessEngine(process, WeightSource(0, lambda: iter(())))
+        ProcessEngine(process, None)
     assert not alive(process.pid)
 
 

@@ -16,14 +16,19 @@ from typing import Any
 
 import numpy as np
 import torch
+from hypothesis import reject
 from hypothesis import strategies as st
 
 import penstock
 from penstock.config.reading.yaml_limits import DialectError
 from penstock.config.sections.base import Section
+from penstock.data_plane.field_spec import DTYPES as FIELD_DTYPES
+from penstock.data_plane.field_spec import FieldKind, FieldSpec
 from penstock.data_plane.meta import KVBatchMeta
 from penstock.error_form import RemoteError
+from penstock.errors import PenstockError
 from penstock.runtime.wire.crossing import field_names, marked_classes
+from penstock.weights.publication import DTYPE_BYTES, WeightManifest, lay_out
 
 TEXT = st.text(st.characters(exclude_categories=()), max_size=8)
 """Halves of surrogate pairs included."""
@@ -95,8 +100,16 @@ def _metas(draw: st.DrawFn) -> KVBatchMeta:
     )
 
 
-WITH_INVARIANTS: dict[type, Any] = {KVBatchMeta: _metas()}
+WITH_INVARIANTS: dict[type, Any] = {
+    KVBatchMeta: _metas(),
+    FieldSpec: st.builds(FieldSpec, TEXT, st.just(FieldKind.FIXED), st.sampled_from(sorted(FIELD_DTYPES))),
+}
 """Classes whose fields depend on each other."""
+WITH_INVARIANTS[WeightManifest] = st.lists(
+    st.tuples(TEXT, st.sampled_from(sorted(DTYPE_BYTES)), st.lists(st.integers(0, 3), max_size=3).map(tuple)),
+    max_size=4,
+    unique_by=lambda tensor: tensor[0],
+).map(lay_out)
 
 
 def instances(kind: type) -> st.SearchStrategy[Any]:
@@ -109,7 +122,16 @@ def instances(kind: type) -> st.SearchStrategy[Any]:
     names = [
         name for name in field_names(kind) if not dataclasses.is_dataclass(kind) or kind.__dataclass_fields__[name].init
     ]
-    return st.fixed_dictionaries({name: of_type(hints[name]) for name in names}).map(lambda values: kind(**values))
+    return _made(kind, st.fixed_dictionaries({name: of_type(hints[name]) for name in names}))
+
+
+@st.composite
+def _made(draw: st.DrawFn, kind: type, values: st.SearchStrategy[dict[str, Any]]) -> Any:
+    given = draw(values)
+    try:
+        return kind(**given)
+    except (PenstockError, ValueError):  # its own checks
+        reject()
 
 
 def settings_instances(kind: type[Section]) -> st.SearchStrategy[Any]:

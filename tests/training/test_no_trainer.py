@@ -14,6 +14,8 @@ from penstock.data_plane.adapters.memory import MemoryDataPlane
 from penstock.data_plane.meta import KVBatchMeta
 from penstock.errors import StepStateError
 from penstock.training.workers.none import NoTrainer
+from penstock.weights.site import site_of
+from penstock.weights.transports.opening import open_weights
 from tests.support.tiny_models import tiny_model
 
 META = KVBatchMeta("p", ("a_g0", "a_g1"), frozenset({fields.REWARD}), (3, 4))
@@ -49,9 +51,9 @@ async def test_calls_out_of_order_are_refused_as_by_any_trainer() -> None:
 
 async def test_the_weights_it_publishes_are_the_models_own() -> None:
     model = tiny_model()
-    source = await NoTrainer(model, plane(), AlgorithmConfig()).publish_weights()
-    assert source.version == 0
-    published = dict(source.tensors())
+    publication = await NoTrainer(model, plane(), AlgorithmConfig()).publish_weights()
+    assert publication.version == 0
+    published = dict(open_weights(publication, site_of()).tensors())
     assert torch.equal(published["model.embed_tokens.weight"], model.model.embed_tokens.weight)
 
 

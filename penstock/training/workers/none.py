@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,13 @@ from penstock.data_plane import fields
 from penstock.data_plane.client import DataPlaneClient
 from penstock.data_plane.columns import Column
 from penstock.data_plane.meta import KVBatchMeta
+from penstock.runtime.threads import in_daemon_thread
 from penstock.training.interface import ChunkResult, Prepared, StepResult, Trainer
 from penstock.training.step import StepMachine
 from penstock.training.targets import needs_kl_sums
-from penstock.weights.hf import named_weights
-from penstock.weights.source import WeightSource
+from penstock.weights.policy_weights import PolicyWeights
+from penstock.weights.publication import WeightPublication, WeightSite
+from penstock.weights.publisher import WeightPublisher
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,7 @@ class NoTrainer(Trainer):
         self._data_plane = data_plane
         self._algorithm = algorithm
         self._machine = StepMachine()
+        self._publisher = WeightPublisher()
 
     async def begin_train_step(self, step_id: int) -> None:
         self._machine.begin(step_id)
@@ -68,8 +72,12 @@ class NoTrainer(Trainer):
         await self._data_plane.put_samples_async(meta.sample_ids, columns, meta.partition_id)
         return Prepared(meta.with_fields(*columns), 0.0)
 
-    async def publish_weights(self) -> WeightSource:
-        return WeightSource(0, lambda: named_weights(self._model))
+    async def publish_weights(self, sites: Sequence[WeightSite] = ()) -> WeightPublication:
+        weights = PolicyWeights.of(self._model)
+        return await in_daemon_thread("penstock-publish", self._publisher.publish, 0, weights, sites)
+
+    async def release_weights(self, publication: WeightPublication, *, still_read: bool = False) -> None:
+        self._publisher.release(publication, still_read=still_read)
 
     async def snapshot(self) -> NothingTrained:
         return NothingTrained()
@@ -78,4 +86,5 @@ class NoTrainer(Trainer):
         """There is nothing to read."""
 
     async def close(self) -> None:
-        """There is nothing to end."""
+        """Release what was published."""
+        self._publisher.close()
