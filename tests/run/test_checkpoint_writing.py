@@ -39,6 +39,7 @@ def config_with_stalls(make_config: ConfigMaker) -> Any:
         **{
             "training.max_steps": 2,
             "staleness": {"policy": "on_policy"},
+            "rollout.environment.in_process": True,  # no process to start, which may take longer than a stall
             "rollout.failure": {"stall_seconds": STALL_SECONDS, "on_stall": "stop"},
         },
     )
