@@ -11,8 +11,8 @@ from penstock.controller.bookkeeping.group_book import GroupBook
 from penstock.controller.bookkeeping.ledger import Ledger
 from penstock.controller.bookkeeping.recording import Recording
 from penstock.controller.bookkeeping.run_totals import run_totals
-from penstock.controller.bookkeeping.saved_state import SavedState
-from penstock.controller.bookkeeping.snapshot import ControllerSnapshot
+from penstock.controller.bookkeeping.snapshot import ControllerSnapshot, SavedController
+from penstock.controller.bookkeeping.state_keeper import StateKeeper
 from penstock.controller.bookkeeping.throughput import Throughput
 from penstock.controller.bookkeeping.work_queue import WorkQueue
 from penstock.controller.failures.cut_off import CutOffWatch
@@ -23,7 +23,6 @@ from penstock.controller.parts import Parts
 from penstock.controller.pumps.advantage import AdvantagePump
 from penstock.controller.pumps.dynamic_sampling import DynamicSampling
 from penstock.controller.pumps.in_flight import InFlight
-from penstock.controller.pumps.minibatches import Minibatches
 from penstock.controller.pumps.pump_group import PumpGroup
 from penstock.controller.pumps.rollout import RolloutPump
 from penstock.controller.pumps.train import TrainPump
@@ -32,7 +31,7 @@ from penstock.controller.pumps.weight_sync import WeightSync
 from penstock.errors import PenstockError, RunStuck
 from penstock.runtime.cancellation import ended_within
 from penstock.runtime.ending import Ending
-from penstock.training.targets import needs_preparation, sequence_metrics
+from penstock.training.targets import needs_preparation
 
 AfterStep = Callable[[int, dict[str, float]], Awaitable[None]]
 """Called with the number of finished steps and the step's flat metrics, before the next step begins."""
@@ -54,7 +53,7 @@ class SingleController:
     """
 
     def __init__(self, config: RunConfig, parts: Parts, after_step: AfterStep) -> None:
-        self._parts = parts
+        self._parts = parts = parts.for_controller()
         self._after_step = after_step
         self._max_minutes = config.training.max_minutes
         self._restored = False
@@ -73,7 +72,7 @@ class SingleController:
         self.ledger = Ledger(parts.stream, parts.record_end)
         work = WorkQueue(self.ledger, parts.buffer)
         self.book = GroupBook(parts, self.ledger, work, self.drops, recording, config.rollout.failure.max_redispatches)
-        self._saved = SavedState(
+        self._state = StateKeeper(
             parts,
             self.ledger,
             self.book,
@@ -102,7 +101,7 @@ class SingleController:
             config.data.partial_step,
             fixed_chunks=config.deterministic,
             prepares=needs_preparation(config.algorithm, config.training),
-            minibatches=Minibatches(config.training.minibatches_per_step, sequence_metrics(config.algorithm)),
+            minibatches=config.training.minibatches_per_step,
             filter=DynamicSampling(config.algorithm.dynamic_sampling),
         )
         self.training = TrainPump(
@@ -258,11 +257,11 @@ class SingleController:
 
     async def snapshot(self) -> ControllerSnapshot:
         """Everything but the trainer; to be taken between two steps, from `after_step` or after `run`."""
-        return await self._saved.take()
+        return await self._state.take()
 
-    async def restore(self, snapshot: ControllerSnapshot) -> None:
-        """Continue from a snapshot; call it before `run`, with the trainer's own checkpoint already loaded."""
-        await self._saved.restore(snapshot)
+    async def restore(self, saved: SavedController) -> None:
+        """Continue from a checkpoint; call it before `run`, with the trainer's own checkpoint already loaded."""
+        await self._state.restore(saved)
         self._restored = True
 
     async def publish_restored(self) -> None:

@@ -14,8 +14,8 @@ from penstock.buffer.replay_buffer import ReplayBuffer
 from penstock.buffer.samplers.factory import make_sampler
 from penstock.config.models import RunConfig
 from penstock.data_plane import fields
-from penstock.data_plane.adapters.memory import MemoryDataPlane
 from penstock.data_plane.client import DataPlaneClient
+from penstock.data_plane.opening import open_data_plane
 from penstock.errors import ConfigError, SetupError
 from penstock.rollout.engines.base import GenerationEngine, SamplingParams
 from penstock.rollout.engines.embedded import EmbeddedEngine
@@ -30,7 +30,7 @@ from penstock.rollout.prompts import PromptStream
 from penstock.rollout.recorded import Recording
 from penstock.rollout.replay import RecordedEnvironment, RecordedStream, ReplaySource
 from penstock.run.plan import lanes_on_gpu, planned_steps, prompt_room, stop_token_problems
-from penstock.run.rollouts import open_recording, recorded, rollout_notes
+from penstock.run.rollouts import open_recording, recording_writer, rollout_notes
 from penstock.runtime.awake import wait_awake
 from penstock.runtime.cancellation import ended_within
 from penstock.runtime.cpu import lanes_for_rest, threads_for_half, threads_per_rank
@@ -48,7 +48,6 @@ from penstock.weights.site import site_of
 _ENGINES = {"embedded": EmbeddedEngine}
 _TRAINERS = {("local", "local"): LocalTrainer}
 """By runtime and backend."""
-_DATA_PLANES = {"memory": MemoryDataPlane}
 _CLOSE_SECONDS = 30.0
 """How long an environment may take to close; each of its parts has less."""
 
@@ -268,7 +267,7 @@ def build_training(config: RunConfig, serving: Serving) -> Training:
     """Everything that training needs in addition to `serving`."""
     n = config.training.prompt_groups_per_step
     sampler = make_sampler(config.staleness, n, config.deterministic)
-    data_plane = _DATA_PLANES[config.data_plane.adapter]()
+    data_plane = open_data_plane(config.data_plane)
     data_plane.register_partition(PARTITION, fields.ROW_SCHEMA)
     stream = _stream(config, serving)
     return Training(
@@ -313,8 +312,8 @@ def _group_source(config: RunConfig, serving: Serving, data_plane: DataPlaneClie
         config.rollout.generation_timeout_seconds,
         prompt_room(config),
     )
-    manager = RolloutManager(serving.engines, serving.environment, serving.tokenizer, data_plane, settings)
-    return recorded(manager, config, serving.hf_tokenizer, data_plane)
+    writer = recording_writer(config, serving.hf_tokenizer)
+    return RolloutManager(serving.engines, serving.environment, serving.tokenizer, data_plane, settings, writer)
 
 
 def _trainer(config: RunConfig, serving: Serving, data_plane: DataPlaneClient) -> Trainer:

@@ -16,6 +16,7 @@ from penstock.data_plane.adapters.memory import MemoryDataPlane
 from penstock.data_plane.client import SampleBatch
 from penstock.data_plane.columns import Column, JaggedColumn, ObjectColumn
 from penstock.data_plane.meta import KVBatchMeta, Tags
+from penstock.data_plane.opening import ADAPTERS
 from penstock.rollout.engines.base import GenerationRequest, GenerationResult
 from penstock.rollout.engines.embedded import EmbeddedEngine, weight_update
 from penstock.run.verify.memory import estimate_memory
@@ -219,7 +220,7 @@ class TestDataPlane:
         self, verify: Verify, monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Column], Column]
     ) -> None:
         plane = type("Spoiling", (_Plane,), {"spoil": staticmethod(spoil)})
-        monkeypatch.setitem(_planes(), "memory", plane)
+        monkeypatch.setitem(ADAPTERS, "memory", lambda config: plane())
         row = only_fails(verify(), "data_plane")
         assert row["figures"]["wrong"] >= 1
         assert row["figures"]["first_wrong"]
@@ -237,7 +238,7 @@ class TestDataPlane:
                 if "again-verify1_g2" in sample_ids:
                     super().clear_samples(["again-verify1_g2"], partition_id)
 
-        monkeypatch.setitem(_planes(), "memory", Losing)
+        monkeypatch.setitem(ADAPTERS, "memory", lambda config: Losing())
         assert "again-verify1_g2" in only_fails(verify(), "data_plane")["error"]
 
     def test_rows_that_are_not_cleared(self, verify: Verify, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,15 +246,8 @@ class TestDataPlane:
             def clear_samples(self, sample_ids: Sequence[str], partition_id: str) -> None:
                 super().clear_samples([name for name in sample_ids if name != "verify0_g1"], partition_id)
 
-        monkeypatch.setitem(_planes(), "memory", Hoarding)
+        monkeypatch.setitem(ADAPTERS, "memory", lambda config: Hoarding())
         assert only_fails(verify(), "data_plane")["figures"]["rows_left"] == 1
-
-
-def _planes() -> dict[str, Any]:
-    from penstock.run import build
-
-    planes: dict[str, Any] = build._DATA_PLANES
-    return planes
 
 
 class TestWeightSync:
