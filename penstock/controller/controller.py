@@ -22,6 +22,7 @@ from penstock.controller.failures.watchdog import Watchdog
 from penstock.controller.parts import Parts
 from penstock.controller.pumps.advantage import AdvantagePump
 from penstock.controller.pumps.dynamic_sampling import DynamicSampling
+from penstock.controller.pumps.engine_care import EngineCare
 from penstock.controller.pumps.in_flight import InFlight
 from penstock.controller.pumps.pump_group import PumpGroup
 from penstock.controller.pumps.rollout import RolloutPump
@@ -96,6 +97,7 @@ class SingleController:
             limit_seconds=timeouts.weights_seconds,
             ending=self._ending,
         )
+        self.care = EngineCare(parts, self.sync, config.rollout.failure)
         settings = TrainPumpSettings(
             config.training,
             config.data.partial_step,
@@ -124,6 +126,7 @@ class SingleController:
             stop=config.rollout.failure.on_stall == "stop",
             grace_seconds=timeouts.stop_seconds,
             end_process=parts.end_process,
+            waits_for_engines=lambda: parts.engines.waits_for_engines,
         )
 
     def diagnosis(self) -> dict[str, Any]:
@@ -185,6 +188,7 @@ class SingleController:
             pumps.start("rollout pump", self._dispatch()),
             pumps.start("advantage pump", self.advantages.run()),
             pumps.start("watchdog", self.watchdog.run()),
+            pumps.start("engine care", self.care.run()),
         ]
         training = pumps.start("train pump", self._train())
         stopping = pumps.start("limit on time", self._stopped())
@@ -268,7 +272,8 @@ class SingleController:
         """Bring the engines to the restored weights; `run` does this unless it has already been done."""
         if self._restored:
             self._restored = False
-            await self.sync.publish()
+            async with self.sync.weights_change:
+                await self.sync.publish()
 
     async def _stopped(self) -> str:
         limit = None if self._max_minutes is None else self._max_minutes * 60
