@@ -83,6 +83,10 @@ class PutLayout:
     size: int
     columns: tuple[ColumnLayout, ...]
 
+    def column(self, name: str) -> ColumnLayout:
+        """The named column."""
+        return next(column for column in self.columns if column.name == name)
+
 
 class PutPlan:
     """A put that is ready to be written: its layout, and the tensors that go there."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import socket
+import struct
 import threading
 import weakref
 from collections.abc import Sequence
@@ -43,7 +44,11 @@ class RemoteLink:
             memory = SharedMemory.open(address.memory)
             self._memory = memory.view(0, memory.size)
             memory.close()
+            self._socket.settimeout(_ANSWER_SECONDS)
             self._socket.connect(f"\0{address.socket}")
+            self._socket.settimeout(None)
+            # An owner that is stopped must not hold up whoever sends; answers are waited for elsewhere.
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(_ANSWER_SECONDS), 0))
         except (OSError, MemoryLost) as error:
             self._socket.close()
             raise self._lost() from error
@@ -201,10 +206,8 @@ class RemoteLink:
                 self._holds += 1
             weakref.finalize(view, self._let_go.put, place.number).atexit = False
             buffers.append(ReadBuffer(view, place.layout))
-        return {
-            name: [(buffers[which], row) for which, row in zip(*places, strict=True)]
-            for name, places in found.places.items()
-        }
+        places = [[(buffers[run.buffer], run.indices) for run in runs] for runs in found.places]
+        return {name: places[which] for name, which in found.fields.items()}
 
     def _release(self) -> None:
         """Tell the owner what is no longer read, several at a time."""

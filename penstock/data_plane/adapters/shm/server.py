@@ -13,9 +13,10 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-from penstock.data_plane.adapters.shm.messages import ONE_WAY, Answer, BufferPlace, Call, Found, Room
+from penstock.data_plane.adapters.shm.messages import ONE_WAY, Answer, BufferPlace, Call, Found, Room, RowRun
 from penstock.data_plane.adapters.shm.store import Buffer, Reservation, Store
 from penstock.data_plane.field_spec import FieldSpec
+from penstock.data_plane.index import Runs
 from penstock.data_plane.meta import KVBatchMeta
 from penstock.errors import DataPlaneError, WireError
 from penstock.runtime.wire import framing
@@ -187,14 +188,18 @@ class _Connection:
 
     def _find(self, partition_id: str, sample_ids: tuple[str, ...], names: tuple[str, ...]) -> Found:
         buffers: dict[Buffer, int] = {}
-        places = {}
-        for name, cells in self._store.find(partition_id, sample_ids, names).items():
-            which = tuple(buffers.setdefault(stored.buffer, len(buffers)) for stored, _ in cells)
-            places[name] = (which, tuple(row for _, row in cells))
+        places: list[tuple[RowRun, ...]] = []
+        fields: dict[str, int] = {}
+        before: Runs[Buffer] | None = None
+        for name, runs in self._store.find(partition_id, sample_ids, names).items():
+            if runs is not before:
+                places.append(tuple(RowRun.of(buffers.setdefault(b, len(buffers)), rows) for b, rows in runs))
+                before = runs
+            fields[name] = len(places) - 1
         for buffer in buffers:
             self._leases.setdefault(buffer.number, []).append(buffer)
         found = tuple(BufferPlace(each.number, each.region.offset, each.layout) for each in buffers)
-        return Found(found, places)
+        return Found(found, tuple(places), fields)
 
     def _release(self, numbers: tuple[int, ...]) -> None:
         for number in numbers:
