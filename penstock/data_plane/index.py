@@ -18,7 +18,7 @@ Runs = list[tuple[S, Sequence[int]]]
 
 @dataclass
 class _Row(Generic[S]):
-    cells: dict[str, tuple[S, int]] = field(default_factory=dict)
+    cells: dict[str, tuple[S, int]]
     """Where each field lives: what a put stored, and the row's index in it; one tuple for all fields of a put."""
     tags: dict[str, object] = field(default_factory=dict)
 
@@ -73,10 +73,11 @@ class RowIndex(Generic[S]):
         for index, sample in enumerate(sample_ids):
             row = partition.rows.get(sample)
             if row is None:
-                row = partition.rows[sample] = _Row()
+                row = partition.rows[sample] = _Row(dict.fromkeys(names, (stored, index)))
                 for unclaimed in partition.unclaimed.values():
                     unclaimed[sample] = None
-            row.cells.update(dict.fromkeys(names, (stored, index)))
+            else:
+                row.cells.update(dict.fromkeys(names, (stored, index)))
             if tags is not None:
                 row.tags.update(tags[index])
 

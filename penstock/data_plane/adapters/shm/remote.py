@@ -14,7 +14,16 @@ from concurrent.futures import TimeoutError as WaitedTooLong
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from penstock.data_plane.adapters.shm.messages import ONE_WAY, Answer, Call, Found, PutRequest, Room, ShmAddress
+from penstock.data_plane.adapters.shm.messages import (
+    ONE_WAY,
+    Answer,
+    Call,
+    Found,
+    PutRequest,
+    Room,
+    ShmAddress,
+    packed,
+)
 from penstock.data_plane.adapters.shm.reading import Places, ReadBuffer
 from penstock.data_plane.field_spec import FieldSpec
 from penstock.data_plane.meta import KVBatchMeta
@@ -75,7 +84,7 @@ class RemoteLink:
 
     def reserve(self, request: PutRequest) -> Future[Any]:
         """See `Link`."""
-        return self._begin("reserve", request)
+        return self._begin("reserve", request.partition_id, packed(request.sample_ids), request.layout, request.tags)
 
     def memory_of(self, reserved: Room) -> memoryview:
         """See `Link`."""
@@ -95,7 +104,7 @@ class RemoteLink:
 
     def find(self, partition_id: str, sample_ids: Sequence[str], names: Sequence[str]) -> Places:
         """See `Link`."""
-        places: Places = self._call("find", partition_id, tuple(sample_ids), tuple(names))
+        places: Places = self._call("find", partition_id, packed(sample_ids), tuple(names))
         return places
 
     def claim(self, partition_id: str, task_name: str, fields: Sequence[str], count: int) -> Future[KVBatchMeta]:
@@ -119,7 +128,7 @@ class RemoteLink:
 
     def clear(self, sample_ids: Sequence[str], partition_id: str) -> None:
         """See `Link`."""
-        self._call("clear", tuple(sample_ids), partition_id)
+        self._call("clear", packed(sample_ids), partition_id)
 
     def count(self, partition_id: str) -> int:
         """See `Link`."""
