@@ -30,7 +30,7 @@ from penstock.rollout.prompts import PromptStream
 from penstock.rollout.recorded import Recording
 from penstock.rollout.replay import RecordedEnvironment, RecordedStream, ReplaySource
 from penstock.run.plan import lanes_on_gpu, planned_steps, prompt_room, stop_token_problems
-from penstock.run.rollouts import open_recording, recorded, rollout_notes
+from penstock.run.rollouts import open_recording, recording_writer, rollout_notes
 from penstock.runtime.awake import wait_awake
 from penstock.runtime.cancellation import ended_within
 from penstock.runtime.cpu import lanes_for_rest, threads_for_half, threads_per_rank
@@ -312,8 +312,8 @@ def _group_source(config: RunConfig, serving: Serving, data_plane: DataPlaneClie
         config.rollout.generation_timeout_seconds,
         prompt_room(config),
     )
-    manager = RolloutManager(serving.engines, serving.environment, serving.tokenizer, data_plane, settings)
-    return recorded(manager, config, serving.hf_tokenizer, data_plane)
+    writer = recording_writer(config, serving.hf_tokenizer)
+    return RolloutManager(serving.engines, serving.environment, serving.tokenizer, data_plane, settings, writer)
 
 
 def _trainer(config: RunConfig, serving: Serving, data_plane: DataPlaneClient) -> Trainer:

@@ -143,7 +143,7 @@ def test_several_epochs_are_replayed_as_they_were_dispatched(make_run: MakeRun) 
     assert list(ends(result.run_dir)) == keys
 
 
-@pytest.mark.parametrize("what", ["recording", "replay"])
+@pytest.mark.parametrize("what", ["recording", pytest.param("replay", marks=pytest.mark.long)])
 def test_a_recording_and_a_replay_can_be_resumed(make_run: MakeRun, what: str) -> None:
     source = record(make_run, **DETERMINISTIC)
     changes = DETERMINISTIC | {"checkpoint.at_end": True}

@@ -101,11 +101,28 @@ class TestStoppedEngine:
 
     @pytest.mark.long
     @pytest.mark.parametrize(("kind", "call"), [("update", 3), ("generation", 30)])
-    def test_without_a_limit_on_stalls_its_silence_ends_it(
+    def test_without_a_limit_on_stalls_its_silence_has_it_replaced_and_the_run_goes_on(
+        self, config: Any, monkeypatch: pytest.MonkeyPatch, kind: str, call: int
+    ) -> None:
+        engines = get_stuck(kind, call, monkeypatch.setattr)
+        settings = config(**{"runtime.timeouts": {"silence_seconds": 2.0}})
+        assert penstock.train(settings).stopped_by == "data_exhausted"
+        run_dir = Path(settings.run_dir)
+        assert ends(run_dir) == Counter({(0, str(number)): 1 for number in range(1, PROMPTS + 1)})
+        (lost,) = (line for line in lines(run_dir / "events.jsonl") if line["event"] == "engine_lost")
+        assert "showed no sign of life" in lost["cause"]
+        assert "runtime.timeouts.silence_seconds" in lost["cause"]
+        wait_until_gone(engines[0].pid)
+
+    @pytest.mark.long
+    @pytest.mark.parametrize(("kind", "call"), [("update", 3), ("generation", 30)])
+    def test_without_replacements_its_silence_ends_the_run(
         self, config: Any, monkeypatch: pytest.MonkeyPatch, kind: str, call: int
     ) -> None:
         get_stuck(kind, call, monkeypatch.setattr)
-        settings = config(**{"runtime.timeouts": {"silence_seconds": 2.0}})
+        settings = config(
+            **{"runtime.timeouts": {"silence_seconds": 2.0}, "rollout.failure": {"engine_replacements": 0}}
+        )
         with pytest.raises((WeightSyncError, EngineError), match=r"showed no sign of life for \d+ s") as caught:
             penstock.train(settings)
         assert "runtime.timeouts.silence_seconds" in str(caught.value)
