@@ -12,7 +12,7 @@ The last line is one JSON object.
   of the trainer.
 - `publish_gb_s`: laying weights into shared memory; `publish_over_memcpy` is its speed over that of a plain copy of the
   same bytes, each into memory that was written before, medians of interleaved repeats.
-- `shm_put_get_gb_s`: jagged rows (512 of about 4,096 tokens) put into the `shm` data plane by one process and fetched by
+- `shm_put_get_gb_s`: jagged rows (512 of about 4096 tokens) put into the `shm` data plane by one process and fetched by
   another; `shm_over_memcpy` is its speed over that of a plain copy of the same bytes. `memory_put_get_us`: a group put
   into the `memory` data plane and fetched.
 """
