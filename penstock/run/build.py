@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import threading
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,21 +26,17 @@ from penstock.rollout.recorded import Recording
 from penstock.rollout.replay import RecordedEnvironment, RecordedStream, ReplaySource
 from penstock.run.plan import lanes_on_gpu, planned_steps, prompt_room, stop_token_problems
 from penstock.run.rollouts import open_recording, recorded, rollout_notes
-from penstock.runtime.awake import wait_awake
 from penstock.runtime.cancellation import ended_within
 from penstock.runtime.cpu import lanes_for_rest, threads_for_half
-from penstock.runtime.threads import in_daemon_thread
 from penstock.training.interface import Trainer
 from penstock.training.workers.local import LocalTrainer
 from penstock.training.workers.none import NoTrainer
 from penstock.weights.chat_template import template_problems
-from penstock.weights.hf import load_model, load_tokenizer, named_weights, pick_device, silence_progress_bars
-from penstock.weights.lora import LoraAdapter, attach_lora, plain_copy
-from penstock.weights.source import WeightSource
+from penstock.weights.facts import ModelFacts, read_facts
+from penstock.weights.hf import load_tokenizer, pick_device, silence_progress_bars
 
 _ENGINES = {"embedded": EmbeddedEngine}
-_TRAINERS = {("local", "local"): LocalTrainer}
-"""By runtime and backend."""
+_TRAINERS = {"local": LocalTrainer}
 _DATA_PLANES = {"memory": MemoryDataPlane}
 _CLOSE_SECONDS = 30.0
 """How long an engine or an environment may take to close; each of their parts has less."""
@@ -60,9 +52,8 @@ class Serving:
     engines: tuple[GenerationEngine, ...]
     """One, or none if rollouts are replayed."""
     sampling: SamplingParams
-    model: Any
-    """The loaded model, with its adapters if `model.lora` asks for them; the engine has its own plain model if the run
-    also trains."""
+    facts: ModelFacts
+    """What the model is; only workers have the model itself."""
     recording: Recording | None = None
     """What is replayed."""
     rewards: RewardRecords = field(default_factory=RewardRecords)
@@ -96,35 +87,29 @@ class Training:
     notes: tuple[str, ...] = ()
     """What a person should know before training begins."""
 
-    async def close(self) -> None:
-        """Close the trainer and release the rows."""
-        await self.trainer.close()
-        self.data_plane.close()
 
-
-def build_serving(config: RunConfig, *, trains_too: bool) -> Serving:
-    """Tokenizer, environment and engine. With `trains_too` the engine gets its own weights.
+def build_serving(config: RunConfig, *, trains_too: bool, process: EngineProcess | None = None) -> Serving:
+    """Tokenizer, environment and engine. With `trains_too` the engine waits for the trainer's first weights.
 
     A run that trains on recorded rollouts has no engine, and its only environment is the recording.
     """
     silence_progress_bars()
     hf_tokenizer = load_tokenizer(config.model)
     tokenizer = _tokenizer(config, hf_tokenizer)
+    facts = read_facts(config.model)
     replays = trains_too and config.rollout.replay_from is not None
     rewards = RewardRecords(Path(config.run_dir) / "rewards.log" if trains_too else None)
-    with _begun_process(config, wanted=trains_too and not replays) as process:
-        model = _load_policy(config, trains_too=trains_too)
-        recording = open_recording(config, hf_tokenizer, model) if replays else None
-        return Serving(
-            hf_tokenizer=hf_tokenizer,
-            tokenizer=tokenizer,
-            environment=_environment(config, recording, rewards),
-            sampling=_sampling(config, tokenizer, hf_tokenizer, model),
-            engines=() if replays else (_engine(config, model, tokenizer, process, own_weights=trains_too),),
-            model=model,
-            recording=recording,
-            rewards=rewards,
-        )
+    recording = open_recording(config, hf_tokenizer, facts) if replays else None
+    return Serving(
+        hf_tokenizer=hf_tokenizer,
+        tokenizer=tokenizer,
+        environment=_environment(config, recording, rewards),
+        sampling=_sampling(config, tokenizer, hf_tokenizer, facts),
+        engines=() if replays else (_engine(config, tokenizer, process, awaits_weights=trains_too),),
+        facts=facts,
+        recording=recording,
+        rewards=rewards,
+    )
 
 
 def _tokenizer(config: RunConfig, hf_tokenizer: Any) -> HFTokenizer:
@@ -135,112 +120,59 @@ def _tokenizer(config: RunConfig, hf_tokenizer: Any) -> HFTokenizer:
     return HFTokenizer(hf_tokenizer, chat_template=config.data.chat_template, template_kwargs=variables)
 
 
-async def serving_off_the_loop(config: RunConfig, *, trains_too: bool) -> Serving:
-    """`build_serving` in a thread, so Ctrl-C is heard while a large model loads; what it built is then closed.
-
-    The wait is limited by `runtime.timeouts`: a model that is still loading is released once it is loaded, if the
-    process still runs.
-    """
-    timeouts, unwanted = config.runtime.timeouts, threading.Event()
-    building = in_daemon_thread("penstock-build", _build_if_wanted, config, trains_too, unwanted)
-    try:
-        await asyncio.wait({building}, timeout=timeouts.start_seconds)
-    except asyncio.CancelledError:
-        await asyncio.wait({building}, timeout=timeouts.stop_seconds)
-        if not building.done():
-            unwanted.set()
-        elif building.exception() is None:
-            await building.result().close()
-        raise
-    if not building.done():
-        unwanted.set()
-        raise SetupError(
-            f"model {config.model.path!r} was not loaded after {timeouts.start_seconds:g} s; if it takes longer to "
-            "load, raise runtime.timeouts.start_seconds"
-        )
-    return building.result()
-
-
-async def training_off_the_loop(config: RunConfig, serving: Serving) -> Training:
-    """`build_training` in a thread; waits at most `runtime.timeouts.start_seconds` for it."""
-    limit = config.runtime.timeouts.start_seconds
-    building = in_daemon_thread("penstock-build", build_training, config, serving)
-    await wait_awake({building}, limit)
-    if not building.done():
-        raise SetupError(
-            f"the trainer was not ready after {limit:g} s; if it takes longer to set up, raise "
-            "runtime.timeouts.start_seconds"
-        )
-    return building.result()
-
-
-def _build_if_wanted(config: RunConfig, trains_too: bool, unwanted: threading.Event) -> Serving:
-    serving = build_serving(config, trains_too=trains_too)
-    if unwanted.is_set():
-        asyncio.run(serving.close())
-    return serving
-
-
 def _environment(config: RunConfig, recording: Recording | None, rewards: RewardRecords) -> Environment:
     if recording is not None:
         return RecordedEnvironment(recording)
     return make_environment(config.rollout.environment, config.data, seed=config.seed, records=rewards)
 
 
-@contextlib.contextmanager
-def _begun_process(config: RunConfig, *, wanted: bool) -> Iterator[EngineProcess | None]:
-    """The engine's process, if `runtime.engine_process` asks for one; ended again if something else fails."""
-    if not (wanted and config.runtime.engine_process):
-        yield None
-        return
-    process = EngineProcess(config.model, config.runtime.device, **_engine_settings(config))
-    try:
-        yield process
-    except BaseException:
-        process.end(patience_seconds=0)
-        raise
+def begin_process(config: RunConfig) -> EngineProcess | None:
+    """The engine's process, if `runtime.engine_process` asks for one: it loads its model while others load theirs."""
+    if not config.runtime.engine_process or config.rollout.replay_from is not None:
+        return None
+    trains = config.training.backend != "none"
+    return EngineProcess(config.model, config.runtime.device, **_engine_settings(config, awaits_weights=trains))
 
 
-def _engine_settings(config: RunConfig) -> dict[str, Any]:
+def _engine_settings(config: RunConfig, *, awaits_weights: bool) -> dict[str, Any]:
     return {
         "max_num_seqs": config.rollout.engine.max_num_seqs,
         "max_model_len": config.rollout.engine.max_model_len,
         "deterministic": config.deterministic,
         "kv_cache": config.weight_sync.kv_cache,
         "threads": threads_for_half(config.runtime.engine_threads),
+        "awaits_weights": awaits_weights,
     }
 
 
 def _engine(
-    config: RunConfig, model: Any, tokenizer: HFTokenizer, process: EngineProcess | None, *, own_weights: bool
+    config: RunConfig, tokenizer: HFTokenizer, process: EngineProcess | None, *, awaits_weights: bool
 ) -> GenerationEngine:
+    """An engine that has loaded its own model; with `awaits_weights` it serves once it has the trainer's."""
     if process is not None:
-        return ProcessEngine(process, WeightSource(0, lambda: named_weights(model)), config.runtime.timeouts)
-    plain = plain_copy(model) if own_weights or LoraAdapter.of(model) else model
-    return _ENGINES[config.rollout.engine.kind](plain, **_engine_settings(config), texts=lambda: tokenizer.texts)
+        return ProcessEngine(process, config.runtime.timeouts)
+    settings = _engine_settings(config, awaits_weights=awaits_weights)
+    return _ENGINES[config.rollout.engine.kind].from_pretrained(
+        config.model, device=config.runtime.device, **settings, texts=lambda: tokenizer.texts
+    )
 
 
-def _load_policy(config: RunConfig, *, trains_too: bool) -> Any:
-    """The model, with adapters if they are to be trained or trained ones already exist."""
-    model = load_model(config.model, pick_device(config.runtime.device))
-    lora = config.model.lora
-    if lora is None or (lora.path is None and not trains_too):
-        return model
-    return attach_lora(model, lora, seed=config.seed)
-
-
-def build_training(config: RunConfig, serving: Serving) -> Training:
-    """Everything that training needs in addition to `serving`."""
-    n = config.training.prompt_groups_per_step
-    sampler = make_sampler(config.staleness, n, config.deterministic)
+def build_data_plane(config: RunConfig) -> DataPlaneClient:
+    """Where rows are between rollouts and trainer."""
     data_plane = _DATA_PLANES[config.data_plane.adapter]()
     data_plane.register_partition(PARTITION, (*fields.ROLLOUT_FIELDS, *fields.LATER_FIELDS))
+    return data_plane
+
+
+def build_training(config: RunConfig, serving: Serving, trainer: Trainer, data_plane: DataPlaneClient) -> Training:
+    """Everything that training needs in addition to `serving`, around its trainer."""
+    sampler = make_sampler(config.staleness, config.training.prompt_groups_per_step, config.deterministic)
     stream = _stream(config, serving)
     return Training(
         steps=planned_steps(config, len(stream)),
         stream=stream,
         manager=_group_source(config, serving, data_plane),
-        trainer=_trainer(config, serving, data_plane),
+        trainer=trainer,
         buffer=ReplayBuffer(sampler, config.buffer.max_buffered_groups),
         data_plane=data_plane,
         notes=(*rollout_notes(config, serving.recording), *_prompt_notes(serving.environment)),
@@ -282,41 +214,44 @@ def _group_source(config: RunConfig, serving: Serving, data_plane: DataPlaneClie
     return recorded(manager, config, serving.hf_tokenizer, data_plane)
 
 
-def _trainer(config: RunConfig, serving: Serving, data_plane: DataPlaneClient) -> Trainer:
+def build_trainer(config: RunConfig, data_plane: DataPlaneClient) -> Trainer:
+    """A trainer that has loaded its own weights."""
     if config.training.backend == "none":
-        return NoTrainer(serving.model, data_plane, config.algorithm)
+        return NoTrainer(data_plane, config.algorithm)
     threads = threads_for_half(config.runtime.trainer_threads)
-    return _TRAINERS[config.runtime.kind, config.training.backend](
-        serving.model,
+    return _TRAINERS[config.training.backend].from_pretrained(
+        config.model,
         data_plane,
-        config.algorithm,
-        config.training,
+        algorithm=config.algorithm,
+        training=config.training,
         temperature=config.rollout.sampling.temperature,
+        device=config.runtime.device,
+        seed=config.seed,
         threads=threads,
-        lanes=_trainer_lanes(config, serving.model, threads),
+        lanes=_trainer_lanes(config, threads),
         longest_row=config.rollout.engine.max_model_len,
     )
 
 
-def _trainer_lanes(config: RunConfig, model: Any, threads: int) -> int:
+def _trainer_lanes(config: RunConfig, threads: int) -> int:
     """A GPU computes one microbatch at a time."""
-    if model.device.type == "cpu":
+    device = pick_device(config.runtime.device)
+    if device.type == "cpu":
         return lanes_for_rest(config.runtime.trainer_lanes, threads)
     if config.runtime.trainer_lanes > 1:
-        raise ConfigError([lanes_on_gpu(config.runtime.trainer_lanes, str(model.device))])
+        raise ConfigError([lanes_on_gpu(config.runtime.trainer_lanes, str(device))])
     return 1
 
 
-def _sampling(config: RunConfig, tokenizer: HFTokenizer, hf_tokenizer: Any, model: Any) -> SamplingParams:
+def _sampling(config: RunConfig, tokenizer: HFTokenizer, hf_tokenizer: Any, facts: ModelFacts) -> SamplingParams:
     """Sampling for training; responses end at the model's and the tokenizer's end-of-sequence tokens."""
     sampling = config.rollout.sampling
-    vocabulary = model.get_output_embeddings().weight.shape[0]
-    if problems := stop_token_problems(config, vocabulary):
+    if problems := stop_token_problems(config, facts.vocabulary):
         raise ConfigError(problems)
     stop: set[int | None] = set(sampling.stop_token_ids)
     stop |= tokenizer.wordless_tokens(sampling.stop)
-    for eos in (hf_tokenizer.eos_token_id, getattr(model.generation_config, "eos_token_id", None)):
-        stop.update(eos if isinstance(eos, list) else [eos])
+    eos = hf_tokenizer.eos_token_id
+    stop.update(facts.eos_token_ids, eos if isinstance(eos, list) else [eos])
     return SamplingParams(
         max_new_tokens=sampling.max_new_tokens,
         temperature=sampling.temperature,
@@ -324,5 +259,5 @@ def _sampling(config: RunConfig, tokenizer: HFTokenizer, hf_tokenizer: Any, mode
         top_k=sampling.top_k,
         min_p=sampling.min_p,
         stop=tuple(dict.fromkeys(sampling.stop)),
-        stop_token_ids=frozenset(token for token in stop if token is not None and token < vocabulary),
+        stop_token_ids=frozenset(token for token in stop if token is not None and token < facts.vocabulary),
     )

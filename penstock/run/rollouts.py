@@ -13,6 +13,7 @@ from penstock.rollout.manager import GroupSource
 from penstock.rollout.recorded import FOLDER, Recording, RecordingFolder, RecordingInfo, read_info
 from penstock.rollout.recorder import RecordingSource
 from penstock.rollout.replay import check_model, check_settings
+from penstock.weights.facts import ModelFacts
 
 
 def shared_settings(config: RunConfig) -> dict[str, Any]:
@@ -34,13 +35,12 @@ def check_recording(config: RunConfig) -> None:
     check_settings(read_info(config.rollout.replay_from), shared_settings(config), config.rollout.replay_from)
 
 
-def open_recording(config: RunConfig, tokenizer: Any, model: Any) -> Recording:
+def open_recording(config: RunConfig, tokenizer: Any, facts: ModelFacts) -> Recording:
     """The recording that `rollout.replay_from` names, found fit for this model."""
     assert config.rollout.replay_from is not None
     check_recording(config)
     recording = Recording.read(config.rollout.replay_from)
-    vocabulary = model.get_output_embeddings().weight.shape[0]
-    check_model(recording, tokenizer_digest(tokenizer), vocabulary, config.rollout.group_size)
+    check_model(recording, tokenizer_digest(tokenizer), facts.vocabulary, config.rollout.group_size)
     return recording
 
 

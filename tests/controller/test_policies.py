@@ -300,7 +300,7 @@ async def test_a_stop_after_the_optimizer_began_carries_the_step_to_its_end(wher
         update = run.engine.update_weights
 
         async def slow_update(source: WeightSource) -> None:
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.1 if source.version else 0.0)
             await update(source)
 
         run.engine.update_weights = slow_update  # type: ignore[method-assign]

@@ -26,6 +26,7 @@ from penstock.rollout.handle import HFTokenizer
 from penstock.weights.digest import tensor_digests
 from penstock.weights.hf import load_model
 from penstock.weights.source import WeightSource
+from penstock.weights.synchronizer import WeightSynchronizer
 from tests.engines.helpers import generate_all, mixed_requests, request, running_engine, source_of
 from tests.support.tiny_models import char_tokenizer, save_tiny_model, tiny_model
 
@@ -41,7 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def started(folder: Path, timeouts: TimeoutsConfig | None = None) -> ProcessEngine:
     config = ModelConfig(path=str(folder))
-    return ProcessEngine(EngineProcess(config, "cpu", **OPTIONS), source_of(load_model(config), 0), timeouts)
+    return ProcessEngine(EngineProcess(config, "cpu", **OPTIONS), timeouts)
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +54,9 @@ def policy(folder: Path) -> Any:
 @pytest.fixture(scope="module")
 def shared(folder: Path, policy: Any) -> Iterator[ProcessEngine]:
     """One engine for the tests that leave it as it was."""
-    engine = ProcessEngine(EngineProcess(ModelConfig(path=str(folder)), "cpu", **OPTIONS), source_of(policy, GIVEN))
+    process = EngineProcess(ModelConfig(path=str(folder)), "cpu", **OPTIONS, awaits_weights=True)
+    engine = ProcessEngine(process)
+    asyncio.run(WeightSynchronizer([engine]).publish(source_of(policy, GIVEN)))
     yield engine
     asyncio.run(engine.close())
 
@@ -259,7 +262,7 @@ def test_a_process_that_does_not_come_up_is_an_error_of_the_setup_and_killed(fol
     process = EngineProcess(ModelConfig(path=str(folder)), "cpu", **OPTIONS)
     os.kill(process.pid, signal.SIGSTOP)
     with pytest.raises(SetupError, match=r"is not ready after 1 s.*runtime\.timeouts\.start_seconds"):
-        ProcessEngine(process, WeightSource(0, lambda: iter(())), TimeoutsConfig(start_seconds=1.0))
+        ProcessEngine(process, TimeoutsConfig(start_seconds=1.0))
     assert not alive(process.pid)
 
 
@@ -326,7 +329,7 @@ async def test_closing_aborts_what_runs_and_leaves_nothing(folder: Path) -> None
 def test_a_model_that_cannot_be_served_is_an_error_of_the_setup_and_leaves_no_process(folder: Path) -> None:
     process = EngineProcess(ModelConfig(path=str(folder)), "cpu", max_num_seqs=4, max_model_len=100_000)
     with pytest.raises(SetupError, match="max_model_len"):
-        ProcessEngine(process, WeightSource(0, lambda: iter(())))
+        ProcessEngine(process)
     assert not alive(process.pid)
 
 

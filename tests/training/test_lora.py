@@ -21,9 +21,9 @@ from penstock.training.batching import Microbatch
 from penstock.training.flops import FlopCounter
 from penstock.training.policy import Policy
 from penstock.weights.hf import named_weights
-from penstock.weights.lora import LoraAdapter, attach_lora, plain_copy
+from penstock.weights.lora import LoraAdapter, attach_lora
 from tests.engines.helpers import generate_all, request
-from tests.support.tiny_models import tiny_model
+from tests.support.tiny_models import plain_copy, tiny_model
 from tests.training.reference import whole_batch_loss
 from tests.training.support import (
     algorithm,

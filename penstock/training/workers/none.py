@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -16,7 +15,6 @@ from penstock.data_plane.meta import KVBatchMeta
 from penstock.training.interface import ChunkResult, Prepared, StepResult, Trainer
 from penstock.training.step import StepMachine
 from penstock.training.targets import needs_kl_sums
-from penstock.weights.hf import named_weights
 from penstock.weights.source import WeightSource
 
 
@@ -31,13 +29,13 @@ class NothingTrained:
 
 
 class NoTrainer(Trainer):
-    """Steps open, take their groups and close, and the weights of `model` never change: version 0 forever.
+    """Steps open, take their groups and close, and the weights never change: version 0 forever.
 
-    Advantages are still computed, so metrics show rewards; no token counts as trained.
+    There is no model here: the engines load theirs themselves, and nothing is published to them. Advantages are still
+    computed, so metrics show rewards; no token counts as trained.
     """
 
-    def __init__(self, model: Any, data_plane: DataPlaneClient, algorithm: AlgorithmConfig) -> None:
-        self._model = model
+    def __init__(self, data_plane: DataPlaneClient, algorithm: AlgorithmConfig) -> None:
         self._data_plane = data_plane
         self._algorithm = algorithm
         self._machine = StepMachine()
@@ -69,7 +67,7 @@ class NoTrainer(Trainer):
         return Prepared(meta.with_fields(*columns), 0.0)
 
     async def publish_weights(self) -> WeightSource:
-        return WeightSource(0, lambda: named_weights(self._model))
+        return WeightSource(0, lambda: iter(()))
 
     async def snapshot(self) -> NothingTrained:
         return NothingTrained()

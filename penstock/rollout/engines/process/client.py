@@ -60,7 +60,7 @@ class ProcessEngine:
     caller is cancelled, `cancel` of call 7 follows, and an answer that crosses it finds nobody.
     """
 
-    def __init__(self, process: EngineProcess, weights: WeightSource, timeouts: TimeoutsConfig | None = None) -> None:
+    def __init__(self, process: EngineProcess, timeouts: TimeoutsConfig | None = None) -> None:
         self._timeouts = timeouts or TimeoutsConfig()
         self._silence = Silence(longest_tick=2 * HEARTBEAT_SECONDS)
         self._serves = False
@@ -89,7 +89,6 @@ class ProcessEngine:
             thread.start()
         try:
             self._await_start(started)
-            self._take_first(weights)
         except BaseException:
             self._closing = True
             self._process.kill()
@@ -106,17 +105,6 @@ class ProcessEngine:
                 "longer to load, raise runtime.timeouts.start_seconds"
             ) from None
         self._serves = True
-
-    def _take_first(self, weights: WeightSource) -> None:
-        """The trainer's weights, which need not be those of the model's folder."""
-        for call, head in (("pause", {}), ("update_weights", self._shared(weights)), ("resume", {})):
-            try:
-                self._call(call, **head)[1].result(self._timeouts.weights_seconds)
-            except TimeoutError:
-                raise SetupError(
-                    f"engine {self._name}: {call} took longer than {self._timeouts.weights_seconds:g} s with the first "
-                    "weights (runtime.timeouts.weights_seconds)"
-                ) from None
 
     @property
     def name(self) -> str:

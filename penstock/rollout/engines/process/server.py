@@ -30,7 +30,7 @@ from penstock.rollout.engines.process.wire import (
 )
 from penstock.rollout.handle import HFTokenizer
 from penstock.runtime.memory import SharedMemory
-from penstock.weights.hf import load_model, load_tokenizer, pick_device, silence_progress_bars
+from penstock.weights.hf import load_tokenizer
 from penstock.weights.shared_memory import TensorPlace, read_weights
 
 _STATE_SECONDS = 0.02
@@ -155,10 +155,10 @@ class Server:
 
 
 def _engine(head: dict[str, Any]) -> EmbeddedEngine:
-    silence_progress_bars()
     settings = ModelConfig(**head["model"])
-    model = load_model(settings, pick_device(head["device"]))
-    return EmbeddedEngine(model, **head["engine"], texts=lambda: HFTokenizer(load_tokenizer(settings)).texts)
+    return EmbeddedEngine.from_pretrained(
+        settings, device=head["device"], **head["engine"], texts=lambda: HFTokenizer(load_tokenizer(settings)).texts
+    )
 
 
 async def _main(connection: int, memory: int) -> None:
