@@ -42,6 +42,7 @@ from penstock.data_plane.fields import (
     TOKEN_VERSIONS,
     TRAIN_FIELDS,
     sample_id,
+    schema,
 )
 from penstock.data_plane.meta import KVBatchMeta
 from penstock.training.logprobs import selected_logprobs
@@ -75,7 +76,7 @@ def model(dtype: torch.dtype) -> Any:
 def put_groups(plane: MemoryDataPlane, *, ragged: bool) -> list[KVBatchMeta]:
     """Random groups; rows are equally long unless `ragged`."""
     rng = torch.Generator().manual_seed(0)
-    plane.register_partition(PARTITION, TRAIN_FIELDS)
+    plane.register_partition(PARTITION, schema(*TRAIN_FIELDS))
     metas = []
     for group in range(GROUPS):
         spread = torch.randint(-24, 1, (SAMPLES,), generator=rng).tolist() if ragged else [0] * SAMPLES

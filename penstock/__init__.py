@@ -42,6 +42,8 @@ _LAZY = {
     "SampleScores": "penstock.algorithms.custom",
     "put_group": "penstock.rollout.put_group",
     "DataPlaneClient": "penstock.data_plane.client",
+    "FieldKind": "penstock.data_plane.field_spec",
+    "FieldSpec": "penstock.data_plane.field_spec",
     "MemoryDataPlane": "penstock.data_plane.adapters.memory",
     "KVBatchMeta": "penstock.data_plane.meta",
     "WeightSynchronizer": "penstock.weights.synchronizer",
@@ -80,6 +82,8 @@ if TYPE_CHECKING:  # for type checkers, which cannot follow the lazy names below
     from penstock.controller.controller import SingleController as SingleController
     from penstock.data_plane.adapters.memory import MemoryDataPlane as MemoryDataPlane
     from penstock.data_plane.client import DataPlaneClient as DataPlaneClient
+    from penstock.data_plane.field_spec import FieldKind as FieldKind
+    from penstock.data_plane.field_spec import FieldSpec as FieldSpec
     from penstock.data_plane.meta import KVBatchMeta as KVBatchMeta
     from penstock.errors import ConfigError as ConfigError
     from penstock.errors import PenstockError as PenstockError

@@ -92,6 +92,10 @@ class BufferStateError(PenstockError):
     """A replay-buffer call on a slot whose state does not allow it."""
 
 
+class GroupStateError(PenstockError):
+    """A group was to take a step that its state does not allow, for example a second end."""
+
+
 class LedgerError(PenstockError):
     """A prompt would end twice, or a saved ledger belongs to other data."""
 

@@ -89,9 +89,9 @@ class FaultyTrainer(LocalTrainer):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        worker = self._worker
-        worker._forward_backward = _failing_after(Site.MICROBATCH, worker._forward_backward)
-        worker._optimizer.gradient_norm = _failing_after(Site.FINISH, worker._optimizer.gradient_norm)
+        backend = self._worker._backend
+        backend._forward_backward = _failing_after(Site.MICROBATCH, backend._forward_backward)
+        backend.norm = _failing_after(Site.FINISH, backend.norm)
 
     async def finish_train_step(self, step_id: int, *, last: bool = True) -> StepResult:
         result = await super().finish_train_step(step_id, last=last)

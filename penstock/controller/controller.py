@@ -6,29 +6,30 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from penstock.buffer.slots import SlotState
 from penstock.config.models import RunConfig
+from penstock.controller.bookkeeping.group_book import GroupBook
 from penstock.controller.bookkeeping.ledger import Ledger
 from penstock.controller.bookkeeping.recording import Recording
-from penstock.controller.bookkeeping.snapshot import ControllerSnapshot, ControllerState
+from penstock.controller.bookkeeping.run_totals import run_totals
+from penstock.controller.bookkeeping.saved_state import SavedState
+from penstock.controller.bookkeeping.snapshot import ControllerSnapshot
 from penstock.controller.bookkeeping.throughput import Throughput
+from penstock.controller.bookkeeping.work_queue import WorkQueue
 from penstock.controller.failures.cut_off import CutOffWatch
 from penstock.controller.failures.drops import DropBook
 from penstock.controller.failures.engine_condition import condition
-from penstock.controller.failures.totals import failure_totals
 from penstock.controller.failures.watchdog import Watchdog
 from penstock.controller.parts import Parts
 from penstock.controller.pumps.advantage import AdvantagePump
 from penstock.controller.pumps.dynamic_sampling import DynamicSampling
+from penstock.controller.pumps.in_flight import InFlight
 from penstock.controller.pumps.minibatches import Minibatches
 from penstock.controller.pumps.pump_group import PumpGroup
-from penstock.controller.pumps.rollout import RolloutProgress, RolloutPump
-from penstock.controller.pumps.train import FinishedStep, TrainPump, TrainPumpSettings
+from penstock.controller.pumps.rollout import RolloutPump
+from penstock.controller.pumps.train import TrainPump
+from penstock.controller.pumps.train_settings import FinishedStep, TrainPumpSettings
 from penstock.controller.pumps.weight_sync import WeightSync
-from penstock.controller.pumps.work_queue import WorkQueue
-from penstock.data_plane.meta import KVBatchMeta
-from penstock.errors import PenstockError, RunStuck, SetupError
-from penstock.rollout.manager import PARTITION
+from penstock.errors import PenstockError, RunStuck
 from penstock.runtime.cancellation import ended_within
 from penstock.runtime.ending import Ending
 from penstock.training.targets import needs_preparation, sequence_metrics
@@ -56,8 +57,6 @@ class SingleController:
         self._parts = parts
         self._after_step = after_step
         self._max_minutes = config.training.max_minutes
-        self._deterministic = config.deterministic
-        self._truncates = config.rollout.sampling.is_truncated
         self._weights_due = config.training.backend != "none"
         """Whether the engines lack the weights that the run begins with. Without a trainer they bring their own."""
         self._engines_ready = asyncio.Event()
@@ -70,19 +69,30 @@ class SingleController:
         """Set when somebody waits for the end."""
         self._throughput = Throughput(parts.engines)
         self._cut_off = CutOffWatch(parts.events)
-        self.drops = DropBook(config.rollout.failure, config.training.prompt_groups_per_step, parts.events)
+        self.drops = DropBook(config.rollout.failure, config.training.prompt_groups_per_step)
         recording = Recording(parts.timeline, parts.buffer, parts.engines)
         self.ledger = Ledger(parts.stream, parts.record_end)
         work = WorkQueue(self.ledger, parts.buffer)
+        self.book = GroupBook(parts, self.ledger, work, self.drops, recording, config.rollout.failure.max_redispatches)
+        self._saved = SavedState(
+            parts,
+            self.ledger,
+            self.book,
+            self.drops,
+            self._throughput,
+            keeps_ready=not config.deterministic,
+            truncates=config.rollout.sampling.is_truncated,
+        )
+        self._in_flight = InFlight(config.rollout.max_inflight_groups, parts.buffer)
         self.rollouts = RolloutPump(
-            parts, self.ledger, work, self.drops, config.rollout, recording, config.data.overlong
+            parts, self.book, work, self._in_flight, config.rollout, recording, config.data.overlong
         )
         self.advantages = AdvantagePump(
             parts.data_plane, config.algorithm, config.rollout.sampling.max_new_tokens, parts.timeline
         )
         self.sync = WeightSync(
             parts,
-            self.rollouts,
+            self._in_flight,
             config.weight_sync.mode,
             recording,
             limit_seconds=timeouts.weights_seconds,
@@ -98,9 +108,8 @@ class SingleController:
         )
         self.training = TrainPump(
             parts,
-            self.ledger,
+            self.book,
             self.advantages,
-            self.rollouts,
             self.sync,
             self.drops,
             settings,
@@ -127,9 +136,9 @@ class SingleController:
             "train_pump": f"waits for {self.training.waiting_for}",
             "advantage_pump": f"waits for {self.advantages.waiting_for}",
             "weight_sync": f"waits for {self.sync.waiting_for}",
-            "groups_in_flight": self._told(self.rollouts.inflight_ages()),
-            "groups_between_attempts": self._told(self.rollouts.between_attempts()),
-            "gate": "open" if self.rollouts.gate_open else "closed",
+            "groups_in_flight": self._told(self._in_flight.ages()),
+            "groups_between_attempts": self._told(self._in_flight.resting()),
+            "gate": "open" if self._in_flight.gate_open else "closed",
             "buffer": f"{buffer.reserved} reserved, {buffer.ready} ready, {buffer.free_permits} permits free",
             "versions": f"trainer at {buffer.clock.trainer_version}, engines at {buffer.clock.served_version}",
             "engines": {engine.name: condition(engine) for engine in self._parts.engines},
@@ -139,13 +148,13 @@ class SingleController:
     def _told(self, seconds: Mapping[str, float]) -> dict[str, float]:
         """Groups as people look for them, with their prompts."""
         return {
-            f"{group} (prompt {self.rollouts.visit(group).prompt.prompt_id})": round(value, 1)
+            f"{group} (prompt {self.book.visit(group).prompt.prompt_id})": round(value, 1)
             for group, value in seconds.items()
         }
 
     def _progress(self) -> tuple[int, ...]:
         buffer = self._parts.buffer
-        counts = (buffer.clock.step, self.rollouts.committed, self.training.chunks_trained, self.drops.dropped)
+        counts = (buffer.clock.step, self.book.committed, self.training.chunks_trained, self.drops.dropped)
         return (*counts, self.hook_progress())
 
     @property
@@ -249,54 +258,12 @@ class SingleController:
         return clock.served_version == clock.trainer_version
 
     async def snapshot(self) -> ControllerSnapshot:
-        """Everything but the trainer; to be taken between two steps, from `after_step` or after `run`.
-
-        Groups under way are not part of it, nor, in deterministic mode, ready ones: their prompts are dispatched again,
-        in deterministic mode in the order in which they would have been.
-        """
-        parts, keeps_ready = self._parts, not self._deterministic
-        ends, redispatches = self.ledger.state()
-        progress = self.rollouts.progress()
-        drops = self.drops.state()
-        state = ControllerState(
-            stream=parts.stream.digest,
-            redispatches=redispatches,
-            ready=progress.ready if keeps_ready else {},
-            groups=progress.groups,
-            committed=progress.committed,
-            dropped=drops["dropped"],
-            bound_drops=drops["bound"],
-            free_drops=drops["free"],
-            events=parts.events.counts,
-            tokens_generated=self._throughput.tokens,
-            elapsed_seconds=self._throughput.elapsed,
-            buffer=parts.buffer.state_dict(with_ready=keeps_ready),
-        )
-        metas = [slot.meta for slot in parts.buffer.slots(SlotState.READY) if slot.meta is not None and keeps_ready]
-        rows = None
-        if metas:
-            joined = KVBatchMeta.concat(metas)
-            rows = await parts.data_plane.get_samples_async(joined, sorted(joined.fields))
-        return ControllerSnapshot(state, ends, rows)
+        """Everything but the trainer; to be taken between two steps, from `after_step` or after `run`."""
+        return await self._saved.take()
 
     async def restore(self, snapshot: ControllerSnapshot) -> None:
         """Continue from a snapshot; call it before `run`, with the trainer's own checkpoint already loaded."""
-        state, parts = snapshot.state, self._parts
-        if state.stream != parts.stream.digest:
-            raise SetupError(
-                "data: the prompts, or their order, are not those of the run that is resumed: some prompts could be "
-                "trained twice or never. Use the same data and seed, or start a new run"
-            )
-        if self._truncates:
-            snapshot.require_kept_tokens()
-        parts.buffer.load_state_dict(state.buffer)
-        self.ledger.restore(snapshot.ends, state.redispatches)
-        self.rollouts.restore(RolloutProgress(state.groups, state.committed, state.ready))
-        self.drops.restore(state.dropped, state.bound_drops, state.free_drops)
-        parts.events.restore_counts(state.events)
-        self._throughput.restore(state.tokens_generated, state.elapsed_seconds)
-        if snapshot.rows is not None:
-            await parts.data_plane.put_samples_async(snapshot.rows.sample_ids, snapshot.rows.columns, PARTITION)
+        await self._saved.restore(snapshot)
 
     async def publish_first(self) -> None:
         """Bring the weights that the run begins with to the engines; `run` does this unless it has been done."""
@@ -315,26 +282,13 @@ class SingleController:
         return self._stop_reason
 
     async def _step_finished(self, finished: FinishedStep) -> None:
-        buffer, counts = self._parts.buffer, self._parts.events.counts
         metrics = {"step": float(finished.step_id + 1)} | finished.metrics
         metrics |= self._throughput.of_step(metrics)
         metrics |= {
             "train/version": float(finished.result.version),
             "timing/step_s": finished.seconds,
             "timing/elapsed_s": self._throughput.elapsed,
-            "buffer/ready": float(buffer.ready),
-            "buffer/reserved": float(buffer.reserved),
-            "rollout/groups_dispatched": float(buffer.dispatched),
-            "rollout/groups_committed": float(self.rollouts.committed),
-            "rollout/groups_evicted": float(counts.get("group_evicted", 0)),
-            "rollout/groups_aborted": float(counts.get("group_aborted", 0)),
-            "rollout/groups_filtered": float(counts.get("group_filtered", 0)),
-            "rollout/groups_retried": float(counts.get("rollout_retried", 0)),
-            "rollout/prompts_dropped": float(self.drops.dropped),
-            "rollout/prompts_replaced": float(self.drops.dropped if self.drops.returns_quota else 0),
-            "data/overlong_dropped": float(counts.get("prompt_overlong", 0)),
-            "data/overlong_truncated": float(counts.get("prompt_truncated", 0)),
-            **failure_totals(counts),
+            **run_totals(self._parts.buffer, self.book.committed, self.drops, self._parts.events.counts),
         }
         self._cut_off.observe(finished.step_id + 1, metrics)
         await self._after_step(finished.step_id + 1, metrics)

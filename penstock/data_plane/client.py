@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ParamSpec, TypeVar
 
 from torch import Tensor
 
+from penstock.data_plane.claims import PendingClaim, await_claim, wait_for_claim
 from penstock.data_plane.columns import Column, JaggedColumn, ObjectColumn
+from penstock.data_plane.field_spec import FieldSpec
 from penstock.data_plane.meta import KVBatchMeta, Tags
 from penstock.errors import MissingRowError
 from penstock.runtime.cancellation import to_the_end
+from penstock.runtime.loop import DaemonExecutor
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_MOST_THREADS = 16
+"""For calls that only copy and look up; calls that wait for somebody else take none of them."""
+_starting = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -56,10 +68,15 @@ class DataPlaneClient(ABC):
     A partition is a namespace of rows with one schema. A row exists from its first `put_samples` until
     `clear_samples`; later puts of the same row add or replace fields. A field's presence is the signal that the stage
     that reads it may run.
+
+    The async forms run on threads of the client's own, so that other users of the event loop's thread pool cannot
+    delay them; a claim waits without a thread.
     """
 
+    _executor: DaemonExecutor | None = None
+
     @abstractmethod
-    def register_partition(self, partition_id: str, fields: Sequence[str]) -> None:
+    def register_partition(self, partition_id: str, fields: Sequence[FieldSpec]) -> None:
         """Declare a partition and the fields its rows may have; repeating the call with the same fields is a no-op."""
 
     @abstractmethod
@@ -70,17 +87,18 @@ class DataPlaneClient(ABC):
         partition_id: str,
         tags: Sequence[Tags] | None = None,
     ) -> None:
-        """Write rows: all of them with all fields, or none."""
+        """Write rows: all of them with all fields, or none.
+
+        Raises `DataPlaneError`, naming field, row and what was expected, if they do not fit the partition's fields.
+        """
 
     @abstractmethod
     def get_samples(self, meta: KVBatchMeta, select_fields: Sequence[str]) -> SampleBatch:
         """The named fields of the named rows. A missing row or field is a `MissingRowError` that names it."""
 
     @abstractmethod
-    def claim_meta(
-        self, partition_id: str, task_name: str, fields: Sequence[str], batch_size: int, timeout: float | None = None
-    ) -> KVBatchMeta:
-        """Wait for `batch_size` rows that have these fields and that `task_name` has not claimed; claim them."""
+    def begin_claim(self, partition_id: str, task_name: str, fields: Sequence[str], batch_size: int) -> PendingClaim:
+        """Take note of a claim, without waiting for it; `claim_meta` is the call to use."""
 
     @abstractmethod
     def check_consumption_status(self, partition_id: str, task_name: str) -> dict[str, bool]:
@@ -97,6 +115,31 @@ class DataPlaneClient(ABC):
     @abstractmethod
     def close(self) -> None:
         """Release everything; a second call is a no-op."""
+        if self._executor is not None:
+            self._executor.shutdown()
+
+    def claim_meta(
+        self, partition_id: str, task_name: str, fields: Sequence[str], batch_size: int, timeout: float | None = None
+    ) -> KVBatchMeta:
+        """Wait for `batch_size` rows that have these fields and that `task_name` has not claimed; claim them."""
+        pending = self.begin_claim(partition_id, task_name, fields, batch_size)
+        return wait_for_claim(pending, timeout, f"{batch_size} rows with {sorted(fields)} for {task_name}")
+
+    async def claim_meta_async(
+        self,
+        partition_id: str,
+        task_name: str,
+        fields: Sequence[str],
+        batch_size: int,
+        timeout: float | None = None,  # noqa: ASYNC109 - a timeout is an error of the data plane
+    ) -> KVBatchMeta:
+        """`claim_meta` off the event loop. Cancelled, it claims nothing."""
+        pending = self.begin_claim(partition_id, task_name, fields, batch_size)
+        return await await_claim(pending, timeout, f"{batch_size} rows with {sorted(fields)} for {task_name}")
+
+    async def register_partition_async(self, partition_id: str, fields: Sequence[FieldSpec]) -> None:
+        """`register_partition` off the event loop."""
+        await self._in_thread(self.register_partition, partition_id, fields)
 
     async def put_samples_async(
         self,
@@ -106,23 +149,44 @@ class DataPlaneClient(ABC):
         tags: Sequence[Tags] | None = None,
     ) -> None:
         """`put_samples` off the event loop. Cancelled, it ends only when the write has, so that a clear can follow."""
-        await to_the_end(asyncio.to_thread(self.put_samples, sample_ids, fields, partition_id, tags))
+        await to_the_end(self._in_thread(self.put_samples, sample_ids, fields, partition_id, tags))
 
     async def get_samples_async(self, meta: KVBatchMeta, select_fields: Sequence[str]) -> SampleBatch:
         """`get_samples` off the event loop."""
-        return await asyncio.to_thread(self.get_samples, meta, select_fields)
+        return await self._in_thread(self.get_samples, meta, select_fields)
 
-    async def claim_meta_async(
-        self,
-        partition_id: str,
-        task_name: str,
-        fields: Sequence[str],
-        batch_size: int,
-        timeout: float | None = None,  # noqa: ASYNC109 - the wait is in the adapter, not on the loop
-    ) -> KVBatchMeta:
-        """`claim_meta` off the event loop."""
-        return await asyncio.to_thread(self.claim_meta, partition_id, task_name, fields, batch_size, timeout)
+    async def check_consumption_status_async(self, partition_id: str, task_name: str) -> dict[str, bool]:
+        """`check_consumption_status` off the event loop."""
+        return await self._in_thread(self.check_consumption_status, partition_id, task_name)
 
     async def clear_samples_async(self, sample_ids: Sequence[str], partition_id: str) -> None:
         """`clear_samples` off the event loop. Cancelled, it ends only when the rows are gone."""
-        await to_the_end(asyncio.to_thread(self.clear_samples, sample_ids, partition_id))
+        await to_the_end(self._in_thread(self.clear_samples, sample_ids, partition_id))
+
+    async def count_samples_async(self, partition_id: str) -> int:
+        """`count_samples` off the event loop."""
+        return await self._in_thread(self.count_samples, partition_id)
+
+    async def close_async(self) -> None:
+        """`close` off the event loop. Cancelled, it ends only when everything is released."""
+        # Not on the client's own threads, which it ends.
+        await to_the_end(asyncio.to_thread(self.close))
+
+    async def _in_thread(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        with _starting:
+            if self._executor is None:
+                self._executor = DaemonExecutor(_MOST_THREADS)
+            future = self._executor.submit(function, *args, **kwargs)
+        return await asyncio.wrap_future(future)
+
+
+class DataPlaneAddress:
+    """Where other processes find a data plane: plain data; each adapter that can be reached has its own class."""
+
+
+class DataPlaneOwner(DataPlaneClient):
+    """The client that holds the rows: `close` ends the data plane for everybody."""
+
+    @abstractmethod
+    def address(self) -> DataPlaneAddress:
+        """What `connect` in another process needs; `DataPlaneError` if the adapter is for one process only."""

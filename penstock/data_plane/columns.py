@@ -51,7 +51,14 @@ class JaggedColumn:
 
     def take(self, indices: Sequence[int]) -> JaggedColumn:
         """The named rows, in the named order."""
-        return JaggedColumn.from_rows([self.row(i) for i in indices])
+        starts = self.offsets_R1.tolist()
+        return JaggedColumn.from_rows([self.values[starts[i] : starts[i + 1]] for i in indices])
+
+    def run(self, start: int, stop: int) -> JaggedColumn:
+        """Rows `start` to `stop`, the latter excluded, as a view."""
+        offsets_R1 = self.offsets_R1[start : stop + 1]
+        first = int(offsets_R1[0])
+        return JaggedColumn(self.values[first : int(offsets_R1[-1])], offsets_R1 - first if first else offsets_R1)
 
 
 @dataclass(frozen=True)
@@ -73,18 +80,42 @@ Column = Tensor | JaggedColumn | ObjectColumn
 
 
 def take_rows(column: Column, indices: Sequence[int]) -> Column:
-    """The named rows of any column; the whole column, uncopied, if the rows are all of it in order."""
-    if len(indices) == len(column) and all(i == position for position, i in enumerate(indices)):
-        return column
+    """The named rows of any column: the column itself if they are all of it in order; rows in a run are a view."""
+    start, count = indices[0] if indices else 0, len(indices)
+    if all(index == start + position for position, index in enumerate(indices)):
+        if start == 0 and count == len(column):
+            return column
+        if isinstance(column, Tensor):
+            return column[start : start + count]
+        if isinstance(column, JaggedColumn):
+            return column.run(start, start + count)
     if isinstance(column, Tensor):
         return column[torch.as_tensor(indices, dtype=torch.int64)]
     return column.take(indices)
+
+
+def gather(name: str, places: Sequence[tuple[Column, int]]) -> Column:
+    """Join cells, each a column and a row of it, into one column of a field; there is at least one."""
+    pieces: list[Column] = []
+    start = 0
+    for stop in range(1, len(places) + 1):
+        if stop == len(places) or places[stop][0] is not places[start][0]:
+            pieces.append(take_rows(places[start][0], [index for _, index in places[start:stop]]))
+            start = stop
+    try:
+        return concat_columns(pieces)
+    except DataPlaneError as error:
+        raise DataPlaneError(f"field {name!r}: {error}") from error
 
 
 def concat_columns(columns: Sequence[Column]) -> Column:
     """Rows of several columns of one kind, one after the other."""
     if len(columns) == 1:
         return columns[0]
+    forms = {_form(column) for column in columns if not isinstance(column, ObjectColumn)}
+    if len(forms) > 1:
+        shown = " and ".join(sorted(f"{str(dtype).removeprefix('torch.')} {list(shape)}" for dtype, shape in forms))
+        raise DataPlaneError(f"rows of one field were written with different dtypes or shapes: {shown}")
     if all(isinstance(column, Tensor) for column in columns):
         return torch.cat([column for column in columns if isinstance(column, Tensor)])
     if all(isinstance(column, ObjectColumn) for column in columns):
@@ -96,6 +127,12 @@ def concat_columns(columns: Sequence[Column]) -> Column:
         torch.cumsum(lengths_R, 0, out=offsets_R1[1:])
         return JaggedColumn(torch.cat([column.values for column in jagged]), offsets_R1)
     raise DataPlaneError("rows of one field were written as different kinds of column")
+
+
+def _form(column: Tensor | JaggedColumn) -> tuple[torch.dtype, torch.Size]:
+    """Dtype and shape of one value of a row."""
+    values = column.values if isinstance(column, JaggedColumn) else column
+    return values.dtype, values.shape[1:]
 
 
 def materialize(

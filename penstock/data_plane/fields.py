@@ -1,16 +1,19 @@
-"""Names of the columns that Penstock itself writes and reads, in one place."""
+"""The columns that Penstock itself writes and reads, in one place: their names, and what they hold."""
 
 from __future__ import annotations
 
 from typing import Final
+
+from penstock.data_plane.field_spec import FLOATING, FieldSpec, fixed, objects, per_token
+from penstock.errors import DataPlaneError
 
 INPUT_IDS: Final = "input_ids"
 """Per token, int64: prompt and response."""
 TOKEN_MASK: Final = "token_mask"
 """Per token, float32: 1 where the model itself produced the token and it is trained."""
 GENERATION_LOGPROBS: Final = "generation_logprobs"
-"""Per token, float32: log-prob of the token under the distribution that the engine drew it from, truncated or not; 0
-where the model did not produce it."""
+"""Per token, float32 (or wider): log-prob of the token under the distribution that the engine drew it from, truncated
+or not; 0 where the model did not produce it."""
 KEPT_COUNTS: Final = "kept_counts"
 """Per token, int32: how many tokens a truncated distribution had left; 0 where the whole vocabulary was drawn from, and
 where the model did not produce the token."""
@@ -31,9 +34,11 @@ TRUNCATED: Final = "truncated"
 RESPONSE_TEXT: Final = "response_text"
 """Per sample, object: the decoded response."""
 REFERENCE_LOGPROBS: Final = "reference_logprobs"
-"""Per token: log-prob under the reference policy; written by the trainer if the algorithm has a KL penalty."""
+"""Per token, in the dtype that log-probs are computed in: log-prob under the reference policy; written by the trainer
+if the algorithm has a KL penalty."""
 OLD_LOGPROBS: Final = "old_logprobs"
-"""Per token: log-prob under the weights at the start of the step; written if a step has several updates."""
+"""Per token, in the dtype that log-probs are computed in: log-prob under the weights at the start of the step; written
+if a step has several updates."""
 KL_TO_GO_SUM: Final = "kl_to_go_sum"
 """Per sample, float64: sum over its trained tokens of the KL to go; written by the trainer for REINFORCE++."""
 KL_TO_GO_SQUARE_SUM: Final = "kl_to_go_square_sum"
@@ -59,6 +64,42 @@ LATER_FIELDS: Final = (ADVANTAGE, REFERENCE_LOGPROBS, OLD_LOGPROBS, KL_TO_GO_SUM
 TRAIN_FIELDS: Final = (INPUT_IDS, TOKEN_MASK, GENERATION_LOGPROBS, TOKEN_VERSIONS, SAMPLE_MASK, ADVANTAGE)
 KEPT_FIELDS: Final = (KEPT_COUNTS, KEPT_IDS)
 """What a row's log-probs depend on apart from its tokens; rows without them were drawn from the whole vocabulary."""
+
+SPECS: Final = {
+    spec.name: spec
+    for spec in (
+        per_token(INPUT_IDS, "int64"),
+        per_token(TOKEN_MASK, "float32"),
+        per_token(GENERATION_LOGPROBS, FLOATING),
+        per_token(TOKEN_VERSIONS, "int32"),
+        per_token(KEPT_COUNTS, "int32"),
+        per_token(KEPT_IDS, "int32"),
+        fixed(REWARD, "float32"),
+        fixed(ADVANTAGE, "float32"),
+        fixed(SAMPLE_MASK, "float32"),
+        fixed(RESPONSE_LENGTH, "int64"),
+        fixed(TRUNCATED, "bool"),
+        objects(RESPONSE_TEXT),
+        per_token(REFERENCE_LOGPROBS, FLOATING),
+        per_token(OLD_LOGPROBS, FLOATING),
+        fixed(KL_TO_GO_SUM, "float64"),
+        fixed(KL_TO_GO_SQUARE_SUM, "float64"),
+        fixed(KL_WEIGHT, "float64"),
+    )
+}
+"""What each of them holds."""
+
+
+def schema(*names: str) -> tuple[FieldSpec, ...]:
+    """The specs of the named columns."""
+    unknown = [name for name in names if name not in SPECS]
+    if unknown:
+        raise DataPlaneError(f"{unknown} are not columns of Penstock's own; declare them with a FieldSpec")
+    return tuple(SPECS[name] for name in names)
+
+
+ROW_SCHEMA: Final = schema(*ROLLOUT_FIELDS, *LATER_FIELDS)
+"""A run's rows, from rollout to loss."""
 
 
 def sample_id(group_id: str, index: int) -> str:

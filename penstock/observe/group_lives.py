@@ -17,6 +17,8 @@ class Phase(Enum):
 
     GENERATING = "generating"
     """Dispatched: waiting for the engine, generating, being scored and written."""
+    RESTING = "between attempts"
+    """Its attempt failed: its prompt waits, in the same place of the buffer, until it is tried again."""
     READY = "ready"
     """Committed: in the buffer."""
     TRAINING = "training"
@@ -40,7 +42,7 @@ class GroupEnd(Enum):
     OVERLONG = "overlong"
     """Its prompt left no room for a response and was skipped."""
     ABANDONED = "abandoned"
-    """Selected for a step that was given up."""
+    """Selected for a step that was not trained."""
     RUN_ENDED = "run ended"
     """Still alive when the run ended."""
 
@@ -80,6 +82,10 @@ class GroupLives:
     def committed(self, group_id: str, /, **facts: Any) -> None:
         """Its rows are in the data plane."""
         self._enter(group_id, Phase.READY, facts)
+
+    def resting(self, group_id: str, /, **facts: Any) -> None:
+        """Its attempt failed, and its prompt will be tried again."""
+        self._enter(group_id, Phase.RESTING, facts)
 
     def selected(self, group_id: str, /, **facts: Any) -> None:
         """A step has taken it."""

@@ -47,6 +47,6 @@ async def put_group(
     assert isinstance(input_ids, JaggedColumn)
     columns[fields.ADVANTAGE] = reward_column.new_tensor(advantages)
     sample_ids = tuple(fields.sample_id(group_id, index) for index in range(len(responses)))
-    data_plane.register_partition(PARTITION, (*fields.ROLLOUT_FIELDS, *fields.LATER_FIELDS))
+    data_plane.register_partition(PARTITION, fields.ROW_SCHEMA)
     await data_plane.put_samples_async(sample_ids, columns, PARTITION)
     return KVBatchMeta(PARTITION, sample_ids, frozenset(columns), tuple(input_ids.lengths_R.tolist()))

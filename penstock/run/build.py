@@ -160,7 +160,7 @@ def _engine(
 def build_data_plane(config: RunConfig) -> DataPlaneClient:
     """Where rows are between rollouts and trainer."""
     data_plane = _DATA_PLANES[config.data_plane.adapter]()
-    data_plane.register_partition(PARTITION, (*fields.ROLLOUT_FIELDS, *fields.LATER_FIELDS))
+    data_plane.register_partition(PARTITION, fields.ROW_SCHEMA)
     return data_plane
 
 

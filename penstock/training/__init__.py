@@ -1,4 +1,5 @@
-"""The split train step: its state machine, the trainer's interface, workers, packing, log-probs, and `lean` layers.
+"""The split train step: its state machine and `StepWorker`, the trainer's interface, packing, objective, log-probs.
 
-Trainers fetch rows from the data plane by key. Nothing here knows about the controller, the buffer or the engines.
+`backends/` is how a step is computed, `workers/` what the controller calls. Trainers fetch rows from the data plane by
+key. Nothing here knows about the controller, the buffer or the engines.
 """

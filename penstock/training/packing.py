@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import Enum
 
 Plan = tuple[tuple[int, ...], ...]
@@ -23,6 +24,18 @@ class Batching(Enum):
     """Side by side, `[rows, longest]`; a microbatch has rows times longest places."""
     PACKED = "packed"
     """One after the other, `[1, total]`, with document masks; a microbatch has as many places as tokens."""
+
+
+@dataclass(frozen=True)
+class PlanRule:
+    """What a plan depends on apart from its rows."""
+
+    max_tokens: int
+    batching: Batching
+    lanes: int = 1
+    """Microbatches that are computed at the same time."""
+    padding_cost: float = 1.0
+    """The cost of a padding place relative to a token."""
 
 
 def plan_microbatches(

@@ -22,7 +22,6 @@ from penstock.config.reading.yaml_dialect import write_yaml
 from penstock.rollout.environments.tasks import reasoning_gym_trial
 from tests.support.config_mutations import misleading_values, misled, mutated, override, valid_settings
 
-MUTATIONS = 2_000
 _COMMAND = get_command(app)
 LONGEST_SECONDS = 20.0
 """For one of them, on a busy machine."""
@@ -95,8 +94,9 @@ def _short(key: str) -> str:
     return ".".join(key.split(".")[:2])
 
 
+@pytest.mark.parametrize("mutations", [300, pytest.param(2_000, marks=pytest.mark.long)])
 def test_spoiled_configurations_are_refused_with_a_key_or_a_place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mutations: int
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(reasoning_gym_trial, "_SECONDS", 3.0)
@@ -104,7 +104,7 @@ def test_spoiled_configurations_are_refused_with_a_key_or_a_place(
     bases, misleading = valid_settings(tmp_path), misleading_values(tmp_path)
     path = tmp_path / "run.yaml"
     outcomes: Counter[str] = Counter()
-    for number in range(MUTATIONS):
+    for number in range(mutations):
         base = rng.choice(bases)
         content = misled(base, misleading, rng) if number % 3 == 0 else mutated(base, rng)
         overrides = [override(rng)] if rng.random() < 0.1 else []
@@ -114,11 +114,13 @@ def test_spoiled_configurations_are_refused_with_a_key_or_a_place(
         assert time.monotonic() - begun < LONGEST_SECONDS, f"{content!r} with {overrides!r}"
         outcomes[outcome(result, content, overrides)] += 1
     told = outcomes.most_common()
-    assert outcomes["OK"] > 100, told
-    assert outcomes["place"] > 100, told
-    assert sum(count for name, count in told if name.startswith("values/")) > 400, told
-    for key in (*_REACHED, *_REACHED_TOO):  # what only the parts themselves find out
-        assert outcomes[f"deep/{key}"] >= 3, (key, told)
+    assert outcomes["OK"] > mutations / 20, told
+    assert outcomes["place"] > mutations / 20, told
+    assert sum(count for name, count in told if name.startswith("values/")) > mutations / 5, told
+    reached = [key for key in (*_REACHED, *_REACHED_TOO) if outcomes[f"deep/{key}"]]  # what only the parts find out
+    assert len(reached) >= 5, told
+    if mutations >= 2_000:
+        assert all(outcomes[f"deep/{key}"] >= 3 for key in (*_REACHED, *_REACHED_TOO)), told
 
 
 def test_the_configurations_that_are_spoiled_are_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ REWARDS = (1.0, 0.0, 0.0, 4.0, 4.0, 4.0)
 
 
 def put(plane: MemoryDataPlane, **columns: Column) -> KVBatchMeta:
-    plane.register_partition(PARTITION, (*fields.ROLLOUT_FIELDS, *fields.LATER_FIELDS))
+    plane.register_partition(PARTITION, fields.ROW_SCHEMA)
     ids = tuple(fields.sample_id(f"group{i // 3}", i % 3) for i in range(6))
     written: dict[str, Column] = {
         fields.REWARD: torch.tensor(REWARDS),

@@ -18,7 +18,7 @@ from penstock.buffer.samplers.on_policy import OnPolicy
 from penstock.buffer.samplers.windowed import Windowed
 from penstock.buffer.slots import Clock, Slot
 from penstock.controller.bookkeeping.ledger import Ledger
-from penstock.controller.pumps.work_queue import WorkQueue
+from penstock.controller.bookkeeping.work_queue import WorkQueue
 from penstock.errors import TooManyDrops
 from penstock.rollout.engines.base import GenerationRequest
 from penstock.rollout.engines.scripted import ScriptedResponse

@@ -75,7 +75,7 @@ async def test_its_rows_hold_the_game(page: tuple[str, dict[str, Any]]) -> None:
     hf = char_tokenizer()
     engine = EmbeddedEngine(tiny_model(vocabulary=len(hf)), max_num_seqs=24, max_model_len=192, threads=1)
     plane = MemoryDataPlane()
-    plane.register_partition(PARTITION, fields.ROLLOUT_FIELDS)
+    plane.register_partition(PARTITION, fields.schema(*fields.ROLLOUT_FIELDS))
     sampling = SamplingParams(24, stop_token_ids=frozenset({1, *digits(hf)}))
     settings = RolloutSettings(4, sampling, seed=0, generation_timeout_seconds=30)
     manager = RolloutManager(engine, environment, HFTokenizer(hf, chat_template=False), plane, settings)

@@ -21,7 +21,7 @@ VISIT = PromptVisit(epoch=0, prompt=Prompt("5", "5"))
 
 
 def manager(environment: Any, script: Any, plane: MemoryDataPlane, group_size: int = 3) -> RolloutManager:
-    plane.register_partition(PARTITION, (*fields.ROLLOUT_FIELDS, fields.ADVANTAGE))
+    plane.register_partition(PARTITION, fields.schema(*fields.ROLLOUT_FIELDS, fields.ADVANTAGE))
     settings = RolloutSettings(group_size, SamplingParams(max_new_tokens=8), seed=0, generation_timeout_seconds=5)
     return RolloutManager(ScriptedEngine(script), environment, NumberTokenizer(), plane, settings)
 

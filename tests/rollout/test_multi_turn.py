@@ -86,7 +86,7 @@ async def test_words_that_a_template_would_trim_stay_as_the_model_wrote_them() -
 
 async def test_a_template_that_drops_earlier_reasoning_is_refused() -> None:
     talker = Talker(lambda text: "<think>hm</think>a", tokenizer(DROPS_THOUGHTS))
-    with pytest.raises(EnvironmentFailure, match="changes what it wrote of earlier turns"):
+    with pytest.raises(EnvironmentFailure, match="renders earlier turns differently"):
         await Echo().run(PROMPT, talker.handle())
     talker = Talker(lambda text: "end" if "[a]" in text else "a", tokenizer(DROPS_THOUGHTS))
     assert (await Echo().run(PROMPT, talker.handle())).reward == 1.0
@@ -119,7 +119,7 @@ async def test_variables_for_the_template_are_given_to_it_for_every_turn() -> No
 
 async def test_a_template_that_puts_words_into_the_models_mouth_is_refused_as_that() -> None:
     talker = Talker(lambda text: "a", tokenizer(ADDS_THOUGHTS))
-    with pytest.raises(EnvironmentFailure, match="puts '<think></think>' before the model's words"):
+    with pytest.raises(EnvironmentFailure, match="puts '<think></think>' in front of an earlier turn"):
         await Echo().run(PROMPT, talker.handle())
 
 

@@ -48,8 +48,6 @@ async def test_a_second_group_shares_the_partition_and_a_wrong_count_is_refused(
 async def test_engine_and_trainer_of_a_folder_share_no_weights_until_they_are_published(
     tmp_path: Path, lora: dict[str, int] | None
 ) -> None:
-    if lora is not None:
-        pytest.importorskip("peft")
     model = penstock.ModelConfig.model_validate({"path": str(save_tiny_model(tmp_path)), "lora": lora})
     plane = penstock.MemoryDataPlane()
     engine = penstock.EmbeddedEngine.from_pretrained(model, device="cpu", max_num_seqs=2, max_model_len=16)

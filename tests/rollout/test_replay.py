@@ -43,7 +43,7 @@ def visit(number: int, *, epoch: int = 0) -> PromptVisit:
 
 def new_plane() -> MemoryDataPlane:
     plane = MemoryDataPlane()
-    plane.register_partition(PARTITION, (*fields.ROLLOUT_FIELDS, *fields.LATER_FIELDS))
+    plane.register_partition(PARTITION, fields.ROW_SCHEMA)
     return plane
 
 
@@ -247,7 +247,7 @@ class TestGroupsThatCannotBeReplayed:
 
         await record(tmp_path, visit(1))
         plane = Torn()
-        plane.register_partition(PARTITION, fields.ROLLOUT_FIELDS)
+        plane.register_partition(PARTITION, fields.schema(*fields.ROLLOUT_FIELDS))
         with pytest.raises(DataPlaneError, match="torn"):
             await ReplaySource(Recording.read(tmp_path), plane).generate_and_push(visit(1), "g", 0)
         assert plane.count_samples(PARTITION) == 0

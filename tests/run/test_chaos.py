@@ -23,6 +23,7 @@ from benchmarks.support.chaos_outcome import GROUP_SIZE, Load, Outcome, lines
 from benchmarks.support.chaos_process import Faulty, FaultyDataPlane
 from benchmarks.support.chaos_rewards import Injected, score
 from benchmarks.support.chaos_run import ROOT, ChaosRun
+from penstock.data_plane.field_spec import fixed
 from tests.support.tiny_models import save_tiny_model
 
 CALLS = 400
@@ -103,7 +104,7 @@ def always(notes: Notes, monkeypatch: pytest.MonkeyPatch) -> Injector:
 
 def test_a_failed_write_is_lost_or_done_in_turns(always: Injector) -> None:
     plane = FaultyDataPlane()
-    plane.register_partition("p", ["reward"])
+    plane.register_partition("p", [fixed("reward", "float32")])
     for sample, rows in (("group0_g0", 0), ("group1_g0", 1)):
         with pytest.raises(ConnectionAbortedError):
             plane.put_samples([sample], {"reward": torch.zeros(1)}, "p")

@@ -17,8 +17,9 @@ from penstock.run.checkpoint import CheckpointStore, Snapshot
 from penstock.run.checkpoint_folders import checkpoints
 from penstock.run.checkpoint_schedule import CheckpointSchedule
 from tests.run.conftest import ConfigMaker
-from tests.run.displays import LIMIT_SECONDS, events, train_command
+from tests.run.displays import events, train_command
 from tests.run.test_resume import DETERMINISTIC, trained, write_prompts
+from tests.support.program import LIMIT_SECONDS
 
 AT_ONCE = 1e-9
 """Minutes: every step is due."""

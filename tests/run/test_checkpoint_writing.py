@@ -19,7 +19,7 @@ from penstock.run import flushing, write_progress
 from penstock.run.directory import RunDirectory
 from penstock.run.flushing import flush_file, flush_folder
 from penstock.run.write_progress import WriteProgress
-from penstock.training.checkpointing import LocalSnapshot
+from penstock.training.backends.local.checkpointing import LocalSnapshot
 from tests.run.conftest import ConfigMaker
 from tests.run.test_train import lines
 

@@ -20,8 +20,9 @@ from penstock.config.models import RunConfig
 from penstock.rollout.environments.rewards.pool import RewardPool
 from penstock.run.records import RunRecords
 from tests.run.conftest import ConfigMaker
-from tests.run.displays import CTRL_S, LIMIT_SECONDS, Terminal, causes, check_ended, events, full_pipe, train_command
+from tests.run.displays import CTRL_S, Terminal, causes, check_ended, events, full_pipe, train_command
 from tests.support.process_rewards import own_pid
+from tests.support.program import LIMIT_SECONDS, Program
 
 pytestmark = pytest.mark.usefixtures("hangups_are_heard")
 
@@ -207,35 +208,28 @@ class TestTerminal:
 
 
 class TestHangupWithoutTerminal:
-    def start(self, command: list[str]) -> subprocess.Popen[str]:
-        """In a session without a terminal, until its second step."""
-        process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-        )
-        assert process.stdout is not None
-        for line in process.stdout:
-            if line.startswith("step 2/"):
-                break
-        return process
+    def hung_up(self, command: list[str]) -> tuple[int, str]:
+        """In a session without a terminal, with a hangup at its second step; its exit code and further output."""
+        with Program(command, start_new_session=True) as run:
+            run.until("step 2/")
+            run.send(signal.SIGHUP)
+            return run.ended()
 
+    @pytest.mark.long
     def test_it_stops_the_run_with_a_checkpoint(self, make_config: ConfigMaker, tmp_path: Path) -> None:
         config = make_config(
             **{"observe.console": "plain", "training.max_steps": 100_000, "data.train_size": 4000, "eval.at_end": False}
         )
-        process = self.start(train_command(config, tmp_path))
-        process.send_signal(signal.SIGHUP)
-        rest, _ = process.communicate(timeout=LIMIT_SECONDS)
-        assert process.returncode == 130, rest
+        code, rest = self.hung_up(train_command(config, tmp_path))
+        assert code == 130, rest
         assert "stopping and saving a checkpoint" in rest
         check_ended(config, "interrupted")
 
     @pytest.mark.long
     def test_nohup_is_heeded(self, make_config: ConfigMaker, tmp_path: Path) -> None:
         config = make_config(**{"observe.console": "plain", "training.max_steps": 20, "data.train_size": 80})
-        process = self.start(["nohup", *train_command(config, tmp_path)])
-        process.send_signal(signal.SIGHUP)
-        process.communicate(timeout=LIMIT_SECONDS)
-        assert process.returncode == 0
+        code, rest = self.hung_up(["nohup", *train_command(config, tmp_path)])
+        assert code == 0, rest
         check_ended(config)
         assert causes(config) == []
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from penstock.run.directory import RunDirectory, check_run_dir
 from tests.run.conftest import ConfigMaker
 from tests.run.test_train import lines
 from tests.support.loggers import Call, Remembering, failing_at
+from tests.support.program import Program
 
 
 def check_whole(run_dir: Path) -> list[dict[str, Any]]:
@@ -105,25 +105,13 @@ from tests.support.loggers import Remembering, waiting_in
 hanging = Remembering("hanging", waiting_in("close", threading.Event()))
 print(penstock.train(penstock.load_config({str(tmp_path / "run.yaml")!r}), loggers=[hanging]).stopped_by)
 """
-        process = subprocess.Popen(
-            [sys.executable, "-c", code],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
-        )
-        assert process.stdout is not None
-        try:
-            for line in process.stdout:
-                if line.startswith("waiting for loggers: hanging"):
-                    break
-            process.send_signal(signal.SIGINT)
-            rest = process.communicate(timeout=20)[0]
-        finally:
-            process.kill()
+        with Program([sys.executable, "-c", code]) as run:
+            run.until("waiting for loggers: hanging")
+            run.send(signal.SIGINT)
+            exit_code, rest = run.ended()
         assert rest.splitlines()[0] == "no longer waiting for loggers"
         assert rest.splitlines()[-1] == "max_steps"
-        assert process.returncode == 0
+        assert exit_code == 0
         failed = check_whole(tmp_path / "run")[-1]
         assert (failed["event"], failed["logger"]) == ("logger_failed", "hanging")
         assert failed["cause"].startswith("did not close before the run was told to end")

@@ -172,8 +172,8 @@ class EvaluatedRun:
 async def test_groups_commit_while_an_evaluation_runs_and_its_tokens_have_one_version(update: str) -> None:
     def reward(run: ScriptedRun) -> Callable[[Prompt], Any]:
         async def once_a_group_was_committed(prompt: Prompt) -> float:
-            before = run.controller.rollouts.committed
-            while run.controller.rollouts.committed == before:  # noqa: ASYNC110 - a commit sets no event to await
+            before = run.controller.book.committed
+            while run.controller.book.committed == before:  # noqa: ASYNC110 - a commit sets no event to await
                 await asyncio.sleep(0.001)
             return 1.0
 

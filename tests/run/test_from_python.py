@@ -20,7 +20,6 @@ from penstock import given
 from penstock.buffer.samplers.windowed import Windowed
 from penstock.config.reading.loading import dump_config, load_config
 from penstock.config.reading.yaml_dialect import parse_yaml
-from penstock.config.sections import rollout
 from penstock.errors import ConfigError, SetupError
 from penstock.rollout.environments import Prompt, SingleTurnEnvironment, Split
 from penstock.rollout.environments.rewards.pool import RewardPool
@@ -180,7 +179,6 @@ def test_a_function_is_the_loss_and_a_class_the_advantage(data_config: penstock.
     assert penstock.resume(result.run_dir, ["training.max_steps=3"], loss=surrogate).summary["steps"] == 3
 
 
-@pytest.mark.skipif(not hasattr(rollout, "RewardFunctionConfig"), reason="there are no several rewards")
 def test_several_functions_are_weighed(data_config: penstock.RunConfig) -> None:
     def two(response: str) -> float:
         return 2.0

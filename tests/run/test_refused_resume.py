@@ -13,7 +13,7 @@ import pytest
 import penstock
 from penstock.errors import CheckpointError, PenstockError
 from penstock.observe.loggers.base import Logger
-from penstock.training.checkpointing import LocalSnapshot
+from penstock.training.backends.local.checkpointing import LocalSnapshot
 from penstock.training.workers.local import LocalTrainer
 from tests.run.conftest import config_maker
 from tests.run.test_train import lines
@@ -64,18 +64,23 @@ def untie(checkpoint: Path) -> None:
     ("overrides", "damage", "loggers"),
     [
         (["data.train_size=23"], nothing, []),
-        (["seed=5"], nothing, []),
-        (["training.prompt_groups_per_step=2"], nothing, []),
-        (["rollout.environment.kind=nothing"], nothing, []),
-        (["runtime.device=cuda:99"], nothing, []),
-        (["rollout.group_size=4"], nothing, []),
-        (["model.path=nowhere"], nothing, []),
-        ([], damage_state, []),
-        ([], damage_ledger, []),
-        ([], shorten_weights, []),
         ([], damage_optimizer, []),
-        ([], untie, []),
         ([], nothing, [Remembering("broken", failing_at("start"))]),
+        *(
+            pytest.param([override], nothing, [], marks=pytest.mark.long)
+            for override in (
+                "seed=5",
+                "training.prompt_groups_per_step=2",
+                "rollout.environment.kind=nothing",
+                "runtime.device=cuda:99",
+                "rollout.group_size=4",
+                "model.path=nowhere",
+            )
+        ),
+        *(
+            pytest.param([], damage, [], marks=pytest.mark.long)
+            for damage in (damage_state, damage_ledger, shorten_weights, untie)
+        ),
     ],
 )
 def test_every_file_stays_as_it_was(

@@ -65,7 +65,7 @@ def cut_back(run_dir: Path, step: int) -> None:
             shutil.rmtree(path)
 
 
-@pytest.mark.parametrize("step", [1, 3, 5])
+@pytest.mark.parametrize("step", [3, *(pytest.param(step, marks=pytest.mark.long) for step in (1, 5))])
 def test_a_resumed_deterministic_run_has_the_same_losses_bit_by_bit(
     make_config: ConfigMaker, tmp_path: Path, step: int
 ) -> None:
@@ -189,7 +189,7 @@ def test_other_prompts_are_refused_and_the_run_can_still_go_on(make_config: Conf
     assert penstock.resume(run_dir, ["training.max_steps=4"]).summary["steps"] == 4
 
 
-@pytest.mark.parametrize("on_drop", ["replace", "shrink"])
+@pytest.mark.parametrize("on_drop", ["replace", pytest.param("shrink", marks=pytest.mark.long)])
 def test_a_drop_beyond_the_budget_is_no_end(make_config: ConfigMaker, tmp_path: Path, on_drop: str) -> None:
     """The run ends with a checkpoint in which the prompt is open; mended, it is trained."""
     path = tmp_path / "prompts.jsonl"

@@ -68,6 +68,7 @@ def test_the_page_says_what_may_not_change() -> None:
     assert dict(rows) == FIXED
 
 
+@pytest.mark.long
 def test_the_same_model_may_be_named_in_another_way(run_dir: Path, model_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(model_folder)
     detour = model_folder / ".." / model_folder.name

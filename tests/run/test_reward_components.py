@@ -11,7 +11,7 @@ import pytest
 
 import penstock
 from penstock.observe.report.build import write_report
-from tests.rollout.test_reward_inputs import line_of
+from tests.rollout.scored import line_of
 from tests.run.conftest import ConfigMaker
 from tests.run.test_train import lines, steps
 from tests.support import column_rewards

@@ -5,29 +5,22 @@ from __future__ import annotations
 import errno
 import fcntl
 import json
-import os
 import shutil
-import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import penstock
-from penstock.config.reading.loading import dump_config
-from penstock.errors import ConfigError, RecordError, RunDirectoryLost, SetupError
+from penstock.errors import ConfigError, SetupError
 from penstock.run.aside import set_aside
 from penstock.run.checkpoint_folders import draft_of
 from penstock.run.directory import RunDirectory, check_run_dir
-from penstock.run.recorder import Recorder
-from tests.run.conftest import ConfigMaker, config_maker
+from tests.run.conftest import ConfigMaker
 from tests.run.test_train import lines
+from tests.run.whole_runs import QUICK, whole_run
 from tests.support.folders import contents
-from tests.support.loggers import Call, Remembering
-
-QUICK = {"eval.at_start": False, "eval.at_end": False}
 
 
 def run_id(folder: Path) -> str:
@@ -37,18 +30,13 @@ def run_id(folder: Path) -> str:
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Path:
     """A finished run of three steps with the checkpoints of steps 2 and 3; to be copied, not changed."""
-    return _train(model_folder, tmp_path_factory.mktemp("finished"))
+    return whole_run(model_folder, tmp_path_factory.mktemp("finished"))
 
 
 @pytest.fixture(scope="module")
 def other(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Path:
     """A run with the same settings, and other responses."""
-    return _train(model_folder, tmp_path_factory.mktemp("other"), seed=3)
-
-
-def _train(model_folder: Path, folder: Path, seed: int = 0) -> Path:
-    config = config_maker(model_folder, folder)(**QUICK, **{"checkpoint.every_steps": 2, "seed": seed})
-    return penstock.train(config).run_dir
+    return whole_run(model_folder, tmp_path_factory.mktemp("other"), seed=3)
 
 
 @pytest.fixture
@@ -108,6 +96,7 @@ class TestFromScratch:
         assert len(lines(run_dir / "metrics.jsonl")) == 1
         assert len(lines(run_dir.with_name("run.2") / "metrics.jsonl")) == 3
 
+    @pytest.mark.long
     def test_the_run_that_was_moved_aside_can_go_on_there(self, make_config: ConfigMaker, run_dir: Path) -> None:
         penstock.train(make_config(**QUICK, **{"training.max_steps": 1}), from_scratch=True)
         assert penstock.resume(run_dir.with_name("run.1"), ["training.max_steps=4"]).summary["steps"] == 4
@@ -188,6 +177,7 @@ class TestCheckpointsMovedAway:
         with pytest.raises(SetupError, match="but this run has saved some"):
             penstock.resume(run_dir)
 
+    @pytest.mark.long
     def test_a_kill_just_before_the_first_one_appears_leaves_a_run_that_begins_anew(
         self, make_config: ConfigMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -235,8 +225,21 @@ class TestFilesOfAnotherRun:
             penstock.resume(run_dir, ["training.max_steps=4"])
         assert contents(run_dir) == before
 
-    @pytest.mark.parametrize("name", ["metrics.jsonl", "ledger.jsonl"])
-    @pytest.mark.parametrize("damage", ["emptied", "shortened", "zeroed", "gone"])
+    @pytest.mark.parametrize(
+        ("damage", "name"),
+        [
+            ("zeroed", "metrics.jsonl"),
+            ("gone", "ledger.jsonl"),
+            *(
+                pytest.param(damage, name, marks=pytest.mark.long)
+                for name, damages in {
+                    "metrics.jsonl": ("emptied", "shortened", "gone"),
+                    "ledger.jsonl": ("emptied", "shortened", "zeroed"),
+                }.items()
+                for damage in damages
+            ),
+        ],
+    )
     def test_damage_is_refused_by_name(self, run_dir: Path, name: str, damage: str) -> None:
         path, content = run_dir / name, (run_dir / name).read_bytes()
         whole = content[: content.rindex(b"\n", 0, -1) + 1]
@@ -266,6 +269,7 @@ class TestFilesOfAnotherRun:
         with pytest.raises(SetupError, match=r"(?s)model\.safetensors: .*No other checkpoint of the run can be used"):
             penstock.resume(run_dir)
 
+    @pytest.mark.long
     def test_samples_may_have_been_deleted(self, run_dir: Path) -> None:
         (run_dir / "samples.jsonl").unlink()
         check_goes_on(run_dir)
@@ -296,157 +300,3 @@ class TestFilesOfAnotherRun:
 
 def check_goes_on(run_dir: Path, steps: int = 4) -> None:
     assert penstock.resume(run_dir, [f"training.max_steps={steps}"]).summary["steps"] == steps
-
-
-def delete(run_dir: Path) -> None:
-    shutil.rmtree(run_dir)
-
-
-def move(run_dir: Path) -> None:
-    run_dir.rename(run_dir.with_name("moved"))
-
-
-def replace(run_dir: Path) -> None:
-    """Another run takes the place, with a checkpoint of the same name under way."""
-    run_dir.rename(run_dir.with_name("moved"))
-    RunDirectory(run_dir).close()
-    (run_dir / "checkpoints/.writing_step_1").mkdir(parents=True)
-    for name in ("metrics.jsonl", "summary.json", "report.html", "trace.json", "checkpoints/.writing_step_1/model"):
-        (run_dir / name).write_text("another run's")
-
-
-def empty(run_dir: Path, other: Path) -> None:
-    """`rm -rf run/*`, which leaves the lock."""
-    for path in run_dir.iterdir():
-        if path.name != ".lock":
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-
-def swap_metrics(run_dir: Path, other: Path) -> None:
-    shutil.copy(other / "metrics.jsonl", run_dir / "copy")
-    (run_dir / "copy").replace(run_dir / "metrics.jsonl")
-
-
-def zero_metrics(run_dir: Path, other: Path) -> None:
-    (run_dir / "metrics.jsonl").write_bytes(b"")
-
-
-def at_step(patched: pytest.MonkeyPatch, step: int, happens: Callable[[], object]) -> list[float]:
-    """Have something happen as soon as the metrics of a step are written; all steps that are recorded."""
-    record, steps = Recorder.step, []
-
-    def recorded(recorder: Recorder, metrics: dict[str, float], evaluation: None = None) -> None:
-        record(recorder, metrics, evaluation)
-        steps.append(metrics["step"])
-        if metrics["step"] == step:
-            happens()
-
-    patched.setattr(Recorder, "step", recorded)
-    return steps
-
-
-class TestWhileTheRunGoes:
-    @pytest.mark.parametrize("happens", [delete, move, replace])
-    @pytest.mark.parametrize("step", [1, 3])
-    def test_a_folder_that_is_lost_ends_the_run_and_nothing_is_written_there(
-        self,
-        make_config: ConfigMaker,
-        tmp_path: Path,
-        monkeypatch: pytest.MonkeyPatch,
-        happens: Callable[[Path], None],
-        step: int,
-    ) -> None:
-        """After the first of three steps, or after the last one; a checkpoint is about to be written each time."""
-        run_dir, left = tmp_path / "run", []
-
-        def lost() -> None:
-            happens(run_dir)
-            left.append(contents(run_dir))
-
-        steps = at_step(monkeypatch, step, lost)
-        with pytest.raises(RunDirectoryLost, match="it was deleted, moved or replaced during the run"):
-            penstock.train(make_config(**QUICK, **{"checkpoint.every_steps": 1}))
-        assert steps[-1] == step
-        assert [contents(run_dir)] == left
-        assert run_dir.exists() == (happens is replace)
-        if happens is not delete:
-            events = [line["event"] for line in lines(tmp_path / "moved" / "events.jsonl")]
-            assert events[-2:] == ["run_failed", "run_ended"]
-
-    @pytest.mark.parametrize("happens", [empty, swap_metrics, zero_metrics])
-    @pytest.mark.parametrize("step", [1, 3])
-    def test_metrics_that_are_lost_end_the_run(
-        self,
-        make_config: ConfigMaker,
-        tmp_path: Path,
-        monkeypatch: pytest.MonkeyPatch,
-        other: Path,
-        happens: Callable[[Path, Path], None],
-        step: int,
-    ) -> None:
-        run_dir = tmp_path / "run"
-        steps = at_step(monkeypatch, step, lambda: happens(run_dir, other))
-        with pytest.raises(RecordError, match=r"metrics\.jsonl' was deleted, replaced or changed during the run"):
-            penstock.train(make_config(**QUICK))
-        assert steps[-1] == step
-        left = run_dir / "metrics.jsonl"
-        assert (left.read_bytes() if left.exists() else b"") in (b"", (other / "metrics.jsonl").read_bytes())
-
-    def test_a_folder_that_is_lost_after_the_last_checkpoint_is_told(
-        self, make_config: ConfigMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        at_step(monkeypatch, 3, lambda: replace(tmp_path / "run"))
-        with pytest.raises(
-            RecordError,
-            match=r"the run ended \(max_steps\), but the run's folder .* no longer has the run.s own \.lock",
-        ):
-            penstock.train(make_config(**QUICK, **{"checkpoint.at_end": False}))
-        assert (tmp_path / "run" / "summary.json").read_text() == "another run's"
-
-    def test_code_that_changes_the_working_directory_does_no_harm(
-        self, make_config: ConfigMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        (tmp_path / "elsewhere").mkdir()
-        monkeypatch.chdir(tmp_path)
-
-        def wander(call: Call) -> None:
-            if call[0] == "start":
-                os.chdir(tmp_path / "elsewhere")
-
-        config = make_config(**QUICK, **{"run_dir": "relative", "checkpoint.every_steps": 1, "rollout.record": True})
-        result = penstock.train(config, loggers=[Remembering(before=wander)])
-        assert list((tmp_path / "elsewhere").iterdir()) == []
-        assert result.run_dir == tmp_path / "relative"
-        for name in ("summary.json", "report.html", "checkpoints/step_3", "rollouts/recording.json"):
-            assert (tmp_path / "relative" / name).exists()
-
-    @pytest.mark.long
-    def test_two_real_runs_one_after_the_other_in_one_place(self, make_config: ConfigMaker, tmp_path: Path) -> None:
-        """The folder is moved away under a process, and a second one begins in its place."""
-        changes = {"training.max_steps": 100_000, "data.train_size": 4000}
-        for name, more in (("long.yaml", changes), ("short.yaml", {})):
-            config = make_config(**QUICK, **more, **{"observe.console": "plain"})
-            (tmp_path / name).write_text(dump_config(config), encoding="utf-8")
-        command = [sys.executable, "-m", "penstock", "train"]
-        environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-        first = subprocess.Popen(
-            [*command, str(tmp_path / "long.yaml")], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            env=environment,
-        )  # fmt: skip
-        try:
-            assert first.stdout is not None
-            for line in first.stdout:
-                if line.startswith("step 3/"):
-                    break
-            first.send_signal(signal.SIGSTOP)
-            (tmp_path / "run").rename(tmp_path / "moved")
-            second = subprocess.run([*command, str(tmp_path / "short.yaml")], capture_output=True, timeout=100)
-            assert second.returncode == 0
-            before = contents(tmp_path / "run")
-            first.send_signal(signal.SIGCONT)
-            rest = first.communicate(timeout=60)[0]
-        finally:
-            first.kill()
-        assert first.returncode == 1, rest
-        assert "it was deleted, moved or replaced during the run" in rest
-        assert contents(tmp_path / "run") == before

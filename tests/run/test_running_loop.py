@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -16,6 +15,7 @@ import pytest
 import penstock
 from penstock.config.reading.loading import dump_config
 from tests.run.conftest import ConfigMaker
+from tests.support.program import Program
 
 _NOTEBOOK = """
 import asyncio, signal, sys, time
@@ -62,7 +62,7 @@ else:  # asyncio.run has a handler of its own
 
 
 def signalled(config: penstock.RunConfig, args: list[str], at: str, numbers: list[signal.Signals]) -> tuple[int, str]:
-    """Run the notebook, signal it at the line that begins with `at`; its exit code and further output."""
+    """Run the notebook, signal it at the line with the text `at`; its exit code and further output."""
     folder = Path(config.run_dir).parent
     endless = config.model_copy(
         update={
@@ -72,26 +72,13 @@ def signalled(config: penstock.RunConfig, args: list[str], at: str, numbers: lis
     )
     (folder / "run.yaml").write_text(dump_config(endless), encoding="utf-8")
     (folder / "notebook.py").write_text(_NOTEBOOK, encoding="utf-8")
-    process = subprocess.Popen(
-        [sys.executable, str(folder / "notebook.py"), str(folder / "run.yaml"), *args],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
-    )
-    assert process.stdout is not None
-    try:
-        for line in process.stdout:
-            if line.startswith(at):
-                break
+    with Program([sys.executable, str(folder / "notebook.py"), str(folder / "run.yaml"), *args]) as notebook:
+        notebook.until(at)
         for number in numbers:
-            process.send_signal(number)
+            notebook.send(number)
             with contextlib.suppress(subprocess.TimeoutExpired):  # one signal would hide another that is pending
-                process.wait(0.5)
-        rest = process.communicate(timeout=60)[0]
-    finally:
-        process.kill()
-    return process.returncode, rest
+                notebook.process.wait(0.5)
+        return notebook.ended()
 
 
 @pytest.fixture

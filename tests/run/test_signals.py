@@ -3,44 +3,25 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from penstock.config.models import RunConfig
-from penstock.config.reading.loading import dump_config
 from tests.run.conftest import ConfigMaker
+from tests.run.displays import train_command
+from tests.support.program import Program
 
 
 def interrupted(config: RunConfig, folder: Path, number: signal.Signals, at: str) -> tuple[str, dict[str, Any]]:
-    """Train in a process of its own, signal it at the line that begins with `at`; its further output and summary."""
-    file = folder / "run.yaml"
-    file.write_text(dump_config(config), encoding="utf-8")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "penstock.cli", "train", str(file)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
-    )
-    assert process.stdout is not None
-    try:
-        for line in process.stdout:
-            if line.startswith(at):
-                break
-        began = time.monotonic()
-        process.send_signal(number)
-        rest = process.communicate(timeout=60)[0]
-    finally:
-        process.kill()
-    assert process.returncode == 130, rest
-    assert time.monotonic() - began < 40
+    """Train in a process of its own, signal it at the line with the text `at`; its further output and summary."""
+    with Program(train_command(config, folder)) as run:
+        run.until(at)
+        run.send(number)
+        code, rest = run.ended()
+    assert code == 130, rest
     assert "Traceback" not in rest
     return rest, json.loads((Path(config.run_dir) / "summary.json").read_text(encoding="utf-8"))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -22,6 +21,7 @@ from penstock.run.checkpoint import checkpoints
 from tests.engines.test_process_engine import wait_until_gone
 from tests.run.conftest import ConfigMaker
 from tests.run.test_resume import LETTERS, ends, lines, write_prompts
+from tests.support.program import Program
 from tests.support.stuck_parts import get_stuck
 
 PROMPTS = 24
@@ -180,36 +180,14 @@ class TestStuckTrainer:
         assert "left_behind" not in names
 
 
-class Started:
+class Started(Program):
     """`penstock train` in a process of its own, with a part that gets stuck."""
 
     def __init__(self, config: RunConfig, kind: str, call: int) -> None:
         self.run_dir = Path(config.run_dir)
         path = self.run_dir.with_name("run.yaml")
         path.write_text(dump_config(config), encoding="utf-8")
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.stuck_parts", kind, str(call), str(path)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
-        )
-
-    def until(self, text: str) -> None:
-        """Read what it prints up to a line that has this text."""
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            if text in line:
-                return
-        raise AssertionError(f"it ended without {text!r}")
-
-    def ended(self, seconds: float) -> tuple[int, str]:
-        """Its exit code and the rest of its output; it must end by itself in this time."""
-        try:
-            rest = self.process.communicate(timeout=seconds)[0]
-        finally:
-            self.process.kill()
-        return self.process.returncode, rest
+        super().__init__([sys.executable, "-m", "tests.support.stuck_parts", kind, str(call), str(path)])
 
 
 PLAIN = {"observe.console": "plain"}
@@ -220,10 +198,10 @@ class TestCtrlC:
     @pytest.mark.long
     @pytest.mark.parametrize(("kind", "call"), [("update", 3), ("generation", 30)])
     def test_the_first_ends_a_run_whose_engine_is_stopped(self, config: Any, kind: str, call: int) -> None:
-        run = Started(config(**PLAIN, **REPORTS), kind, call)
-        run.until("it may be stopped")
-        run.process.send_signal(signal.SIGINT)
-        code, told = run.ended(30)
+        with Started(config(**PLAIN, **REPORTS), kind, call) as run:
+            run.until("it may be stopped")
+            run.send(signal.SIGINT)
+            code, told = run.ended()
         assert code == 130, told
         summary = summary_of(run.run_dir)
         assert summary["stopped_by"] == "interrupted"
@@ -232,10 +210,10 @@ class TestCtrlC:
 
     @pytest.mark.long
     def test_the_first_ends_a_run_whose_trainer_is_stuck(self, config: Any) -> None:
-        run = Started(config(**PLAIN, **REPORTS, **{"runtime.engine_process": False}), "finish", 4)
-        run.until("trainer: in finish_train_step for")
-        run.process.send_signal(signal.SIGINT)
-        code, told = run.ended(40)
+        with Started(config(**PLAIN, **REPORTS, **{"runtime.engine_process": False}), "finish", 4) as run:
+            run.until("trainer: in finish_train_step for")
+            run.send(signal.SIGINT)
+            code, told = run.ended()
         assert code == 130, told
         assert "no last checkpoint: the trainer does not respond" in told
         assert saved_step(run.run_dir) == 2
@@ -244,12 +222,12 @@ class TestCtrlC:
     @pytest.mark.long
     def test_the_second_waits_for_nothing(self, config: Any) -> None:
         patient = {"runtime.timeouts": {"stop_seconds": 500.0}, "runtime.engine_process": False}
-        run = Started(config(**PLAIN, **REPORTS, **patient), "finish", 3)
-        run.until("trainer: in finish_train_step for")
-        run.process.send_signal(signal.SIGINT)
-        run.until("Ctrl-C again exits at once")
-        run.process.send_signal(signal.SIGINT)
-        code, told = run.ended(40)
+        with Started(config(**PLAIN, **REPORTS, **patient), "finish", 3) as run:
+            run.until("trainer: in finish_train_step for")
+            run.send(signal.SIGINT)
+            run.until("Ctrl-C again exits at once")
+            run.send(signal.SIGINT)
+            code, told = run.ended()
         assert code == 130, told
         assert summary_of(run.run_dir)["stopped_by"] == "interrupted"
 
@@ -257,12 +235,12 @@ class TestCtrlC:
     @pytest.mark.parametrize("patience", [1.0, 500.0])
     def test_it_is_heard_while_the_event_loop_is_blocked(self, config: Any, patience: float) -> None:
         changes = {"runtime.timeouts": {"stop_seconds": patience}, "runtime.engine_process": False}
-        run = Started(config(**PLAIN, **REPORTS, **changes), "loop", 40)
-        run.until("event loop: blocked")
-        for _ in range(1 if patience == 1.0 else 2):
-            run.process.send_signal(signal.SIGINT)
-            time.sleep(0.3)
-        code, told = run.ended(20)
+        with Started(config(**PLAIN, **REPORTS, **changes), "loop", 40) as run:
+            run.until("event loop: blocked")
+            for _ in range(1 if patience == 1.0 else 2):
+                run.send(signal.SIGINT)
+                time.sleep(0.3)
+            code, told = run.ended()
         assert code == 130, told
         assert "interrupted while the event loop was blocked in " in told
         assert "in block <- " in told
@@ -272,12 +250,12 @@ class TestCtrlC:
     @pytest.mark.parametrize("patience", [1.0, 500.0])
     def test_it_ends_a_process_in_which_nothing_can_run(self, config: Any, patience: float) -> None:
         changes = {"runtime.timeouts": {"stop_seconds": patience}, "runtime.engine_process": False}
-        run = Started(config(**PLAIN, **changes), "lock", 40)
-        run.until("a thread takes the lock")
-        for _ in range(1 if patience == 1.0 else 2):
-            time.sleep(0.5)
-            run.process.send_signal(signal.SIGINT)
-        code, told = run.ended(30)
+        with Started(config(**PLAIN, **changes), "lock", 40) as run:
+            run.until("a thread takes the lock")
+            for _ in range(1 if patience == 1.0 else 2):
+                time.sleep(0.5)
+                run.send(signal.SIGINT)
+            code, told = run.ended()
         assert code == -signal.SIGKILL, told
         assert "the interpreter was blocked, so the run was killed" in told
         assert "in freeze_from_a_thread" in (run.run_dir / "frozen.txt").read_text()
@@ -288,8 +266,8 @@ class TestCtrlC:
 class TestNothingRuns:
     @pytest.mark.long
     def test_a_blocked_event_loop_ends_with_the_place(self, config: Any) -> None:
-        run = Started(config(**PLAIN, **STOPS, **{"runtime.engine_process": False}), "loop", 40)
-        code, told = run.ended(60)
+        with Started(config(**PLAIN, **STOPS, **{"runtime.engine_process": False}), "loop", 40) as run:
+            code, told = run.ended()
         assert code == 1, told
         assert "RunStalled: the event loop is blocked" in told
         summary = summary_of(run.run_dir)
@@ -301,8 +279,8 @@ class TestNothingRuns:
     def test_a_frozen_interpreter_ends_with_the_stacks_of_all_threads(self, config: Any) -> None:
         stops = {"rollout.failure": {"stall_seconds": 0.5, "on_stall": "stop"}}
         limits = {"runtime.timeouts": {"stop_seconds": 0.5}, "runtime.engine_process": False}
-        run = Started(config(**PLAIN, **stops, **limits), "interpreter", 40)
-        code, told = run.ended(60)
+        with Started(config(**PLAIN, **stops, **limits), "interpreter", 40) as run:
+            code, told = run.ended()
         assert code == 1, told
         stacks = (run.run_dir / "frozen.txt").read_text()
         assert "stuck_parts.py" in stacks

@@ -16,7 +16,8 @@ import penstock
 from penstock.config.reading.loading import load_config
 from penstock.run.train import resume, train
 from tests.run.conftest import ConfigMaker
-from tests.run.displays import LIMIT_SECONDS, train_command
+from tests.run.displays import train_command
+from tests.support.program import LIMIT_SECONDS, Program
 
 QUICK: dict[str, Any] = {"eval": {"at_start": False, "at_end": False}, "training.max_steps": 2}
 
@@ -104,13 +105,11 @@ def test_a_steps_line_has_lengths_and_the_last_evaluation(
 def test_ctrl_c_ends_with_the_command_that_goes_on(make_config: ConfigMaker, tmp_path: Path, as_json: bool) -> None:
     config = make_config(**QUICK | {"training.max_steps": 1000, "data.train_size": 4000, "observe.console": "plain"})
     command = train_command(config, tmp_path, *["--json"] * as_json)
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    while "step" not in (line := process.stdout.readline()) or "1" not in line:
-        assert line, "the run ended by itself"
-    process.send_signal(signal.SIGINT)
-    rest, _ = process.communicate(timeout=LIMIT_SECONDS)
-    assert process.returncode == 130
+    with Program(command, stderr=None) as run:
+        run.until('"step": 1' if as_json else "step 1/")
+        run.send(signal.SIGINT)
+        code, rest = run.ended()
+    assert code == 130, rest
     last = rest.splitlines()[-1]
     resume_line = json.loads(last)["resume"] if as_json else last.removeprefix("Resume with: ")
     assert resume_line == f"penstock resume {config.run_dir}"

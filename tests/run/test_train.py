@@ -145,6 +145,7 @@ def test_checkpoints_come_every_so_many_steps_and_old_ones_go(make_config: Confi
     assert kept == ["step_3", "step_4"]
 
 
+@pytest.mark.long
 def test_fifty_syncs_without_learning_keep_engine_and_trainer_together(make_config: ConfigMaker) -> None:
     config = make_config(
         **{"training.max_steps": 50, "training.optimizer.lr": 0, "data.train_size": 200, "eval": {"at_start": False}}

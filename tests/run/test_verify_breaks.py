@@ -18,9 +18,9 @@ from penstock.data_plane.meta import KVBatchMeta, Tags
 from penstock.rollout.engines.base import GenerationRequest, GenerationResult
 from penstock.rollout.engines.embedded import EmbeddedEngine, weight_update
 from penstock.run.verify.memory import estimate_memory
+from penstock.training import step_worker
 from penstock.training.interface import ChunkResult
-from penstock.training.workers import local_worker
-from penstock.training.workers.local_worker import LocalWorker
+from penstock.training.step_worker import StepWorker
 from penstock.weights.source import WeightSource
 from tests.run.conftest import ConfigMaker
 from tests.run.verifying import Verified, Verify, verify
@@ -70,7 +70,7 @@ class TestCutOff:
 
 class TestGradients:
     def test_a_loss_that_is_a_mean_over_its_microbatch(self, verify: Verify, monkeypatch: pytest.MonkeyPatch) -> None:
-        real = local_worker.policy_objective
+        real = step_worker.policy_objective
 
         def mean_of_its_own(
             algorithm: Any, logprobs_T: Tensor, entropy_T: Tensor, targets: Any, custom: Any
@@ -78,7 +78,7 @@ class TestGradients:
             loss = real(algorithm, logprobs_T, entropy_T, targets, custom)
             return LossSum(loss.total / targets.mask_T.sum(), loss.metrics)
 
-        monkeypatch.setattr(local_worker, "policy_objective", mean_of_its_own)
+        monkeypatch.setattr(step_worker, "policy_objective", mean_of_its_own)
         row = only_fails(verify(), "gradient_parity")
         assert row["figures"]["streamed_relative_difference"] > 0.01
         assert "min_groups_per_chunk" in row["explanation"]
@@ -106,37 +106,37 @@ class TestGradients:
         self, verify: Verify, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """One tensor of many, off by a thousandth for each further chunk."""
-        real = LocalWorker.microbatch
+        real = StepWorker.microbatch
 
-        def leaking(self: LocalWorker, step_id: int, meta: KVBatchMeta) -> ChunkResult:
+        def leaking(self: StepWorker, step_id: int, meta: KVBatchMeta) -> ChunkResult:
             result = real(self, step_id, meta)
-            gradient = next(iter(self._optimizer.gradients().values()))
+            gradient = next(iter(self._backend.gradients().values()))
             gradient.mul_(1.001)
             return result
 
-        monkeypatch.setattr(LocalWorker, "microbatch", leaking)
+        monkeypatch.setattr(StepWorker, "microbatch", leaking)
         row = only_fails(verify(), "gradient_parity")
         assert row["figures"]["worst_parameter"] == "model.embed_tokens.weight"
 
     def test_counts_that_do_not_add_up(self, verify: Verify, monkeypatch: pytest.MonkeyPatch) -> None:
-        real = LocalWorker.microbatch
+        real = StepWorker.microbatch
 
-        def miscounting(self: LocalWorker, step_id: int, meta: KVBatchMeta) -> ChunkResult:
+        def miscounting(self: StepWorker, step_id: int, meta: KVBatchMeta) -> ChunkResult:
             result = real(self, step_id, meta)
             return replace(result, valid_tokens=result.valid_tokens + 1)
 
-        monkeypatch.setattr(LocalWorker, "microbatch", miscounting)
+        monkeypatch.setattr(StepWorker, "microbatch", miscounting)
         assert only_fails(verify(), "gradient_parity")["figures"]["counts_differ"] == 2
 
     def test_an_abort_that_changes_weights(self, verify: Verify, monkeypatch: pytest.MonkeyPatch) -> None:
-        real = LocalWorker.abort
+        real = StepWorker.abort
 
-        def stepping(self: LocalWorker, step_id: int) -> None:
+        def stepping(self: StepWorker, step_id: int) -> None:
             real(self, step_id)
-            with torch.no_grad():
-                self._model.model.norm.weight.add_(1e-7)
+            weights = dict(self._backend.publish(self.version).tensors())
+            weights["model.norm.weight"].add_(1e-7)
 
-        monkeypatch.setattr(LocalWorker, "abort", stepping)
+        monkeypatch.setattr(StepWorker, "abort", stepping)
         verified = verify()
         assert verified.figures("gradient_parity")["weights_changed"] == 1
         assert "gradient_parity" in verified.with_status("fail")
@@ -144,10 +144,10 @@ class TestGradients:
     def test_a_trainer_that_raises_is_a_failed_row_and_the_others_are_made(
         self, verify: Verify, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def raising(self: LocalWorker, step_id: int, meta: KVBatchMeta) -> ChunkResult:
+        def raising(self: StepWorker, step_id: int, meta: KVBatchMeta) -> ChunkResult:
             raise RuntimeError("no kernel for this")
 
-        monkeypatch.setattr(LocalWorker, "microbatch", raising)
+        monkeypatch.setattr(StepWorker, "microbatch", raising)
         row = only_fails(verify(), "gradient_parity")
         assert "no kernel for this" in row["error"]
         assert "no kernel for this" in row["explanation"]
@@ -318,7 +318,8 @@ class TestMemory:
         self, verify: Verify, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         loaded: list[object] = []
-        monkeypatch.setattr("penstock.run.build.build_serving", lambda *args, **named: loaded.append(args))
+        for part in ("serving", "trainer"):
+            monkeypatch.setattr(f"penstock.run.build.build_{part}", lambda *args, **named: loaded.append(args))
         monkeypatch.setattr("penstock.run.verify.memory.free_bytes", lambda device: 1000)
         verified = verify()
         assert loaded == []

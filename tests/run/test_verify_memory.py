@@ -14,9 +14,9 @@ from penstock.rollout.engines.embedded import EmbeddedEngine
 from penstock.run.build import build_serving
 from penstock.run.verify.memory import activation_bytes, estimate_memory, in_words, microbatch_tokens
 from penstock.runtime.free_memory import available_bytes, container_bytes, free_bytes
+from penstock.training.backends.local.optimizer import PolicyOptimizer
+from penstock.training.backends.local.policy import Policy
 from penstock.training.batching import Microbatch
-from penstock.training.optimizer import PolicyOptimizer
-from penstock.training.policy import Policy
 from penstock.weights.hf import load_model
 from penstock.weights.lora import attach_lora
 from tests.run.conftest import ConfigMaker

@@ -126,7 +126,7 @@ class ScriptedRun:
         config = self.config
         environment = ScriptedEnvironment(self.prompts, self.reward)
         self.engine = ScriptedEngine(self.script)
-        self.data_plane.register_partition(PARTITION, (*fields.ROLLOUT_FIELDS, *fields.LATER_FIELDS))
+        self.data_plane.register_partition(PARTITION, fields.ROW_SCHEMA)
         n = config.training.prompt_groups_per_step
         sampler = make_sampler(config.staleness, n, config.deterministic)
         self.buffer = ReplayBuffer(sampler, config.buffer.max_buffered_groups)

@@ -17,7 +17,7 @@ from typing import Any
 
 from penstock.rollout.engines.process import ProcessEngine
 from penstock.rollout.manager import RolloutManager
-from penstock.training.workers.local_worker import LocalWorker
+from penstock.training.step_worker import StepWorker
 
 _never = threading.Event()
 
@@ -52,8 +52,8 @@ def freeze_from_a_thread(*_: Any) -> None:
 KINDS: dict[str, tuple[type[Any], str, Callable[..., None]]] = {
     "generation": (ProcessEngine, "generate", stop_engine),
     "update": (ProcessEngine, "update_weights", stop_engine),
-    "microbatch": (LocalWorker, "microbatch", hang),
-    "finish": (LocalWorker, "finish", hang),
+    "microbatch": (StepWorker, "microbatch", hang),
+    "finish": (StepWorker, "finish", hang),
     "loop": (RolloutManager, "_run_one", block),
     "interpreter": (RolloutManager, "_run_one", freeze),
     "lock": (RolloutManager, "_run_one", freeze_from_a_thread),

@@ -14,6 +14,7 @@ from penstock.config.sections.algorithm import AlgorithmConfig, PpoClipLoss
 from penstock.config.sections.training import OptimizerConfig, TrainingConfig
 from penstock.data_plane.adapters.memory import MemoryDataPlane
 from penstock.data_plane.columns import JaggedColumn
+from penstock.data_plane.field_spec import FLOATING, per_token
 from penstock.data_plane.fields import (
     ADVANTAGE,
     GENERATION_LOGPROBS,
@@ -23,6 +24,7 @@ from penstock.data_plane.fields import (
     TOKEN_VERSIONS,
     TRAIN_FIELDS,
     sample_id,
+    schema,
 )
 from penstock.data_plane.meta import KVBatchMeta
 from penstock.training.workers.local import LocalTrainer
@@ -36,7 +38,7 @@ PARTITION_BOUND = ("microbatches",)
 
 def data_plane() -> MemoryDataPlane:
     plane = MemoryDataPlane()
-    plane.register_partition(PARTITION, [*TRAIN_FIELDS, LOGPROBS])
+    plane.register_partition(PARTITION, [*schema(*TRAIN_FIELDS), per_token(LOGPROBS, FLOATING)])
     return plane
 
 

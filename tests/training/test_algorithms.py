@@ -66,7 +66,7 @@ def spread_model() -> Any:
 
 def plane_for_all() -> MemoryDataPlane:
     plane = MemoryDataPlane()
-    plane.register_partition(PARTITION, [*fields.TRAIN_FIELDS, *fields.LATER_FIELDS])
+    plane.register_partition(PARTITION, fields.schema(*fields.TRAIN_FIELDS, *fields.LATER_FIELDS))
     return plane
 
 

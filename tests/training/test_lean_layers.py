@@ -11,10 +11,10 @@ import transformers as hf
 from torch import Tensor, nn
 
 from penstock.config.sections.model import LoraConfig
+from penstock.training.backends.local.lean import body as lean_module
+from penstock.training.backends.local.lean.body import LeanBody, lean_body
+from penstock.training.backends.local.policy import Policy
 from penstock.training.batching import Microbatch
-from penstock.training.lean import body as lean_module
-from penstock.training.lean.body import LeanBody, lean_body
-from penstock.training.policy import Policy
 from penstock.weights.lora import attach_lora
 from tests.support.tiny_models import tiny_model
 from tests.training.support import without_float32_islands

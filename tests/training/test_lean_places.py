@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from penstock.training.lean.body import LeanBody
-from penstock.training.lean.places import Places
+from penstock.training.backends.local.lean.body import LeanBody
+from penstock.training.backends.local.lean.places import Places
 from tests.support.tiny_models import tiny_model
 from tests.training.support import without_float32_islands
 

@@ -17,9 +17,9 @@ from transformers import AutoModelForCausalLM
 from penstock.config.sections.model import LoraConfig
 from penstock.errors import SetupError
 from penstock.rollout.engines.embedded import EmbeddedEngine
+from penstock.training.backends.local.policy import Policy
 from penstock.training.batching import Microbatch
 from penstock.training.flops import FlopCounter
-from penstock.training.policy import Policy
 from penstock.weights.hf import named_weights
 from penstock.weights.lora import LoraAdapter, attach_lora
 from tests.engines.helpers import generate_all, request

@@ -14,14 +14,13 @@ from penstock.data_plane.adapters.memory import MemoryDataPlane
 from penstock.data_plane.meta import KVBatchMeta
 from penstock.errors import StepStateError
 from penstock.training.workers.none import NoTrainer
-from tests.support.tiny_models import tiny_model
 
 META = KVBatchMeta("p", ("a_g0", "a_g1"), frozenset({fields.REWARD}), (3, 4))
 
 
 def plane() -> MemoryDataPlane:
     made = MemoryDataPlane()
-    made.register_partition("p", (fields.REWARD, *fields.LATER_FIELDS))
+    made.register_partition("p", fields.schema(fields.REWARD, *fields.LATER_FIELDS))
     made.put_samples(META.sample_ids, {fields.REWARD: torch.ones(2)}, "p")
     return made
 

@@ -6,7 +6,7 @@ from torch import nn
 
 from penstock.config.sections.training import OptimizerConfig
 from penstock.errors import SetupError
-from penstock.training.optimizer import PolicyOptimizer
+from penstock.training.backends.local.optimizer import PolicyOptimizer
 
 
 class Scale(nn.Module):

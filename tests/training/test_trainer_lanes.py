@@ -10,9 +10,9 @@ import torch
 from penstock.config.sections.algorithm import KlConfig
 from penstock.config.sections.model import LoraConfig
 from penstock.data_plane.adapters.memory import MemoryDataPlane
-from penstock.data_plane.fields import LATER_FIELDS, OLD_LOGPROBS, REFERENCE_LOGPROBS, ROLLOUT_FIELDS
+from penstock.data_plane.fields import OLD_LOGPROBS, REFERENCE_LOGPROBS, ROW_SCHEMA
 from penstock.data_plane.meta import KVBatchMeta
-from penstock.training.policy import Policy
+from penstock.training.backends.local.policy import Policy
 from penstock.weights.lora import attach_lora
 from tests.support.tiny_models import tiny_model
 from tests.training.support import (
@@ -61,7 +61,7 @@ async def test_log_probs_of_old_and_reference_policy_are_the_same_in_lanes(lora:
         model = tiny_model(dtype=torch.float32)
         model = attach_lora(model, LoraConfig(), seed=1) if lora else model
         plane = MemoryDataPlane()
-        plane.register_partition(PARTITION, (*ROLLOUT_FIELDS, *LATER_FIELDS))
+        plane.register_partition(PARTITION, ROW_SCHEMA)
         rules = algorithm(kl=KlConfig(coefficient=0.1))
         local = trainer(
             model, plane, algorithm=rules, max_tokens_per_microbatch=64, minibatches_per_step=2, lanes=lanes

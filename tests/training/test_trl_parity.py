@@ -37,7 +37,7 @@ from penstock.data_plane import fields
 from penstock.data_plane.adapters.memory import MemoryDataPlane
 from penstock.data_plane.columns import JaggedColumn
 from penstock.data_plane.meta import KVBatchMeta
-from penstock.training.workers.local_worker import LocalWorker
+from penstock.training.workers.local import local_worker
 from tests.support.tiny_models import save_tiny_model
 from tests.training.reference import row_logprobs
 from tests.training.support import chunks, gradients, relative_difference, training
@@ -185,9 +185,9 @@ async def by_penstock(folder: Path, samples: Samples, *, moved: bool = False, pa
     """The same step here, in `parts` chunks."""
     algorithm = AlgorithmConfig.model_validate(settings)
     model, plane = load(folder), MemoryDataPlane()
-    plane.register_partition("train", [*fields.ROLLOUT_FIELDS, *fields.LATER_FIELDS])
+    plane.register_partition("train", fields.ROW_SCHEMA)
     config = training(optimizer={"lr": 0.0}, minibatches_per_step=2 if moved else 1)
-    worker = LocalWorker(model, plane, algorithm, config, temperature=TEMPERATURE)
+    worker = local_worker(model, plane, algorithm, config, temperature=TEMPERATURE)
     metas = [worker.prepare(meta).meta for meta in _put(plane, samples)]
     scored = await _scored(plane, algorithm, metas)
     if moved:

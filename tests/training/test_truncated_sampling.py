@@ -47,7 +47,7 @@ async def responses(**truncation: Any) -> list[GenerationResult]:
 def put_rows(results: list[GenerationResult], advantage: float = -1.0) -> tuple[MemoryDataPlane, KVBatchMeta]:
     """The rows that a rollout would write, and an advantage for each."""
     plane = MemoryDataPlane()
-    plane.register_partition(PARTITION, (*fields.ROLLOUT_FIELDS, *fields.LATER_FIELDS))
+    plane.register_partition(PARTITION, fields.ROW_SCHEMA)
     paths = [Trajectory((Segment(PROMPT), Segment(result.token_ids, result)), 0.0, "") for result in results]
     columns = group_columns(paths) | {fields.ADVANTAGE: torch.full((len(results),), advantage)}
     ids = tuple(fields.sample_id("g", index) for index in range(len(results)))

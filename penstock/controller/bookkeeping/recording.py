@@ -44,6 +44,11 @@ class Recording:
         )
         self._gauges.read()
 
+    def resting(self, group_id: str, cause: str) -> None:
+        """A group's attempt failed; its prompt will be tried again."""
+        self._groups.resting(group_id, cause=cause)
+        self._gauges.read()
+
     def committed(self, group_id: str, pushed: PushedGroup) -> None:
         """A group is ready."""
         self._groups.committed(group_id, end_version=pushed.end_version, tokens=pushed.meta.total_tokens)

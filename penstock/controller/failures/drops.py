@@ -9,7 +9,6 @@ from typing import Any
 
 from penstock.config.sections.rollout import FailureConfig
 from penstock.errors import TooManyDrops
-from penstock.observe.events import EventLog
 from penstock.rollout.prompts import PromptVisit
 
 
@@ -25,10 +24,9 @@ class DropBook:
     makes `shortfall(7, …) = 1`; once step 7 is finished, `settle()` forgets it.
     """
 
-    def __init__(self, config: FailureConfig, groups_per_step: int, events: EventLog) -> None:
+    def __init__(self, config: FailureConfig, groups_per_step: int) -> None:
         self._config = config
         self._groups_per_step = groups_per_step
-        self._events = events
         self._bound: list[int] = []
         self._free = 0
         self._applied = (0, 0)
@@ -47,17 +45,16 @@ class DropBook:
         """Drops that the last answer of `shortfall` left for later steps, because of the floor."""
         return self._free - self._applied[1]
 
-    def drop(self, visit: PromptVisit, reason: str, **facts: Any) -> None:
-        """Record a drop, before anything else is done about it; raises `TooManyDrops` when the budget is spent.
-
-        In that case the prompt is not dropped: it is still open if the run is resumed.
-        """
-        self._events.emit("prompt_dropped", epoch=visit.epoch, prompt_id=visit.prompt.prompt_id, reason=reason, **facts)
+    def require_budget(self, visit: PromptVisit, reason: str) -> None:
+        """Raise `TooManyDrops` if the budget is spent: the prompt cannot be dropped, and is still open on a resume."""
         if self.dropped >= self._config.max_dropped_prompts:
             raise TooManyDrops(
                 f"prompt {visit.key} was dropped, which makes {self.dropped + 1} with "
                 f"rollout.failure.max_dropped_prompts = {self._config.max_dropped_prompts}. Cause: {reason}"
             )
+
+    def count(self) -> None:
+        """A prompt was dropped, within the budget."""
         self.dropped += 1
 
     def shrink(self, bound_step: int | None) -> None:

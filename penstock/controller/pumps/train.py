@@ -4,29 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from enum import Enum
 
 from penstock.buffer.slots import Slot
-from penstock.config.sections.training import TrainingConfig
+from penstock.controller.bookkeeping.group_book import GroupBook
 from penstock.controller.bookkeeping.kept_samples import SampleKeeper
-from penstock.controller.bookkeeping.ledger import Ledger, PromptEnd
 from penstock.controller.bookkeeping.recording import Recording
 from penstock.controller.failures.classify import describe
 from penstock.controller.failures.drops import DropBook
 from penstock.controller.parts import Parts
 from penstock.controller.pumps.advantage import AdvantagePump, ScoredChunk
-from penstock.controller.pumps.dynamic_sampling import DynamicSampling
-from penstock.controller.pumps.minibatches import Minibatches
 from penstock.controller.pumps.open_step import OpenStep
-from penstock.controller.pumps.rollout import RolloutPump
+from penstock.controller.pumps.train_settings import FinishedStep, StepHook, TrainPumpSettings
 from penstock.controller.pumps.weight_sync import WeightSync
 from penstock.data_plane.meta import KVBatchMeta
 from penstock.errors import WeightSyncError
-from penstock.observe.group_lives import GroupEnd
 from penstock.runtime.cancellation import to_the_end
-from penstock.training.interface import StepResult
 
 
 class Filled(Enum):
@@ -34,36 +28,6 @@ class Filled(Enum):
 
     FULL = "full"
     DATA_ENDED = "data ended"
-
-
-@dataclass(frozen=True)
-class FinishedStep:
-    """A step that has ended, as the run's hooks see it."""
-
-    step_id: int
-    result: StepResult
-    metrics: dict[str, float]
-    seconds: float
-
-
-StepHook = Callable[[FinishedStep], Awaitable[None]]
-
-
-@dataclass(frozen=True)
-class TrainPumpSettings:
-    """The settings the pump follows."""
-
-    training: TrainingConfig
-    partial_step: str
-    """`train` or `drop`: what happens to a step that is not full when the data ends."""
-    fixed_chunks: bool
-    """Deterministic mode: chunks of exactly `min_groups_per_chunk` groups, even if more are ready."""
-    prepares: bool
-    """Whether the trainer adds columns to rows before they are scored and trained."""
-    minibatches: Minibatches
-    """The updates that a step makes."""
-    filter: DynamicSampling
-    """Which groups are replaced rather than trained."""
 
 
 class TrainPump:
@@ -76,9 +40,8 @@ class TrainPump:
     def __init__(
         self,
         parts: Parts,
-        ledger: Ledger,
+        book: GroupBook,
         advantages: AdvantagePump,
-        rollouts: RolloutPump,
         sync: WeightSync,
         drops: DropBook,
         settings: TrainPumpSettings,
@@ -86,15 +49,13 @@ class TrainPump:
         recording: Recording,
     ) -> None:
         self._trainer = parts.trainer
-        self._ledger = ledger
+        self._book = book
         self._buffer = parts.buffer
-        self._data_plane = parts.data_plane
         self._events = parts.events
         self._samples = SampleKeeper(parts.samples, parts.data_plane, parts.events, parts.read_tokens)
         self._recording = recording
         self._lane = recording.lane("train pump")
         self._advantages = advantages
-        self._rollouts = rollouts
         self._sync = sync
         self._drops = drops
         self._settings = settings
@@ -164,7 +125,7 @@ class TrainPump:
                 continue
             if selectable == 0:
                 return Filled.DATA_ENDED
-            await self._feed(step, self._buffer.select(wanted if self._settings.fixed_chunks else missing))
+            await self._feed(step, self._book.select(wanted if self._settings.fixed_chunks else missing))
 
     def _missing(self, step: OpenStep) -> int:
         """How many groups the step still needs; raises if failures leave it with too few."""
@@ -176,7 +137,6 @@ class TrainPump:
 
     async def _feed(self, step: OpenStep, slots: Sequence[Slot]) -> None:
         step.take(slots)
-        self._recording.selected(slots, step.number)
         meta = _joined_meta(slots)
         if self._settings.prepares:
             self._wait_for("log-probs of the reference policy")
@@ -201,19 +161,8 @@ class TrainPump:
         if not flat:
             return slots, chunk
         gone = [slot for slot in slots if slot.group_id in flat]
-        await self._clear(gone)
+        await self._book.filter(gone)
         step.give_up(gone)
-        for slot in gone:
-            self._buffer.refund(slot)
-            visit = self._rollouts.forget(slot.group_id, GroupEnd.FILTERED)
-            self._ledger.end(visit, PromptEnd.FILTERED, step.number)
-            self._events.emit(
-                "group_filtered",
-                step=step.number,
-                epoch=visit.epoch,
-                prompt_id=visit.prompt.prompt_id,
-                group_id=slot.group_id,
-            )
         return [slot for slot in slots if slot.group_id not in flat], chunk.without(flat)
 
     def _wait_for(self, what: str, *, shown: str | None = None, **facts: int) -> None:
@@ -237,14 +186,8 @@ class TrainPump:
 
     async def _evict(self, step: OpenStep) -> int:
         """Dispatch the prompts of groups that became too stale again; returns how many there were."""
-        evicted = self._buffer.evict()
+        evicted = await self._book.evict()
         step.stats.add_evicted(evicted)
-        try:
-            # Before anything is awaited: the permits are free already, and these prompts go before new ones.
-            for slot in evicted:
-                self._rollouts.redispatch(self._rollouts.forget(slot.group_id, GroupEnd.EVICTED), slot, "evicted")
-        finally:
-            await self._clear(evicted)
         return len(evicted)
 
     async def _close(self, step: OpenStep, started: float) -> None:
@@ -259,11 +202,11 @@ class TrainPump:
         if result.nonfinite_groups:
             self._events.emit("nonfinite_step_skipped", step=step.number, groups=list(result.nonfinite_groups))
         await self._keep_samples(step)
-        await self._clear(step.slots)
-        skipped = bool(result.nonfinite_groups) and not result.updated
-        for slot in step.slots:
-            visit = self._rollouts.forget(slot.group_id, GroupEnd.TRAINED)
-            self._ledger.end(visit, PromptEnd.DROPPED if skipped else PromptEnd.TRAINED, step.number)
+        await self._book.clear_rows(step.slots)
+        if result.nonfinite_groups and not result.updated:
+            self._book.drop_step(step.slots)
+        else:
+            self._book.train(step.slots)
         self._drops.settle()
         self._buffer.advance(trainer_version=result.version, step=step.step_id + 1)
         self.between_steps = True
@@ -293,7 +236,7 @@ class TrainPump:
         version = self._buffer.clock.trainer_version
         lags = {slot.group_id: version - slot.start_version for slot in step.slots}
         await self._samples.keep(
-            step.step_id + 1, step.stats.chunks, lambda group: (self._rollouts.visit(group), lags[group])
+            step.step_id + 1, step.stats.chunks, lambda group: (self._book.visit(group), lags[group])
         )
 
     def _skip_to_later_groups(self, step_id: int) -> bool:
@@ -307,9 +250,7 @@ class TrainPump:
 
     async def _drop_partial(self, step: OpenStep) -> None:
         if step.groups:
-            visits = [self._rollouts.forget(slot.group_id, GroupEnd.ABANDONED) for slot in step.slots]
-            for visit in visits:
-                self._ledger.end(visit, PromptEnd.DROPPED, step.number)
+            visits = self._book.drop_step(step.slots)
             self._events.emit("partial_step_dropped", step=step.number, prompts=[visit.key for visit in visits])
         await self._abandon(step)
 
@@ -324,17 +265,8 @@ class TrainPump:
         try:
             await step.abandon()
         finally:
-            for slot in step.slots:
-                self._recording.ended(slot.group_id, GroupEnd.ABANDONED)
-            await self._clear(step.slots)
+            await self._book.abandon(step.slots)
         self.between_steps = True
-
-    async def _clear(self, slots: Sequence[Slot]) -> None:
-        """Remove the rows of these groups; once per group, no matter what became of it."""
-        metas = [slot.meta for slot in slots if slot.meta is not None]
-        if metas:
-            joined = KVBatchMeta.concat(metas)
-            await self._data_plane.clear_samples_async(joined.sample_ids, joined.partition_id)
 
 
 def _joined_meta(slots: Sequence[Slot]) -> KVBatchMeta:

@@ -8,7 +8,7 @@ from typing import Literal
 from penstock.controller.bookkeeping.recording import Recording
 from penstock.controller.failures.classify import describe
 from penstock.controller.parts import Parts
-from penstock.controller.pumps.rollout import RolloutPump
+from penstock.controller.pumps.in_flight import InFlight
 from penstock.errors import WeightSyncError
 from penstock.runtime.ending import Ending
 from penstock.weights.synchronizer import SyncReport, WeightSynchronizer
@@ -31,7 +31,7 @@ class WeightSync:
     def __init__(
         self,
         parts: Parts,
-        pump: RolloutPump,
+        in_flight: InFlight,
         mode: UpdateMode,
         recording: Recording,
         *,
@@ -45,7 +45,7 @@ class WeightSync:
         self._lane = recording.lane("weight sync")
         self._synchronizer = WeightSynchronizer(parts.engines, limit_seconds)
         self._ending = ending
-        self._pump = pump
+        self._in_flight = in_flight
         self._mode = mode
         self.run_is_ending = asyncio.Event()
         """Set by `end_of_run`."""
@@ -63,13 +63,13 @@ class WeightSync:
         keep the version they have.
         """
         if self._mode == "drain":
-            self._pump.close_gate()
+            self._in_flight.close_gate()
             try:
                 return await self._copy() if await self._drained() else None
             finally:
-                self._pump.open_gate()
+                self._in_flight.open_gate()
         if self._mode == "abort_stale":
-            self._pump.abort(self._buffer.stale_inflight())
+            self._in_flight.abort(self._buffer.stale_inflight())
         return await self._copy()
 
     async def catch_up(self) -> None:
@@ -80,7 +80,7 @@ class WeightSync:
     async def _drained(self) -> bool:
         self.waiting_for = "running groups to end (weight_sync.mode = drain)"
         self._lane.switch("waiting for running groups to end")
-        drained = asyncio.create_task(self._pump.drain())
+        drained = asyncio.create_task(self._in_flight.drain())
         ending = asyncio.create_task(self.run_is_ending.wait())
         try:
             await asyncio.wait({drained, ending}, return_when=asyncio.FIRST_COMPLETED)

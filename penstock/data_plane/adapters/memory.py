@@ -3,49 +3,40 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from penstock.data_plane.client import DataPlaneClient, SampleBatch
-from penstock.data_plane.columns import Column, JaggedColumn, concat_columns, take_rows
+from penstock.data_plane.claims import ClaimWithdrawn
+from penstock.data_plane.client import DataPlaneAddress, DataPlaneOwner, SampleBatch
+from penstock.data_plane.columns import Column, JaggedColumn, gather
+from penstock.data_plane.field_spec import FieldSpec
+from penstock.data_plane.index import RowIndex
 from penstock.data_plane.meta import KVBatchMeta, Tags
-from penstock.errors import DataPlaneError, MissingRowError
+from penstock.errors import DataPlaneError
 
 
-@dataclass
-class _Row:
-    """Where each field of a row lives: a column of some put, and the row's place in it."""
-
-    cells: dict[str, tuple[Column, int]] = field(default_factory=dict)
-    tags: dict[str, object] = field(default_factory=dict)
-
-
-@dataclass
-class _Partition:
-    fields: frozenset[str]
-    rows: dict[str, _Row] = field(default_factory=dict)
-    claimed: dict[str, set[str]] = field(default_factory=dict)
-
-
-class MemoryDataPlane(DataPlaneClient):
+class MemoryDataPlane(DataPlaneOwner):
     """Keeps references to the columns that were put; a group read back exactly as it was written is not copied.
 
-    One lock guards the maps; tensors themselves are treated as immutable once put.
+    One lock guards the index; tensors themselves are treated as immutable once put.
     """
 
     def __init__(self) -> None:
-        self._partitions: dict[str, _Partition] = {}
-        self._changed = threading.Condition()
+        self._index: RowIndex[Column] = RowIndex(_tokens)
+        self._lock = threading.RLock()
+        self._claims: list[_Claim] = []
+        """Those that wait, oldest first."""
         self._closed = False
 
-    def register_partition(self, partition_id: str, fields: Sequence[str]) -> None:
-        with self._changed:
-            known = self._partitions.get(partition_id)
-            if known is not None and known.fields != frozenset(fields):
-                raise DataPlaneError(f"partition {partition_id!r} is already registered with {sorted(known.fields)}")
-            if known is None:
-                self._partitions[partition_id] = _Partition(frozenset(fields))
+    def address(self) -> DataPlaneAddress:
+        raise DataPlaneError(
+            "rows of data_plane.adapter 'memory' cannot be reached from another process; use 'shm' for that"
+        )
+
+    def register_partition(self, partition_id: str, fields: Sequence[FieldSpec]) -> None:
+        with self._lock:
+            self._open_index().register(partition_id, fields)
 
     def put_samples(
         self,
@@ -54,94 +45,50 @@ class MemoryDataPlane(DataPlaneClient):
         partition_id: str,
         tags: Sequence[Tags] | None = None,
     ) -> None:
-        with self._changed:
-            partition = self._partition(partition_id)
-            self._check_put(sample_ids, fields, partition, tags)
-            for index, sample in enumerate(sample_ids):
-                row = partition.rows.setdefault(sample, _Row())
-                for name, column in fields.items():
-                    row.cells[name] = (column, index)
-                if tags is not None:
-                    row.tags.update(tags[index])
-            self._changed.notify_all()
-
-    @staticmethod
-    def _check_put(
-        sample_ids: Sequence[str], fields: Mapping[str, Column], partition: _Partition, tags: Sequence[Tags] | None
-    ) -> None:
-        unknown = set(fields) - partition.fields
-        if unknown:
-            raise DataPlaneError(f"fields {sorted(unknown)} are not part of the partition's {sorted(partition.fields)}")
-        if len(set(sample_ids)) != len(sample_ids):
-            raise DataPlaneError("a sample id occurs twice in one put")
-        for name, column in fields.items():
-            if len(column) != len(sample_ids):
-                raise DataPlaneError(f"field {name!r} has {len(column)} rows for {len(sample_ids)} sample ids")
-        if tags is not None and len(tags) != len(sample_ids):
-            raise DataPlaneError(f"{len(tags)} tags for {len(sample_ids)} sample ids")
+        with self._lock:
+            index = self._open_index()
+            index.schema(partition_id).check_put(sample_ids, fields, tags, partition_id)
+            index.put(partition_id, sample_ids, fields, tags)
+            self._grant_claims()
 
     def get_samples(self, meta: KVBatchMeta, select_fields: Sequence[str]) -> SampleBatch:
-        with self._changed:
-            partition = self._partition(meta.partition_id)
-            cells = {name: [_cell(partition, sample, name) for sample in meta.sample_ids] for name in select_fields}
-        return SampleBatch(meta.sample_ids, {name: _gather(places) for name, places in cells.items()})
-
-    def claim_meta(
-        self, partition_id: str, task_name: str, fields: Sequence[str], batch_size: int, timeout: float | None = None
-    ) -> KVBatchMeta:
-        deadline = None if timeout is None else time.monotonic() + timeout
-        with self._changed:
-            while True:
-                partition = self._partition(partition_id)
-                claimed = partition.claimed.setdefault(task_name, set())
-                free = [s for s, row in partition.rows.items() if s not in claimed and row.cells.keys() >= set(fields)]
-                if len(free) >= batch_size:
-                    chosen = tuple(free[:batch_size])
-                    claimed.update(chosen)
-                    return self._describe(partition_id, partition, chosen, fields, task_name)
-                left = None if deadline is None else deadline - time.monotonic()
-                if (left is not None and left <= 0) or not self._changed.wait(left):
-                    raise DataPlaneError(
-                        f"{task_name}: {len(free)} of {batch_size} rows with {sorted(fields)} after {timeout} s"
-                    )
-
-    @staticmethod
-    def _describe(
-        partition_id: str, partition: _Partition, samples: tuple[str, ...], fields: Sequence[str], task_name: str
-    ) -> KVBatchMeta:
-        rows = [partition.rows[sample] for sample in samples]
-        return KVBatchMeta(
-            partition_id=partition_id,
-            sample_ids=samples,
-            fields=frozenset(fields),
-            sequence_lengths=tuple(_longest_jagged(row) for row in rows),
-            tags=tuple(dict(row.tags) for row in rows),
-            task_name=task_name,
+        with self._lock:
+            index = self._open_index()
+            schema = index.schema(meta.partition_id)
+            cells = index.cells(meta.partition_id, meta.sample_ids, select_fields)
+        return SampleBatch(
+            meta.sample_ids,
+            {name: gather(name, places) if places else schema.empty_column(name) for name, places in cells.items()},
         )
 
+    def begin_claim(self, partition_id: str, task_name: str, fields: Sequence[str], batch_size: int) -> _Claim:
+        claim = _Claim(self, partition_id, task_name, tuple(fields), batch_size)
+        with self._lock:
+            self._open_index().schema(partition_id).require_known(fields, partition_id)
+            self._claims.append(claim)
+            self._grant_claims()
+        return claim
+
     def check_consumption_status(self, partition_id: str, task_name: str) -> dict[str, bool]:
-        with self._changed:
-            partition = self._partition(partition_id)
-            claimed = partition.claimed.get(task_name, set())
-            return {sample: sample in claimed for sample in partition.rows}
+        with self._lock:
+            return self._open_index().status(partition_id, task_name)
 
     def clear_samples(self, sample_ids: Sequence[str], partition_id: str) -> None:
-        with self._changed:
-            partition = self._partition(partition_id)
-            for sample in sample_ids:
-                partition.rows.pop(sample, None)
-            for claimed in partition.claimed.values():
-                claimed.difference_update(sample_ids)
+        with self._lock:
+            self._open_index().clear(partition_id, sample_ids)
 
     def count_samples(self, partition_id: str) -> int:
-        with self._changed:
-            return len(self._partition(partition_id).rows)
+        with self._lock:
+            return self._open_index().count(partition_id)
 
     def close(self) -> None:
-        with self._changed:
+        with self._lock:
             self._closed = True
-            self._partitions.clear()
-            self._changed.notify_all()
+            waiting, self._claims = self._claims, []
+            self._index = RowIndex(_tokens)
+        for claim in waiting:
+            claim.future.set_exception(DataPlaneError("the data plane is closed"))
+        super().close()
 
     # Map look-ups under a lock that is never held for long: cheaper on the loop than a hop to a thread.
     async def put_samples_async(
@@ -156,37 +103,48 @@ class MemoryDataPlane(DataPlaneClient):
     async def clear_samples_async(self, sample_ids: Sequence[str], partition_id: str) -> None:
         self.clear_samples(sample_ids, partition_id)
 
-    def _partition(self, partition_id: str) -> _Partition:
+    def _open_index(self) -> RowIndex[Column]:
         if self._closed:
             raise DataPlaneError("the data plane is closed")
-        try:
-            return self._partitions[partition_id]
-        except KeyError:
-            raise DataPlaneError(
-                f"partition {partition_id!r} is not registered; there are {sorted(self._partitions)}"
-            ) from None
+        return self._index
+
+    def _grant_claims(self) -> None:
+        """Give every waiting claim its rows if they are all there; the lock is held."""
+        for claim in tuple(self._claims):
+            meta = self._index.claim(claim.partition_id, claim.task_name, claim.fields, claim.count)
+            if meta is not None:
+                self._claims.remove(claim)
+                claim.future.set_result(meta)
+
+    def _withdraw(self, claim: _Claim) -> None:
+        with self._lock:
+            if claim in self._claims:
+                self._claims.remove(claim)
+                ready = self._index.free(claim.partition_id, claim.task_name, claim.fields)
+                claim.future.set_exception(ClaimWithdrawn(ready))
+
+    def _give_back(self, meta: KVBatchMeta) -> None:
+        with self._lock:
+            if not self._closed:
+                self._index.give_back(meta.partition_id, str(meta.task_name), meta.sample_ids)
+                self._grant_claims()
 
 
-def _cell(partition: _Partition, sample: str, name: str) -> tuple[Column, int]:
-    row = partition.rows.get(sample)
-    if row is None:
-        raise MissingRowError(f"row {sample!r} is not in the data plane (cleared, or never written)")
-    if name not in row.cells:
-        raise MissingRowError(f"row {sample!r} has no field {name!r}; it has {sorted(row.cells)}")
-    return row.cells[name]
+@dataclass(frozen=True, eq=False)
+class _Claim:
+    plane: MemoryDataPlane
+    partition_id: str
+    task_name: str
+    fields: tuple[str, ...]
+    count: int
+    future: Future[KVBatchMeta] = field(default_factory=Future)
+
+    def withdraw(self) -> None:
+        self.plane._withdraw(self)
+
+    def give_back(self, meta: KVBatchMeta) -> None:
+        self.plane._give_back(meta)
 
 
-def _gather(places: Sequence[tuple[Column, int]]) -> Column:
-    """Join cells into one column, keeping runs from the same put together."""
-    pieces: list[Column] = []
-    start = 0
-    for stop in range(1, len(places) + 1):
-        if stop == len(places) or places[stop][0] is not places[start][0]:
-            pieces.append(take_rows(places[start][0], [index for _, index in places[start:stop]]))
-            start = stop
-    return concat_columns(pieces)
-
-
-def _longest_jagged(row: _Row) -> int:
-    lengths = (int(column.lengths_R[i]) for column, i in row.cells.values() if isinstance(column, JaggedColumn))
-    return max(lengths, default=0)
+def _tokens(column: Column, row: int) -> int:
+    return int(column.offsets_R1[row + 1] - column.offsets_R1[row]) if isinstance(column, JaggedColumn) else 0

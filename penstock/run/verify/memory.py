@@ -17,7 +17,7 @@ from penstock.config.models import RunConfig
 from penstock.run.verify.findings import Check, Finding, Status
 from penstock.runtime.cpu import lanes_for_rest, threads_for_half
 from penstock.runtime.free_memory import free_bytes
-from penstock.training.lean.body import LONGEST_ROW
+from penstock.training.backends.local.memory import keeps_attention_scores
 from penstock.training.targets import uses_reference
 from penstock.weights.hf import local_folder, pick_device
 from penstock.weights.lora import ADAPTER_FILE, attach_lora
@@ -139,7 +139,7 @@ def estimate_memory(config: RunConfig) -> MemoryEstimate:
             together,
             size,
             row=min(tokens, config.rollout.engine.max_model_len),
-            scores=config.model.attn_implementation == "eager" or _is_lean(config),
+            scores=_keeps_scores(config),
             checkpointing=config.training.gradient_checkpointing,
         ),
         logits=_logits_bytes(config, shape.vocab_size, tokens, size, lanes),
@@ -201,11 +201,9 @@ def _is_shared(config: RunConfig) -> bool:
     return config.runtime.engine_process and pick_device(config.runtime.device).type == "cpu"
 
 
-def _is_lean(config: RunConfig) -> bool:
-    """Whether the trainer may take the lean path through the model's layers, which keeps attention scores."""
-    plain = config.model.lora is None and not config.training.gradient_checkpointing
-    small = config.rollout.engine.max_model_len <= LONGEST_ROW and config.training.batching == "padded"
-    return plain and small and config.model.dtype == "float32" and pick_device(config.runtime.device).type == "cpu"
+def _keeps_scores(config: RunConfig) -> bool:
+    longest, device = config.rollout.engine.max_model_len, pick_device(config.runtime.device).type
+    return keeps_attention_scores(config.model, config.training, longest, device)
 
 
 def _logits_bytes(config: RunConfig, vocabulary: int, tokens: int, size: int, lanes: int) -> int:

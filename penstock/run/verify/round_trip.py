@@ -11,7 +11,9 @@ from torch import Tensor
 from penstock.data_plane import fields
 from penstock.data_plane.client import DataPlaneClient
 from penstock.data_plane.columns import Column, JaggedColumn, ObjectColumn, take_rows
+from penstock.data_plane.field_spec import FieldSpec, fixed
 from penstock.data_plane.meta import KVBatchMeta
+from penstock.data_plane.schema import spec_of
 from penstock.errors import MissingRowError
 from penstock.rollout.manager import PARTITION
 from penstock.run.verify.findings import Check, Finding, Status, within
@@ -36,7 +38,7 @@ async def check_round_trip(subject: Subject) -> Finding:
     The last to use the sampled rows: it clears them.
     """
     plane, sampled = subject.data_plane, subject.sampled
-    plane.register_partition(_PARTITION, (*_columns(), _LATER, *fields.ROLLOUT_FIELDS))
+    plane.register_partition(_PARTITION, _schema())
     wrong, cells, readable = _made_up(plane)
     for meta in sampled.metas:
         found, count = _put_again(plane, meta)
@@ -103,6 +105,11 @@ def _put_again(plane: DataPlaneClient, meta: KVBatchMeta) -> tuple[list[str], in
         return _differences(plane, [ids[row] for row in order], expected), len(ids) * len(expected)
     finally:
         plane.clear_samples(ids, _PARTITION)
+
+
+def _schema() -> tuple[FieldSpec, ...]:
+    made_up = (spec_of(name, column) for name, column in _columns().items())
+    return (*made_up, fixed(_LATER, "float64"), *fields.schema(*fields.ROLLOUT_FIELDS))
 
 
 def _columns() -> dict[str, Column]:

@@ -1,4 +1,4 @@
-"""Trainers behind the `Trainer` protocol: `local` runs a plain torch module in a thread of this process.
+"""What runs behind the `Trainer` protocol: `local`, a `StepWorker` in a thread; `none` and `scripted`, without a model.
 
-A worker fetches its rows itself; nothing here knows about the controller, the buffer or the engines.
+A trainer fetches its rows itself; nothing here knows about the controller, the buffer or the engines.
 """

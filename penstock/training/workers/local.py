@@ -16,9 +16,10 @@ from penstock.data_plane.client import DataPlaneClient
 from penstock.data_plane.meta import KVBatchMeta
 from penstock.runtime.lanes import Lanes
 from penstock.runtime.local import WorkerThread
+from penstock.training.backends.local import LocalBackend
 from penstock.training.interface import ChunkResult, Prepared, StepResult, Trainer, TrainerSnapshot
 from penstock.training.step import StepState
-from penstock.training.workers.local_worker import LocalWorker
+from penstock.training.step_worker import StepWorker
 from penstock.weights.hf import load_model, pick_device, silence_progress_bars
 from penstock.weights.lora import attach_lora
 from penstock.weights.source import WeightSource
@@ -27,8 +28,24 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+def local_worker(
+    model: Any,
+    data_plane: DataPlaneClient,
+    algorithm: AlgorithmConfig,
+    training: TrainingConfig,
+    *,
+    temperature: float,
+    version: int = 0,
+    lanes: Lanes | None = None,
+    longest_row: int | None = None,
+) -> StepWorker:
+    """A step over a plain torch module; it computes in the thread that calls it, and in `lanes` if there are any."""
+    backend = LocalBackend(model, algorithm, training, temperature=temperature, lanes=lanes, longest_row=longest_row)
+    return StepWorker(backend, data_plane, algorithm, training, version=version)
+
+
 class LocalTrainer(Trainer):
-    """The `Trainer` protocol over a `LocalWorker` in a thread; calls are carried out one at a time, in call order.
+    """The `Trainer` protocol over a `StepWorker` in a thread; calls are carried out one at a time, in call order.
 
     The event loop is never blocked: fetching rows, computing and file access all happen in the thread. Cancelling an
     await does not stop a call that has begun. `longest_row` is the most tokens a row can have, if known.
@@ -47,15 +64,14 @@ class LocalTrainer(Trainer):
         lanes: int = 1,
         longest_row: int | None = None,
     ) -> None:
-        self._lanes = Lanes("trainer-lane", lanes, threads)
-        self._worker = LocalWorker(
+        self._worker = local_worker(
             model,
             data_plane,
             algorithm,
             training,
             temperature=temperature,
             version=version,
-            lanes=self._lanes,
+            lanes=Lanes("trainer-lane", lanes, threads),
             longest_row=longest_row,
         )
         self._thread = WorkerThread("trainer", threads)
@@ -141,7 +157,7 @@ class LocalTrainer(Trainer):
 
     async def publish_weights(self) -> WeightSource:
         """The current weights, valid until the next `finish_train_step`."""
-        return await self._call(self._worker.weights)
+        return await self._call(self._worker.publish)
 
     async def snapshot(self) -> TrainerSnapshot:
         """A copy of weights, optimizer, schedule and RNG state in CPU memory."""
@@ -154,4 +170,4 @@ class LocalTrainer(Trainer):
     async def close(self) -> None:
         """End the thread once queued calls have finished."""
         await self._thread.close()
-        self._lanes.close()
+        self._worker.close()

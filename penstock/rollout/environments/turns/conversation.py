@@ -101,8 +101,9 @@ class Conversation:
         earlier = messages[: len(self.messages)]
         if len(earlier) < len(self.messages) or not all(map(_same, earlier, self.messages)):
             raise EnvironmentFailure(
-                "the environment rewrites earlier turns of its conversation (it compacts or branches it); only "
-                "conversations that grow at their end can be trained on, as other tokens than the model saw would be"
+                "the environment rewrites earlier turns of its conversation, for example to shorten or branch it. "
+                "Training needs the tokens that the model saw, so a conversation may only grow at its end: leave "
+                "earlier messages as they were, and add new ones after them"
             )
         return list(messages[len(self.messages) :])
 
@@ -130,11 +131,7 @@ class Conversation:
         rest = rendered
         for between, turn in zip(self._between, self._turns, strict=True):
             if not rest.startswith(between):
-                raise EnvironmentFailure(
-                    "the tokenizer's chat template changes what it wrote of earlier turns when a further one "
-                    "follows, so tokens that the model saw would differ from those trained; use a template that keeps "
-                    f"them. Expected {_shown(between)}, got {_shown(rest[: len(between)])}"
-                )
+                raise EnvironmentFailure(_rewritten(between, rest[: len(between)]))
             rest = rest[len(between) :]
             if not rest.lstrip().startswith(turn.stand_in):
                 raise EnvironmentFailure(_not_as_written(rest, turn.stand_in))
@@ -152,13 +149,18 @@ def _not_as_written(rest: str, stand_in: str) -> str:
     before, found, _ = rest.partition(stand_in)
     if found:
         return (
-            f"the tokenizer's chat template puts {_shown(before)} before the model's words once they are quoted, which "
-            "the model did not see when it wrote them; use a template that ends with it where the model is to go on"
+            f"the tokenizer's chat template puts {_shown(before)} in front of an earlier turn of the model, but the "
+            "model did not see that text when it wrote the turn. Use a chat template whose generation prompt "
+            "(add_generation_prompt) already ends with that text, or one that does not add it"
         )
+    return _rewritten(stand_in, rest[: len(stand_in)])
+
+
+def _rewritten(expected: str, got: str) -> str:
     return (
-        "the tokenizer's chat template changes what it wrote of earlier turns when a further one follows (some drop "
-        "reasoning), so tokens that the model saw would differ from those trained; use a template that keeps them. "
-        f"Expected {_shown(stand_in)}, got {_shown(rest[: len(stand_in)])}"
+        "the tokenizer's chat template renders earlier turns differently once another turn follows (some templates "
+        "drop the reasoning, for example), so training would see other tokens than the model did. Use a chat template "
+        f"that renders earlier turns unchanged. Expected {_shown(expected)}, got {_shown(got)}"
     )
 
 

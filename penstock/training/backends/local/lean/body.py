@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from penstock.training.lean.attention import AttentionWeights, HeadOrder, Setting
-from penstock.training.lean.layer import Epsilons, LeanLayer, MlpWeights
-from penstock.training.lean.norms import LeanNorm
-from penstock.training.lean.places import Places
+from penstock.training.backends.local.lean.attention import AttentionWeights, HeadOrder, Setting
+from penstock.training.backends.local.lean.layer import Epsilons, LeanLayer, MlpWeights
+from penstock.training.backends.local.lean.norms import LeanNorm
+from penstock.training.backends.local.lean.places import Places
 
 _log = logging.getLogger(__name__)
 _BODIES = {"LlamaModel", "MistralModel", "Qwen2Model", "Qwen3Model"}

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from penstock.errors import SetupError
+from penstock.training.backends.local.lean.body import PADDING_COST, LeanBody, lean_body
 from penstock.training.batching import Microbatch
-from penstock.training.lean.body import PADDING_COST, LeanBody, lean_body
 from penstock.training.logprobs import selected_logprobs
 from penstock.weights.hf import CausalLM
 from penstock.weights.lora import LoraAdapter
@@ -97,6 +97,15 @@ class Policy:
             return
         with self._switch, self._adapter.disabled():
             yield
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Weights and buffers, of the reference too if it has its own."""
+        models = [self.model]
+        if self._reference_lm is not None and self._reference_lm is not self._lm:
+            models.append(self._reference_lm.model)
+        for model in models:
+            yield from model.parameters()
+            yield from model.buffers()
 
     def _kept_reference(self) -> CausalLM:
         """A copy of the current model; an adapted model is its own reference, with the adapter off."""

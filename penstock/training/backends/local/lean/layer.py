@@ -9,14 +9,14 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import Function, once_differentiable
 
-from penstock.training.lean.attention import (
+from penstock.training.backends.local.lean.attention import (
     AttentionSaved,
     AttentionWeights,
     Setting,
     attention_backward,
     attention_forward,
 )
-from penstock.training.lean.norms import inverse_rms, norm_backward_
+from penstock.training.backends.local.lean.norms import inverse_rms, norm_backward_
 
 _ATTENTION = len(AttentionWeights._fields)
 

@@ -1,4 +1,4 @@
-"""The local worker: the split train step over one torch module, synchronous, on one thread."""
+"""`StepWorker`: the split train step of one rank, over any `Backend`; synchronous, on one thread."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
-import torch
 from torch import Tensor
 
 from penstock.algorithms.losses import LossSum
@@ -21,19 +20,13 @@ from penstock.data_plane.columns import JaggedColumn
 from penstock.data_plane.fields import INPUT_IDS, group_of
 from penstock.data_plane.meta import KVBatchMeta
 from penstock.errors import NonFiniteError, StepStateError
-from penstock.runtime.lanes import Lanes
-from penstock.training.batching import Rows, TrainColumns, build_microbatch
-from penstock.training.checkpointing import LocalSnapshot, load_trainer
-from penstock.training.flops import FlopCounter, peak_tflops
-from penstock.training.interface import ChunkResult, Prepared, StepResult
+from penstock.training.backends.base import Backend, Counts, MicrobatchRows, Objective, Pass
+from penstock.training.batching import Rows, TrainColumns
+from penstock.training.interface import ChunkResult, Prepared, StepResult, TrainerSnapshot
 from penstock.training.objective import load_loss, policy_objective
-from penstock.training.optimizer import PolicyOptimizer
-from penstock.training.packing import Batching
-from penstock.training.policy import Policy
 from penstock.training.preparation import PREPARED_FROM, LogprobPasses
 from penstock.training.step import StepMachine, StepState
-from penstock.training.targets import kept_fields, loss_normaliser, target_columns, train_fields, uses_reference
-from penstock.weights.hf import named_weights
+from penstock.training.targets import kept_fields, loss_normaliser, target_columns, train_fields
 from penstock.weights.source import WeightSource
 
 R = TypeVar("R")
@@ -53,18 +46,8 @@ class _Accumulated:
     """Each microbatch's loss sum and groups, to name the groups at fault if a loss is not finite."""
 
 
-@dataclass(frozen=True)
-class _Pass:
-    """What one microbatch produced."""
-
-    loss: LossSum
-    flops: float
-    gradients: tuple[Tensor | None, ...]
-    """Empty if they are already accumulated."""
-
-
-class LocalWorker:
-    """One model, its optimizer and the state of its step.
+class StepWorker:
+    """The state of one rank's step: what is the same no matter how its backend computes.
 
     While a step is open, N = 1: microbatches deposit raw `d(sum)/dθ`. `finish` divides by N once. N is the step's
     count of valid tokens or of valid sequences, as the loss's aggregation says.
@@ -75,37 +58,19 @@ class LocalWorker:
 
     def __init__(
         self,
-        model: Any,
+        backend: Backend,
         data_plane: DataPlaneClient,
         algorithm: AlgorithmConfig,
         training: TrainingConfig,
         *,
-        temperature: float,
         version: int = 0,
-        lanes: Lanes | None = None,
-        longest_row: int | None = None,
     ) -> None:
-        self._lanes = lanes or Lanes("trainer")
-        self._model = model
+        self._backend = backend
         self._data_plane = data_plane
         self._algorithm = algorithm
         self._custom_loss = load_loss(algorithm)
         self._training = training
-        self._batching = Batching(training.batching)
-        self._policy = Policy(
-            model,
-            temperature=temperature,
-            chunk_tokens=training.logprob_chunk_tokens,
-            gradient_checkpointing=training.gradient_checkpointing,
-            entropy_gradient=algorithm.entropy_coefficient > 0,
-            keep_reference=uses_reference(algorithm),
-            longest_row=longest_row if self._batching is Batching.PADDED else None,
-        )
-        if self._batching is Batching.PACKED:
-            self._policy.check_packing()
-        self._passes = LogprobPasses(self._policy, training, self._lanes)
-        self._optimizer = PolicyOptimizer(model, training.optimizer, training.max_steps)
-        self._flops = FlopCounter.of(model)
+        self._passes = LogprobPasses(backend, training)
         self._machine = StepMachine()
         self._gathered = _Accumulated()
         self._moved = False
@@ -120,7 +85,8 @@ class LocalWorker:
     def begin(self, step_id: int) -> None:
         """Open a step."""
         self._machine.begin(step_id)
-        self._drop()
+        self._gathered = _Accumulated()
+        self._backend.begin()
 
     def microbatch(self, step_id: int, meta: KVBatchMeta) -> ChunkResult:
         """Forward and backward over a chunk, in as many passes as its tokens need."""
@@ -130,18 +96,43 @@ class LocalWorker:
             batch = self._data_plane.get_samples(meta, wanted)
             rows = Rows.of(batch)
             columns = TrainColumns.of(batch, rows)
+            wanted_S = columns.mask_S > 0
             plan = self._passes.plan(rows, columns.trained_rows)
-            apart = self._lanes.count > 1 and len(plan) > 1
-            passes = self._lanes.map(lambda indices: self._forward_backward(rows, columns, indices, apart=apart), plan)
-            for indices, done in zip(plan, passes, strict=True):
-                self._gather(done, tuple(dict.fromkeys(group_of(meta.sample_ids[index]) for index in indices)))
-            self._wait_for_device()
+            microbatches = [MicrobatchRows(rows, indices, wanted_S) for indices in plan]
+            passes = self._backend.run(microbatches, self._objective(columns))
+            for microbatch, done in zip(microbatches, passes, strict=True):
+                self._gather(microbatch, done, meta)
             gathered, seconds = self._gathered, time.perf_counter() - started
             gathered.tokens += columns.valid_tokens
             gathered.sequences += columns.valid_sequences
             gathered.microbatches += len(plan)
             gathered.seconds += seconds
             return ChunkResult(columns.valid_tokens, columns.valid_sequences, len(plan), seconds)
+
+    def _objective(self, columns: TrainColumns) -> Objective:
+        """The loss of a microbatch of this chunk, from its log-probs and the places of its tokens."""
+
+        def objective(logprobs_T: Tensor, entropy_T: Tensor, sources_T: Tensor) -> LossSum:
+            targets = target_columns(
+                columns,
+                sources_T,
+                self._algorithm,
+                version=self.version,
+                dtype=logprobs_T.dtype,
+                device=logprobs_T.device,
+            )
+            return policy_objective(self._algorithm, logprobs_T, entropy_T, targets, self._custom_loss)
+
+        return objective
+
+    def _gather(self, microbatch: MicrobatchRows, done: Pass, meta: KVBatchMeta) -> None:
+        """Add what a microbatch contributes apart from its gradients."""
+        gathered = self._gathered
+        gathered.flops += self._backend.flops.training(microbatch.lengths, done.sources_T.shape[0])
+        if done.loss is not None:
+            groups = tuple(dict.fromkeys(group_of(meta.sample_ids[index]) for index in microbatch.indices))
+            gathered.metrics.add(done.loss.metrics)
+            gathered.losses.append((done.loss.total, groups))
 
     def finish(self, step_id: int, *, last: bool = True) -> StepResult:
         """Divide by N, clip, step; the version increments with the `last` step of a batch.
@@ -151,18 +142,18 @@ class LocalWorker:
         started = time.perf_counter()
         gathered = self._gathered
         with self._machine.finishing(step_id) as commit:
-            metrics = gathered.metrics.reduce(tokens=gathered.tokens, sequences=gathered.sequences)
+            counts = self._backend.reduce(Counts(gathered.tokens, gathered.sequences))
+            metrics = gathered.metrics.reduce(tokens=counts.tokens, sequences=counts.sequences)
             by_tokens = loss_normaliser(self._algorithm) is Normaliser.TOKENS
-            count = gathered.tokens if by_tokens else gathered.sequences
+            count = counts.tokens if by_tokens else counts.sequences
             stepped = nonfinite = False
             if count > 0:
-                self._optimizer.scale_gradients(1 / count)
-                metrics["grad_norm"] = self._optimizer.gradient_norm()
+                self._backend.scale(1 / count)
+                metrics["grad_norm"] = self._backend.norm()
                 nonfinite = not (math.isfinite(metrics["loss"]) and math.isfinite(metrics["grad_norm"]))
                 if not nonfinite:
                     with commit():
-                        metrics["lr"] = self._optimizer.step(metrics["grad_norm"], advance=False)
-                        self._wait_for_device()
+                        metrics["lr"] = self._backend.step(metrics["grad_norm"])
                     stepped = self._moved = True
             self._drop()
         if nonfinite and self._training.nonfinite == "stop":
@@ -177,8 +168,9 @@ class LocalWorker:
     def _tick(self) -> bool:
         """The batch is over: a new version, and the next learning rate, if its updates changed the weights."""
         moved, self._moved = self._moved, False
-        self.version += moved
-        self._optimizer.updates += moved
+        if moved:
+            self.version += 1
+            self._backend.advance()
         return moved
 
     def abort(self, step_id: int) -> None:
@@ -199,12 +191,12 @@ class LocalWorker:
 
     def read_gradients(self, read: Callable[[Mapping[str, Tensor]], R]) -> R:
         """What `read` returns for the open step's raw gradients, which it must not modify."""
-        return read(self._optimizer.gradients())
+        return read(self._backend.gradients())
 
     def compute_logprobs(self, meta: KVBatchMeta, field_name: str) -> None:
         """Write the current policy's log-prob of every token into a column; 0 for each row's first token."""
         rows = Rows.of(self._data_plane.get_samples(meta, (INPUT_IDS, *kept_fields(meta))))
-        column = JaggedColumn(self._passes.logprobs(self._policy.logprobs, rows), rows.offsets_R1)
+        column = JaggedColumn(self._passes.logprobs(rows), rows.offsets_R1)
         self._data_plane.put_samples(meta.sample_ids, {field_name: column}, meta.partition_id)
 
     def prepare(self, meta: KVBatchMeta) -> Prepared:
@@ -216,58 +208,39 @@ class LocalWorker:
             self._data_plane.put_samples(meta.sample_ids, columns, meta.partition_id)
         return Prepared(meta.with_fields(*columns), time.perf_counter() - started)
 
-    def weights(self) -> WeightSource:
+    def publish(self) -> WeightSource:
         """The current weights."""
         if self.state is StepState.BROKEN:
             raise StepStateError("publish_weights: the optimizer failed half-way; load a checkpoint first")
-        return WeightSource(self.version, lambda: named_weights(self._model))
+        return self._backend.publish(self.version)
 
-    def snapshot(self) -> LocalSnapshot:
+    def snapshot(self) -> TrainerSnapshot:
         """Copy what a checkpoint needs."""
         self._machine.require_closed("snapshot")
         if self._moved:
             raise StepStateError("snapshot: the weights are between two versions; load a checkpoint first")
-        return LocalSnapshot.of(self._model, self._optimizer, self.version)
+        return self._backend.save(self.version)
 
     def load(self, folder: Path) -> None:
         """Read a checkpoint; a broken trainer is usable again."""
         if self.state is not StepState.BROKEN:
             self._machine.require_closed("load_checkpoint")
-        self.version = load_trainer(folder, self._model, self._optimizer).version
+        self.version = self._backend.load(folder)
         self._drop()
         self._moved = False
         self._machine.reset()
 
-    def _forward_backward(self, rows: Rows, columns: TrainColumns, indices: Sequence[int], *, apart: bool) -> _Pass:
-        """One microbatch; with `apart` its gradients are returned, not accumulated, so lanes do not mix."""
-        device = self._policy.device
-        microbatch = build_microbatch(rows, indices, self._batching, columns.mask_S > 0).to(device)
-        targets = target_columns(
-            columns,
-            microbatch.sources_T,
-            self._algorithm,
-            version=self.version,
-            dtype=self._policy.exact_dtype,
-            device=device,
-        )
-        logprobs_T, entropy_T = self._policy.logprobs(microbatch)
-        loss = policy_objective(self._algorithm, logprobs_T, entropy_T, targets, self._custom_loss)
-        gradients: tuple[Tensor | None, ...] = ()
-        if apart:
-            gradients = torch.autograd.grad(loss.total, self._optimizer.parameters, allow_unused=True)
-        else:
-            loss.total.backward()  # type: ignore[no-untyped-call]
-        lengths: list[int] = rows.lengths_R.tolist()
-        flops = self._flops.training([lengths[index] for index in indices], logprobs_T.shape[0])
-        return _Pass(LossSum(loss.total.detach(), loss.metrics), flops, gradients)
+    def offload(self) -> None:
+        """Free the device's memory; an open step keeps what it has accumulated."""
+        self._backend.offload()
 
-    def _gather(self, done: _Pass, groups: tuple[str, ...]) -> None:
-        """Add a microbatch; called in the plan's order, no matter which lane was faster."""
-        if done.gradients:
-            self._optimizer.add_gradients(done.gradients)
-        self._gathered.metrics.add(done.loss.metrics)
-        self._gathered.losses.append((done.loss.total, groups))
-        self._gathered.flops += done.flops
+    def onload(self) -> None:
+        """Take the device's memory again."""
+        self._backend.onload()
+
+    def close(self) -> None:
+        """End the backend's threads and communicators."""
+        self._backend.teardown()
 
     def _amounts(self, gathered: _Accumulated, seconds: float) -> dict[str, float]:
         achieved = gathered.flops / seconds / 1e12
@@ -276,20 +249,15 @@ class LocalWorker:
             "sequences": gathered.sequences,
             "microbatches": float(gathered.microbatches),
             "train_seconds": seconds,
-            "ranks": 1.0,
+            "ranks": float(self._backend.ranks),
             "total_flops": gathered.flops,
             "achieved_tflops": achieved,
         }
-        peak = peak_tflops(self._policy.device, self._model.dtype)
+        peak = self._backend.peak_tflops
         return amounts if peak is None else amounts | {"theoretical_tflops": peak, "mfu": achieved / peak}
 
-    def _wait_for_device(self) -> None:
-        """Timings are the device's, and its errors surface in the call that caused them."""
-        if self._policy.device.type == "cuda":
-            torch.cuda.current_stream(self._policy.device).synchronize()
-
     def _drop(self) -> None:
-        self._optimizer.zero_gradients()
+        self._backend.drop()
         self._gathered = _Accumulated()
 
 

@@ -19,8 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from penstock.training.lean.norms import inverse_rms, norm_backward_
-from penstock.training.lean.places import Places
+from penstock.training.backends.local.lean.norms import inverse_rms, norm_backward_
+from penstock.training.backends.local.lean.places import Places
 
 
 @dataclass(frozen=True)

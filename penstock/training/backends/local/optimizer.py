@@ -93,6 +93,15 @@ class PolicyOptimizer:
         self.updates += advance
         return rate
 
+    def tensors(self) -> Iterator[Tensor]:
+        """Master copies, gradients and moments: what lies on the device in addition to the model."""
+        for name, master in self._masters.items():
+            if master is not self._parameters[name]:
+                yield master
+            if master.grad is not None:
+                yield master.grad
+            yield from self._adamw.state.get(master, {}).values()
+
     def state_tensors(self) -> dict[str, Tensor]:
         """Moments and master copies, as `moment.parameter name`."""
         tensors: dict[str, Tensor] = {}

@@ -25,7 +25,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from penstock.errors import SetupError
-from penstock.training.optimizer import PolicyOptimizer
+from penstock.training.backends.local.optimizer import PolicyOptimizer
 from penstock.weights.lora import LoraAdapter
 
 STATE_FILE = "trainer_state.json"

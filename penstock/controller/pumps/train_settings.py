@@ -1,0 +1,41 @@
+"""What the train pump follows, and what it hands on when a step has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from penstock.config.sections.training import TrainingConfig
+from penstock.controller.pumps.dynamic_sampling import DynamicSampling
+from penstock.controller.pumps.minibatches import Minibatches
+from penstock.training.interface import StepResult
+
+
+@dataclass(frozen=True)
+class FinishedStep:
+    """A step that has ended, as the run's hooks see it."""
+
+    step_id: int
+    result: StepResult
+    metrics: dict[str, float]
+    seconds: float
+
+
+StepHook = Callable[[FinishedStep], Awaitable[None]]
+
+
+@dataclass(frozen=True)
+class TrainPumpSettings:
+    """The settings the pump follows."""
+
+    training: TrainingConfig
+    partial_step: str
+    """`train` or `drop`: what happens to a step that is not full when the data ends."""
+    fixed_chunks: bool
+    """Deterministic mode: chunks of exactly `min_groups_per_chunk` groups, even if more are ready."""
+    prepares: bool
+    """Whether the trainer adds columns to rows before they are scored and trained."""
+    minibatches: Minibatches
+    """The updates that a step makes."""
+    filter: DynamicSampling
+    """Which groups are replaced rather than trained."""

@@ -1,0 +1,180 @@
+"""Which rows there are, what fields they have, and who has claimed them: the same for every adapter that keeps rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from penstock.data_plane.field_spec import FieldSpec
+from penstock.data_plane.meta import KVBatchMeta, Tags
+from penstock.data_plane.schema import Schema
+from penstock.errors import DataPlaneError, MissingRowError
+
+S = TypeVar("S")
+
+
+@dataclass
+class _Row(Generic[S]):
+    cells: dict[str, tuple[S, int]] = field(default_factory=dict)
+    """Where each field lives: what a put stored, and the row's index in it."""
+    tags: dict[str, object] = field(default_factory=dict)
+
+
+@dataclass
+class _Partition(Generic[S]):
+    schema: Schema
+    rows: dict[str, _Row[S]] = field(default_factory=dict)
+    unclaimed: dict[str, dict[str, None]] = field(default_factory=dict)
+    """By task: rows that it has not claimed, oldest first."""
+
+
+class RowIndex(Generic[S]):
+    """Rows by partition and id; `S` is what a put stored of one field. Pure bookkeeping: no lock, no tensors.
+
+    Invariants: a row is free for a task, or claimed by it, and never both; a row that is cleared is gone for every
+    task; what a put stored is referenced as long as some row has a field in it.
+
+    Worked example: after `put("p", ["a", "b"], {"reward": column})` the cells of `reward` are `(column, 0)` and
+    `(column, 1)`. `claim("p", "scorer", ["reward"], 2)` returns both rows, and a second claim returns None until
+    another row has a reward. `clear("p", ["a", "b"])` drops the last references to the column.
+    """
+
+    def __init__(self, length_of: Callable[[S, int], int]) -> None:
+        self._length_of = length_of
+        """Tokens of a row in what a put stored; 0 unless it is a per-token field."""
+        self._partitions: dict[str, _Partition[S]] = {}
+
+    def register(self, partition_id: str, fields: Iterable[FieldSpec]) -> None:
+        """Declare a partition; again only with the same fields."""
+        schema = Schema(fields)
+        known = self._partitions.get(partition_id)
+        if known is None:
+            self._partitions[partition_id] = _Partition(schema)
+        else:
+            known.schema.require_same(schema, partition_id)
+
+    def schema(self, partition_id: str) -> Schema:
+        """The partition's fields."""
+        return self._partition(partition_id).schema
+
+    def put(
+        self, partition_id: str, sample_ids: Sequence[str], stored: Mapping[str, S], tags: Sequence[Tags] | None
+    ) -> None:
+        """Add rows, or fields to rows, that have passed the schema's check."""
+        partition = self._partition(partition_id)
+        for index, sample in enumerate(sample_ids):
+            row = partition.rows.get(sample)
+            if row is None:
+                row = partition.rows[sample] = _Row()
+                for unclaimed in partition.unclaimed.values():
+                    unclaimed[sample] = None
+            for name, source in stored.items():
+                row.cells[name] = (source, index)
+            if tags is not None:
+                row.tags.update(tags[index])
+
+    def has_all(self, partition_id: str, sample_ids: Iterable[str]) -> bool:
+        """Whether all of these rows are there already."""
+        rows = self._partition(partition_id).rows
+        return all(sample in rows for sample in sample_ids)
+
+    def cells(
+        self, partition_id: str, sample_ids: Sequence[str], names: Sequence[str]
+    ) -> dict[str, list[tuple[S, int]]]:
+        """Where the named fields of the named rows live. A missing row or field is a `MissingRowError`."""
+        partition = self._partition(partition_id)
+        rows = [_row(partition, sample) for sample in sample_ids]
+        try:
+            return {name: [row.cells[name] for row in rows] for name in names}
+        except KeyError:
+            raise _missing_field(sample_ids, rows, names) from None
+
+    def claim(self, partition_id: str, task_name: str, fields: Sequence[str], count: int) -> KVBatchMeta | None:
+        """Claim the `count` oldest rows that have these fields, or nothing if there are fewer."""
+        partition = self._partition(partition_id)
+        partition.schema.require_known(fields, partition_id)
+        chosen = self._free(partition, task_name, fields, count)
+        if len(chosen) < count:
+            return None
+        unclaimed = partition.unclaimed[task_name]
+        for sample in chosen:
+            del unclaimed[sample]
+        rows = [partition.rows[sample] for sample in chosen]
+        return KVBatchMeta(
+            partition_id=partition_id,
+            sample_ids=tuple(chosen),
+            fields=frozenset(fields),
+            sequence_lengths=tuple(self._longest(row) for row in rows),
+            tags=tuple(dict(row.tags) for row in rows),
+            task_name=task_name,
+        )
+
+    def free(self, partition_id: str, task_name: str, fields: Sequence[str]) -> int:
+        """How many rows the task could claim now."""
+        partition = self._partition(partition_id)
+        return len(self._free(partition, task_name, fields, len(partition.rows)))
+
+    def give_back(self, partition_id: str, task_name: str, sample_ids: Sequence[str]) -> None:
+        """Make rows that the task has claimed free again, before all others; rows that are gone stay gone."""
+        partition = self._partition(partition_id)
+        there = [sample for sample in sample_ids if sample in partition.rows]
+        partition.unclaimed[task_name] = dict.fromkeys([*there, *partition.unclaimed.get(task_name, partition.rows)])
+
+    def status(self, partition_id: str, task_name: str) -> dict[str, bool]:
+        """Which rows the task has claimed."""
+        partition = self._partition(partition_id)
+        unclaimed = partition.unclaimed.get(task_name, partition.rows)
+        return {sample: sample not in unclaimed for sample in partition.rows}
+
+    def clear(self, partition_id: str, sample_ids: Iterable[str]) -> None:
+        """Remove rows and every claim on them."""
+        partition = self._partition(partition_id)
+        for sample in sample_ids:
+            if partition.rows.pop(sample, None) is not None:
+                for unclaimed in partition.unclaimed.values():
+                    unclaimed.pop(sample, None)
+
+    def count(self, partition_id: str) -> int:
+        """How many rows there are."""
+        return len(self._partition(partition_id).rows)
+
+    def _partition(self, partition_id: str) -> _Partition[S]:
+        try:
+            return self._partitions[partition_id]
+        except KeyError:
+            raise DataPlaneError(
+                f"partition {partition_id!r} is not registered; there are {sorted(self._partitions)}"
+            ) from None
+
+    @staticmethod
+    def _free(partition: _Partition[S], task_name: str, fields: Sequence[str], most: int) -> list[str]:
+        unclaimed = partition.unclaimed.setdefault(task_name, dict.fromkeys(partition.rows))
+        wanted = set(fields)
+        found: list[str] = []
+        for sample in unclaimed:
+            if len(found) >= most:
+                break
+            if partition.rows[sample].cells.keys() >= wanted:
+                found.append(sample)
+        return found
+
+    def _longest(self, row: _Row[S]) -> int:
+        return max((self._length_of(source, index) for source, index in row.cells.values()), default=0)
+
+
+def _row(partition: _Partition[S], sample: str) -> _Row[S]:
+    row = partition.rows.get(sample)
+    if row is None:
+        raise MissingRowError(f"row {sample!r} is not in the data plane (cleared, or never written)")
+    return row
+
+
+def _missing_field(sample_ids: Sequence[str], rows: Sequence[_Row[S]], names: Sequence[str]) -> MissingRowError:
+    sample, row, name = next(
+        (sample, row, name)
+        for name in names
+        for sample, row in zip(sample_ids, rows, strict=True)
+        if name not in row.cells
+    )
+    return MissingRowError(f"row {sample!r} has no field {name!r}; it has {sorted(row.cells)}")
