@@ -1,7 +1,7 @@
 """What asynchrony does to learning: the demo task, synchronous, streaming on-policy and with a window of 1.
 
 - `synchronous`: strictly on-policy, training begins when the whole batch is there; generation and training take turns
-- `streaming`: strictly on-policy too, but each group is trained as it arrives; the same mathematics
+- `streaming`: strictly on-policy too, but each group is trained as it arrives; it computes the same updates
 - `window1`: groups may be one version old, with truncated importance sampling; `window1_uncorrected` goes without
 
 All start from one warm-started model and train the same number of samples. Runs of a seed share prompts and sampling

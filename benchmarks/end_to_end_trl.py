@@ -1,4 +1,4 @@
-"""Samples per second and reward of whole GRPO runs: TRL's GRPOTrainer beside Penstock, on the CPU.
+"""Samples per second and reward of whole GRPO runs: TRL's GRPOTrainer next to Penstock, on the CPU.
 
 Both train the same Qwen3 (4 layers, 128 wide, random weights) on the same prompts in the same order with the same
 reward: 8 prompts of 8 responses of up to 64 tokens a step, the same AdamW, temperature, advantages and token-level

@@ -1,4 +1,4 @@
-"""Tokens per second of the embedded engine beside transformers' own ways of generating, and vLLM where it is installed.
+"""Tokens per second of the embedded engine, next to transformers' own ways of generating and, if installed, vLLM.
 
 Everyone gets the same model and the same requests: mixed prompt lengths and mixed response lengths, sampled, without a
 stop token, so that all generate the same number of tokens. Only tokens that were asked for count. `generate` is

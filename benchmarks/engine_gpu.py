@@ -1,4 +1,4 @@
-"""Tokens per second of the embedded engine on one GPU, beside transformers' `generate` and vLLM.
+"""Tokens per second of the embedded engine on one GPU, next to transformers' `generate` and vLLM.
 
 A Qwen3-0.6B shape with random weights in bf16; prompts of 64 to 128 tokens, 256 new tokens each, sampled, without a
 stop token. Everyone gets the same prompts. The embedded engine is measured with its kernels and CUDA graphs and on its

@@ -8,7 +8,9 @@ carry it as `failure_kind`; `penstock.controller.failures.classify` classifies t
 from __future__ import annotations
 
 from enum import Enum
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from penstock.error_form import rebuilt, told
 
 
 class FailureKind(Enum):
@@ -22,6 +24,10 @@ class PenstockError(Exception):
     """Base of all errors that Penstock raises on purpose; the CLI prints them without a traceback."""
 
     failure_kind: FailureKind | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A pickle that called `__init__` with the finished message would make another message out of it.
+        return rebuilt, (told(self),)
 
 
 class ConfigError(PenstockError):
@@ -56,6 +62,16 @@ class MemoryLost(PenstockError):
     """Shared memory of another process that is gone or has closed it."""
 
     failure_kind = FailureKind.INFRA
+
+
+class WorkerLost(PenstockError):
+    """A worker in another thread or process has ended, or was closed, and answers no call any more."""
+
+    failure_kind = FailureKind.INFRA
+
+
+class WorkerClosed(WorkerLost):
+    """A worker was closed on purpose while a call to it was open."""
 
 
 class StepStateError(PenstockError):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 import threading
 
+import pytest
+
 from penstock.runtime.cpu import let_idle_threads_sleep
 
 let_idle_threads_sleep()
@@ -12,3 +14,13 @@ let_idle_threads_sleep()
 # A shell starts background jobs with SIGINT ignored, and every process that a test starts would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+LONG_SECONDS = 300
+"""Time limit of a slow test without one of its own: many start processes, each of which imports torch."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Slow tests have more time than the others, so that a busy machine fails none of them."""
+    for item in items:
+        if item.get_closest_marker("long") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(LONG_SECONDS))

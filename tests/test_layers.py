@@ -32,6 +32,7 @@ LAYERS = (
     "given",
     "user_frames",
     "errors",
+    "error_form",
     "text",
 )
 """From top to bottom."""

@@ -9,7 +9,10 @@ from enum import Enum
 import torch
 from torch import Tensor
 
+from penstock.runtime.wire.crossing import crosses
 
+
+@crosses
 class Normaliser(Enum):
     """How a metric's parts become the step's number."""
 
@@ -25,6 +28,7 @@ class Normaliser(Enum):
     """The largest part."""
 
 
+@crosses
 @dataclass(frozen=True)
 class Metric:
     """One part of a metric: what a microbatch contributes."""

@@ -192,7 +192,7 @@ class ReplayBuffer:
     def reserve(self, group_id: str, start_version: int, target_step: int | None = None) -> Slot:
         """Take a permit and a unit of quota for a group that is being dispatched."""
         if not self._intake_open:
-            raise BufferStateError(f"group {group_id} is dispatched although the intake is closed; open it first")
+            raise BufferStateError(f"group {group_id} was dispatched while the intake is closed; open it first")
         if self.free_permits == 0:
             raise BufferStateError(f"group {group_id}: all {self._max_groups} permits are taken; await wait_admission")
         self._check_new(group_id, start_version)
@@ -267,7 +267,7 @@ class ReplayBuffer:
         """Hand up to `max_groups` groups to the trainer, in the sampler's order: READY -> SELECTED, permits back."""
         chosen = self._sampler.select(self._clock, self._index, max_groups)
         if len(chosen) > max_groups:
-            raise BufferStateError(f"the sampler selected {len(chosen)} groups where at most {max_groups} were wanted")
+            raise BufferStateError(f"the sampler selected {len(chosen)} groups; at most {max_groups} were requested")
         return self._hand_out(chosen)
 
     def select_one_group(self) -> Slot | None:
@@ -280,7 +280,7 @@ class ReplayBuffer:
         if self._open_step.pop(slot.group_id, None) is None:
             raise BufferStateError(
                 f"group {slot.group_id} cannot be refunded: it is not among the groups selected for step "
-                f"{self._clock.step}, or was refunded already"
+                f"{self._clock.step}, or was already refunded"
             )
         self._quota.give_back(slot.target_step)
         self._waiters.notify()
@@ -336,7 +336,7 @@ class ReplayBuffer:
 
     def _check_new(self, group_id: str, start_version: int) -> None:
         if group_id in self._slots or group_id in self._open_step:
-            raise BufferStateError(f"group {group_id} is in the replay buffer already; each attempt needs a fresh id")
+            raise BufferStateError(f"group {group_id} is already in the replay buffer; each attempt needs a fresh id")
         if not 0 <= start_version <= self._clock.served_version:
             raise BufferStateError(
                 f"group {group_id} cannot start with version {start_version}: engines serve "

@@ -65,7 +65,7 @@ class RuntimeConfig(Section):
     """Run the engine in a separate process during a run: faster if engine and trainer compete for Python's
     interpreter lock (small models, CPU), at the cost of a slower start and of copying weights through shared memory."""
     engine_threads: Annotated[int, Field(ge=0, le=1024)] = 0
-    """CPU threads for the engine; 0 means half of the cores."""
+    """CPU threads for each engine rank; 0 shares half of the cores among the ranks."""
     trainer_threads: Annotated[int, Field(ge=0, le=1024)] = 0
     """CPU threads for the trainer; 0 means half of the cores."""
     trainer_lanes: Annotated[int, Field(ge=0, le=64)] = 0

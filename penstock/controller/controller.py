@@ -17,7 +17,7 @@ from penstock.controller.bookkeeping.throughput import Throughput
 from penstock.controller.bookkeeping.work_queue import WorkQueue
 from penstock.controller.failures.cut_off import CutOffWatch
 from penstock.controller.failures.drops import DropBook
-from penstock.controller.failures.engine_condition import condition
+from penstock.controller.failures.engine_condition import rank_condition
 from penstock.controller.failures.watchdog import Watchdog
 from penstock.controller.parts import Parts
 from penstock.controller.pumps.advantage import AdvantagePump
@@ -132,16 +132,16 @@ class SingleController:
         """What every part is waiting for, in readable form."""
         buffer = self._parts.buffer
         return {
-            "rollout_pump": f"waits for {self.rollouts.waiting_for}",
-            "train_pump": f"waits for {self.training.waiting_for}",
-            "advantage_pump": f"waits for {self.advantages.waiting_for}",
-            "weight_sync": f"waits for {self.sync.waiting_for}",
+            "rollout_pump": f"waiting for {self.rollouts.waiting_for}",
+            "train_pump": f"waiting for {self.training.waiting_for}",
+            "advantage_pump": f"waiting for {self.advantages.waiting_for}",
+            "weight_sync": f"waiting for {self.sync.waiting_for}",
             "groups_in_flight": self._told(self._in_flight.ages()),
             "groups_between_attempts": self._told(self._in_flight.resting()),
             "gate": "open" if self._in_flight.gate_open else "closed",
             "buffer": f"{buffer.reserved} reserved, {buffer.ready} ready, {buffer.free_permits} permits free",
             "versions": f"trainer at {buffer.clock.trainer_version}, engines at {buffer.clock.served_version}",
-            "engines": {engine.name: condition(engine) for engine in self._parts.engines},
+            "engines": {rank.name: rank_condition(rank) for rank in self._parts.engines.ranks},
             **{name: tell() for name, tell in self._parts.activities.items()},
         }
 

@@ -12,7 +12,7 @@ from penstock.data_plane.client import DataPlaneClient
 from penstock.observe.events import EventLog
 from penstock.observe.samples import SampleLog
 from penstock.observe.timeline import Timeline
-from penstock.rollout.engines.base import GenerationEngine
+from penstock.rollout.fleet import EngineFleet
 from penstock.rollout.manager import GroupSource
 from penstock.rollout.prompts import PromptStream
 from penstock.training.interface import Trainer
@@ -24,7 +24,7 @@ class Parts:
 
     stream: PromptStream
     manager: GroupSource
-    engines: Sequence[GenerationEngine]
+    engines: EngineFleet
     trainer: Trainer
     buffer: ReplayBuffer
     data_plane: DataPlaneClient

@@ -18,6 +18,7 @@ from penstock.data_plane.meta import KVBatchMeta, Tags
 from penstock.errors import MissingRowError
 from penstock.runtime.cancellation import to_the_end
 from penstock.runtime.loop import DaemonExecutor
+from penstock.runtime.wire.crossing import crosses
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -27,6 +28,7 @@ _MOST_THREADS = 16
 _starting = threading.Lock()
 
 
+@crosses
 @dataclass(frozen=True)
 class SampleBatch:
     """Rows fetched from the data plane, in the order of the metadata that requested them."""

@@ -14,8 +14,10 @@ import torch
 from torch import Tensor
 
 from penstock.errors import DataPlaneError
+from penstock.runtime.wire.crossing import crosses
 
 
+@crosses
 @dataclass(frozen=True)
 class JaggedColumn:
     """Rows of different lengths in one buffer.
@@ -61,6 +63,7 @@ class JaggedColumn:
         return JaggedColumn(self.values[first : int(offsets_R1[-1])], offsets_R1 - first if first else offsets_R1)
 
 
+@crosses
 @dataclass(frozen=True)
 class ObjectColumn:
     """One Python object (text, JSON-like, or None) per row."""

@@ -9,10 +9,12 @@ from typing import Any
 
 from penstock.data_plane.fields import group_of
 from penstock.errors import DataPlaneError
+from penstock.runtime.wire.crossing import crosses
 
 Tags = Mapping[str, Any]
 
 
+@crosses
 @dataclass(frozen=True)
 class KVBatchMeta:
     """Metadata of a batch of rows in the data plane; all the controller ever sees of them.

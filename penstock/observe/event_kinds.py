@@ -40,6 +40,8 @@ EVENT_KINDS: dict[str, EventKind] = {
     "nonfinite_step_skipped": EventKind(Severity.FAILURE, "loss or gradient was not finite; the update was skipped"),
     "step_skipped": EventKind(Severity.FAILURE, "a step had no groups"),
     "engine_out_of_service": EventKind(Severity.FAILURE, "an engine did not load new weights"),
+    "engine_lost": EventKind(Severity.FAILURE, "an engine rank died; its requests go on elsewhere, or wait"),
+    "engine_not_replaced": EventKind(Severity.FAILURE, "an engine rank that died could not be replaced"),
     "weights_not_published": EventKind(Severity.FAILURE, "no engine loaded the last weights before the run ended"),
     "left_behind": EventKind(Severity.FAILURE, "parts of the run did not stop when it ended"),
     "eval_failed": EventKind(Severity.FAILURE, "a response to a held-out prompt could not be scored"),
@@ -57,6 +59,14 @@ EVENT_KINDS: dict[str, EventKind] = {
     "environment_failed": EventKind(
         Severity.NOTABLE,
         "a reward or environment failed for a new reason; with traceback, prompt and response",
+    ),
+    "engine_replaced": EventKind(
+        Severity.NOTABLE, "an engine rank that died is back, with the weights that are served"
+    ),
+    "engine_joined": EventKind(Severity.NOTABLE, "an engine rank was added"),
+    "engine_left": EventKind(Severity.NOTABLE, "an engine rank was removed; its requests go on elsewhere"),
+    "waiting_for_engines": EventKind(
+        Severity.NOTABLE, "requests waited for a long time because no engine rank served; one may come back"
     ),
     "prompt_overlong": EventKind(
         Severity.NOTABLE, "a prompt left no room for a response and was skipped (data.overlong: drop)"

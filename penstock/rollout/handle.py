@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -10,17 +9,25 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from penstock.errors import ConfigError, EnvironmentFailure, GenerationTimeout, OverlongPrompt, PromptTooLong
-from penstock.rollout.engines.base import GenerationEngine, GenerationRequest, GenerationResult, SamplingParams
+from penstock.rollout.engines.base import GenerationRequest, GenerationResult, SamplingParams
 from penstock.rollout.engines.stop_strings import cut_after
 from penstock.rollout.prompt_room import PromptRoom
 from penstock.rollout.prompts import Message, derive_seed
 from penstock.rollout.token_texts import HFTokenTexts
+from penstock.runtime.time_limit import TimeLimit
 from penstock.text import error_text, safe, safe_value
 
 _ROLES = ("bos", "eos", "pad", "unk", "cls", "sep", "mask")
 """Special tokens that structure sequences; tokenizers may have others, which are a model's words."""
 _PROMPTS_KEPT = 64
 """How many of the latest prompts have their ids cached."""
+
+
+class Generator(Protocol):
+    """Where responses come from: a fleet of engines, or a single one."""
+
+    async def generate(self, request: GenerationRequest) -> GenerationResult:
+        """Generate one response."""
 
 
 class Tokenizer(Protocol):
@@ -138,7 +145,7 @@ class HFTokenizer:
 class SampleHandle:
     """Implements `GenerationHandle` for sample `sample` of a group; turns are numbered so that seeds differ."""
 
-    engine: GenerationEngine
+    engine: Generator
     tokenizer: Tokenizer
     sampling: SamplingParams
     group_id: str
@@ -196,7 +203,7 @@ class SampleHandle:
             group_id=self.group_id,
         )
         self.turn += 1
-        limit = asyncio.timeout(self.timeout_seconds)
+        limit = TimeLimit(self.timeout_seconds)
         try:
             async with limit:
                 result = await self.engine.generate(request)
@@ -205,7 +212,7 @@ class SampleHandle:
                 raise
             raise OverlongPrompt(str(error)) from error
         except TimeoutError as error:
-            if not limit.expired():
+            if not limit.expired:
                 raise
             raise GenerationTimeout(
                 f"request {request.request_id} took longer than {self.timeout_seconds} s "

@@ -10,18 +10,20 @@ from penstock.data_plane import fields
 from penstock.data_plane.client import DataPlaneClient
 from penstock.data_plane.columns import JaggedColumn
 from penstock.data_plane.meta import KVBatchMeta
-from penstock.rollout.engines.base import GenerationEngine, SamplingParams
+from penstock.rollout.engines.base import SamplingParams
 from penstock.rollout.environments.base import Environment, GroupEnvironment, Trajectory
 from penstock.rollout.environments.rewards.scores import failures_about
-from penstock.rollout.handle import SampleHandle, Tokenizer
+from penstock.rollout.handle import Generator, SampleHandle, Tokenizer
 from penstock.rollout.prompt_room import PromptRoom
 from penstock.rollout.prompts import Prompt, PromptVisit, derive_seed
 from penstock.rollout.rows import group_columns
 from penstock.runtime.together import together
+from penstock.runtime.wire.crossing import crosses
 
 PARTITION = "rollouts"
 
 
+@crosses
 @dataclass(frozen=True)
 class PushedGroup:
     """A group whose rows are in the data plane: everything the controller learns about it."""
@@ -40,6 +42,7 @@ class GroupSource(Protocol):
         """Produce one group for the visit. Rows are in the data plane if and only if this returns."""
 
 
+@crosses
 @dataclass(frozen=True)
 class RolloutSettings:
     """What every group of a run has in common."""
@@ -57,7 +60,7 @@ class RolloutManager(GroupSource):
 
     def __init__(
         self,
-        engine: GenerationEngine,
+        engine: Generator,
         environment: Environment,
         tokenizer: Tokenizer,
         data_plane: DataPlaneClient,

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from penstock.runtime.wire.crossing import crosses
 
+
+@crosses
 @dataclass(frozen=True)
 class PromptRoom:
     """What becomes of a prompt that leaves no room for a single new token (`data.overlong`).

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from penstock.errors import SetupError
+from penstock.runtime.wire.crossing import crosses
 from penstock.text import is_safe, safe_value
 
 _KNOWN_MODULES = ("datetime", "decimal", "fractions", "uuid")
@@ -21,6 +22,7 @@ Message = Mapping[str, Any]
 """One message of a chat: `role`, `content`, and what else a chat template knows."""
 
 
+@crosses
 @dataclass(frozen=True)
 class Prompt:
     """One entry of the dataset. Its texts can always be written, no matter who made it: see `penstock.text`."""
@@ -53,6 +55,7 @@ class Prompt:
         return self.text if self.messages is None else self.messages
 
 
+@crosses
 @dataclass(frozen=True)
 class PromptVisit:
     """A prompt in one epoch: what the rollout pump dispatches, and what ends exactly once."""

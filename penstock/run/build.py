@@ -12,18 +12,18 @@ from penstock.config.models import RunConfig
 from penstock.data_plane import fields
 from penstock.data_plane.adapters.memory import MemoryDataPlane
 from penstock.data_plane.client import DataPlaneClient
-from penstock.errors import ConfigError, SetupError
-from penstock.rollout.engines.base import GenerationEngine, SamplingParams
-from penstock.rollout.engines.embedded import EmbeddedEngine
-from penstock.rollout.engines.process import EngineProcess, ProcessEngine
+from penstock.errors import ConfigError
+from penstock.rollout.engines.base import SamplingParams
 from penstock.rollout.environments.base import Environment, Split
 from penstock.rollout.environments.factory import make_environment
 from penstock.rollout.environments.rewards.records import RewardRecords
+from penstock.rollout.fleet import EngineFleet
 from penstock.rollout.handle import HFTokenizer
 from penstock.rollout.manager import PARTITION, GroupSource, RolloutManager, RolloutSettings
 from penstock.rollout.prompts import PromptStream
 from penstock.rollout.recorded import Recording
 from penstock.rollout.replay import RecordedEnvironment, RecordedStream, ReplaySource
+from penstock.run.build_engines import NO_PROCESSES, Processes, build_fleet
 from penstock.run.plan import lanes_on_gpu, planned_steps, prompt_room, stop_token_problems
 from penstock.run.rollouts import open_recording, recorded, rollout_notes
 from penstock.runtime.cancellation import ended_within
@@ -35,11 +35,10 @@ from penstock.weights.chat_template import template_problems
 from penstock.weights.facts import ModelFacts, read_facts
 from penstock.weights.hf import load_tokenizer, pick_device, silence_progress_bars
 
-_ENGINES = {"embedded": EmbeddedEngine}
 _TRAINERS = {"local": LocalTrainer}
 _DATA_PLANES = {"memory": MemoryDataPlane}
 _CLOSE_SECONDS = 30.0
-"""How long an engine or an environment may take to close; each of their parts has less."""
+"""How long an environment may take to close; each of its parts has less."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +48,8 @@ class Serving:
     hf_tokenizer: Any
     tokenizer: HFTokenizer
     environment: Environment
-    engines: tuple[GenerationEngine, ...]
-    """One, or none if rollouts are replayed."""
+    engines: EngineFleet
+    """All engines; without ranks if rollouts are replayed."""
     sampling: SamplingParams
     facts: ModelFacts
     """What the model is; only workers have the model itself."""
@@ -59,17 +58,9 @@ class Serving:
     rewards: RewardRecords = field(default_factory=RewardRecords)
     """What rewards print, and where they run."""
 
-    @property
-    def engine(self) -> GenerationEngine:
-        """The engine, for callers that cannot do without one."""
-        if not self.engines:
-            raise SetupError("there is no engine: rollouts come from rollout.replay_from")
-        return self.engines[0]
-
     async def close(self) -> None:
-        """Close engine and environment; one that does not finish closing is left behind."""
-        for engine in self.engines:
-            await ended_within(engine.close(), _CLOSE_SECONDS)
+        """Close engines and environment; one that does not finish closing is left behind."""
+        await self.engines.close()
         await ended_within(self.environment.close(), _CLOSE_SECONDS)
 
 
@@ -88,8 +79,8 @@ class Training:
     """What a person should know before training begins."""
 
 
-def build_serving(config: RunConfig, *, trains_too: bool, process: EngineProcess | None = None) -> Serving:
-    """Tokenizer, environment and engine. With `trains_too` the engine waits for the trainer's first weights.
+def build_serving(config: RunConfig, *, trains_too: bool, processes: Processes = NO_PROCESSES) -> Serving:
+    """Tokenizer, environment and engines. With `trains_too` the engines wait for the trainer's first weights.
 
     A run that trains on recorded rollouts has no engine, and its only environment is the recording.
     """
@@ -105,7 +96,7 @@ def build_serving(config: RunConfig, *, trains_too: bool, process: EngineProcess
         tokenizer=tokenizer,
         environment=_environment(config, recording, rewards),
         sampling=_sampling(config, tokenizer, hf_tokenizer, facts),
-        engines=() if replays else (_engine(config, tokenizer, process, awaits_weights=trains_too),),
+        engines=EngineFleet() if replays else build_fleet(config, tokenizer, processes, awaits_weights=trains_too),
         facts=facts,
         recording=recording,
         rewards=rewards,
@@ -124,37 +115,6 @@ def _environment(config: RunConfig, recording: Recording | None, rewards: Reward
     if recording is not None:
         return RecordedEnvironment(recording)
     return make_environment(config.rollout.environment, config.data, seed=config.seed, records=rewards)
-
-
-def begin_process(config: RunConfig) -> EngineProcess | None:
-    """The engine's process, if `runtime.engine_process` asks for one: it loads its model while others load theirs."""
-    if not config.runtime.engine_process or config.rollout.replay_from is not None:
-        return None
-    trains = config.training.backend != "none"
-    return EngineProcess(config.model, config.runtime.device, **_engine_settings(config, awaits_weights=trains))
-
-
-def _engine_settings(config: RunConfig, *, awaits_weights: bool) -> dict[str, Any]:
-    return {
-        "max_num_seqs": config.rollout.engine.max_num_seqs,
-        "max_model_len": config.rollout.engine.max_model_len,
-        "deterministic": config.deterministic,
-        "kv_cache": config.weight_sync.kv_cache,
-        "threads": threads_for_half(config.runtime.engine_threads),
-        "awaits_weights": awaits_weights,
-    }
-
-
-def _engine(
-    config: RunConfig, tokenizer: HFTokenizer, process: EngineProcess | None, *, awaits_weights: bool
-) -> GenerationEngine:
-    """An engine that has loaded its own model; with `awaits_weights` it serves once it has the trainer's."""
-    if process is not None:
-        return ProcessEngine(process, config.runtime.timeouts)
-    settings = _engine_settings(config, awaits_weights=awaits_weights)
-    return _ENGINES[config.rollout.engine.kind].from_pretrained(
-        config.model, device=config.runtime.device, **settings, texts=lambda: tokenizer.texts
-    )
 
 
 def build_data_plane(config: RunConfig) -> DataPlaneClient:
@@ -210,7 +170,7 @@ def _group_source(config: RunConfig, serving: Serving, data_plane: DataPlaneClie
         config.rollout.generation_timeout_seconds,
         prompt_room(config),
     )
-    manager = RolloutManager(serving.engine, serving.environment, serving.tokenizer, data_plane, settings)
+    manager = RolloutManager(serving.engines, serving.environment, serving.tokenizer, data_plane, settings)
     return recorded(manager, config, serving.hf_tokenizer, data_plane)
 
 

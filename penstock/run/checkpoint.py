@@ -123,7 +123,7 @@ class CheckpointStore:
     def activity(self) -> str:
         """What it is doing, for a diagnosis."""
         if not self.is_writing:
-            return "waits for a checkpoint"
+            return "idle"
         return f"writing step {self._begun} for {time.monotonic() - self._started:.1f} s"
 
     def has(self, step: int) -> bool:

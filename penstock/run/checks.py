@@ -66,7 +66,7 @@ def find_problems(
     if contradictions:  # policy and environment can only be built from consistent settings
         return found
     found.attempt(partial(_check_policy, config))
-    _check_mathematics(config, found)
+    _check_algorithm(config, found)
     data_steps = None
     if config.rollout.replay_from is not None:
         found.attempt(partial(_check_recording, config))
@@ -83,7 +83,7 @@ def _check_policy(config: RunConfig) -> None:
     check_capacity(sampler, config.buffer.max_buffered_groups, config.training.min_groups_per_chunk)
 
 
-def _check_mathematics(config: RunConfig, found: Problems) -> None:
+def _check_algorithm(config: RunConfig, found: Problems) -> None:
     """The user's own loss or advantage; these import torch."""
     if config.algorithm.loss.kind == "custom":
         from penstock.training.objective import load_loss

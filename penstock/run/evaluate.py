@@ -18,8 +18,9 @@ from penstock.controller.failures.classify import describe
 from penstock.errors import ConfigError, EnvironmentFailure, EvaluationError, OverlongPrompt, SetupError
 from penstock.observe.console import failure_text
 from penstock.observe.events import EventLog
-from penstock.rollout.engines.base import GenerationEngine, SamplingParams
+from penstock.rollout.engines.base import SamplingParams
 from penstock.rollout.environments.base import Environment, Split, Trajectory
+from penstock.rollout.fleet import EngineFleet
 from penstock.rollout.handle import SampleHandle, Tokenizer
 from penstock.rollout.prompts import Prompt, derive_seed
 from penstock.run.build import build_serving
@@ -36,8 +37,8 @@ class EvalParts(Protocol):
     """What an evaluation needs; `Serving` has all of it."""
 
     @property
-    def engine(self) -> GenerationEngine:
-        """Serves the weights under evaluation."""
+    def engines(self) -> EngineFleet:
+        """Serve the weights under evaluation."""
 
     @property
     def environment(self) -> Environment:
@@ -79,7 +80,7 @@ async def evaluate_prompts(
         return None
     started = time.monotonic()
     sampling = eval_sampling(parts.sampling, config.eval)
-    limit = asyncio.Semaphore(config.rollout.engine.max_num_seqs)
+    limit = asyncio.Semaphore(config.rollout.engine.max_num_seqs * config.rollout.engine.ranks)
     samples = config.eval.samples_per_prompt
 
     prompts_cut: set[str] = set()
@@ -125,7 +126,7 @@ def eval_seed(seed: int, prompt_id: str, sample: int) -> int:
 def _handle(parts: EvalParts, prompt: Prompt, sample: int, sampling: SamplingParams, config: RunConfig) -> SampleHandle:
     group_id = f"eval-{prompt.prompt_id}"
     return SampleHandle(
-        engine=parts.engine,
+        engine=parts.engines,
         tokenizer=parts.tokenizer,
         sampling=sampling,
         group_id=group_id,

@@ -155,7 +155,7 @@ class RunLife:
         return guarded
 
     async def _train(self, serving: Serving, training: Training) -> str:
-        if serving.engines:
+        if len(serving.engines):
             await in_daemon_thread(
                 "penstock-prompts", refuse_overlong, self._config, serving.environment, serving.tokenizer
             )

@@ -69,7 +69,7 @@ class Evaluations:
         A run that is told to end while running groups are drained leaves the engine behind the trainer: there is
         nothing to evaluate then.
         """
-        if not self.due(step) or ending.is_set() or self._parts.engine.stats().version != version:
+        if not self.due(step) or ending.is_set() or self._parts.engines.stats().version != version:
             return None
         return await _unless(ending, self._or_event(f"after step {step}"))
 

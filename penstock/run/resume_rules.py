@@ -50,11 +50,11 @@ _FREE = {
     "data": "train_path eval_path format eval_split download answer_key eval_size epochs chat_template overlong "
     "partial_step",
     "rollout": "max_inflight_groups generation_timeout_seconds record",
-    "rollout.engine": "kind max_num_seqs max_model_len",
+    "rollout.engine": "kind ranks max_num_seqs max_model_len",
     "rollout.sampling": "top_p top_k min_p max_new_tokens stop_token_ids stop",
     "rollout.environment": "args import_path rewards timeout_seconds workers in_process",
     "rollout.failure": "infra_attempts data_attempts backoff_seconds backoff_max_seconds max_dropped_prompts on_drop "
-    "min_groups_per_step stall_seconds on_stall max_redispatches",
+    "min_groups_per_step stall_seconds on_stall max_redispatches engine_replacements",
     "buffer": "max_buffered_groups",
     "algorithm": "entropy_coefficient old_policy",
     "algorithm.reward": "scale clip_low clip_high overlong overlong_limit overlong_buffer overlong_penalty",

@@ -13,9 +13,9 @@ from penstock.config.models import RunConfig
 from penstock.config.sections.timeouts import TimeoutsConfig
 from penstock.data_plane.client import DataPlaneClient
 from penstock.errors import SetupError
-from penstock.rollout.engines.process import EngineProcess
 from penstock.run import build
 from penstock.run.build import Serving, Training
+from penstock.run.build_engines import Processes, begin_processes, end_processes
 from penstock.runtime.awake import wait_awake
 from penstock.runtime.threads import in_daemon_thread
 from penstock.training.interface import Trainer
@@ -27,17 +27,16 @@ Span = Callable[[str], AbstractContextManager[Any]]
 
 @dataclass(frozen=True)
 class _Begun:
-    """A trainer with its data plane, and an engine's process that may still be starting."""
+    """A trainer with its data plane, and processes of engines that may still be starting."""
 
     trainer: Trainer
     data_plane: DataPlaneClient
-    process: EngineProcess | None
+    processes: Processes
 
     async def close(self) -> None:
         await self.trainer.close()
         self.data_plane.close()
-        if self.process is not None:
-            self.process.end(patience_seconds=0)
+        end_processes(self.processes)
 
 
 @asynccontextmanager
@@ -112,21 +111,19 @@ async def _leave(_: Training) -> None:
 
 
 def _begin(config: RunConfig) -> _Begun:
-    process = build.begin_process(config)
+    processes = begin_processes(config)
     try:
         data_plane = build.build_data_plane(config)
-        return _Begun(build.build_trainer(config, data_plane), data_plane, process)
+        return _Begun(build.build_trainer(config, data_plane), data_plane, processes)
     except BaseException:
-        if process is not None:
-            process.end(patience_seconds=0)
+        end_processes(processes)
         raise
 
 
 def _serving(config: RunConfig, begun: _Begun) -> Serving:
     trains = config.training.backend != "none"
     try:
-        return build.build_serving(config, trains_too=trains, process=begun.process)
+        return build.build_serving(config, trains_too=trains, processes=begun.processes)
     except BaseException:
-        if begun.process is not None:
-            begun.process.end(patience_seconds=0)
+        end_processes(begun.processes)
         raise

@@ -24,6 +24,11 @@ def threads_for_half(setting: int) -> int:
     return setting or max(1, usable_cores() // 2)
 
 
+def threads_per_rank(setting: int, ranks: int) -> int:
+    """Threads of each of several engines that share half of the cores: the setting, or an equal part if it is 0."""
+    return setting or max(1, threads_for_half(0) // ranks)
+
+
 def lanes_for_rest(setting: int, threads: int) -> int:
     """How many of a worker's pieces run side by side: the setting, or as many as fill the cores if it is 0."""
     return setting or max(1, usable_cores() // threads)

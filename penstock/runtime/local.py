@@ -80,6 +80,14 @@ class WorkerThread:
         self._inbox.put(job)
         return future
 
+    def post(self, function: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Queue a function that nobody waits for and that raises nothing; needs no event loop."""
+
+        def job() -> None:
+            function(*args, **kwargs)
+
+        self._inbox.put(job)
+
     def retire(self) -> None:
         """Let the thread end by itself after the running call; does not wait for it."""
         self._closed = True

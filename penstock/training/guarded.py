@@ -66,7 +66,7 @@ class GuardedTrainer(Trainer):
         if self._stuck is not None:
             return f"stuck: {self._stuck}"
         if not self._calls:
-            return "waits for a call"
+            return "idle"
         first, behind = self._calls[0], len(self._calls) - 1
         text = f"in {first.name} for {self._clock() - self._began(first):.1f} s"
         return f"{text}, {behind} calls behind it" if behind else text

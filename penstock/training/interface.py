@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Protocol
 
 from penstock.data_plane.meta import KVBatchMeta
+from penstock.runtime.wire.crossing import crosses
 from penstock.weights.source import WeightSource
 
 
+@crosses
 @dataclass(frozen=True)
 class ChunkResult:
     """What one `train_microbatch` call did."""
@@ -22,6 +24,7 @@ class ChunkResult:
     seconds: float
 
 
+@crosses
 @dataclass(frozen=True)
 class StepResult:
     """What `finish_train_step` did."""
@@ -37,6 +40,7 @@ class StepResult:
     """Flat keys without prefix (`loss`, `grad_norm`, `lr`, …), equal to those of the whole batch in one call."""
 
 
+@crosses
 @dataclass(frozen=True)
 class Prepared:
     """What `prepare` did."""

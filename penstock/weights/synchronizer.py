@@ -12,10 +12,12 @@ from typing import Any
 from penstock.errors import SetupError, WeightSyncError
 from penstock.runtime.awake import wait_awake
 from penstock.runtime.cancellation import to_the_end
+from penstock.runtime.wire.crossing import crosses
 from penstock.weights.receiver import WeightReceiver
 from penstock.weights.source import WeightSource
 
 
+@crosses
 @dataclass(frozen=True)
 class SyncReport:
     """What a sync did."""
@@ -43,11 +45,12 @@ class WeightSynchronizer:
     b is reported as failed. b wakes up, takes version 3, and is paused. The sync of version 4 brings it back.
     """
 
-    def __init__(self, receivers: Sequence[WeightReceiver], limit_seconds: float = 300.0) -> None:
-        names = [receiver.name for receiver in receivers]
-        if len(set(names)) != len(names):
-            raise SetupError(f"engine names must be unique, but these are {names}")
-        self._receivers = tuple(receivers)
+    def __init__(
+        self, receivers: Sequence[WeightReceiver] | Callable[[], Sequence[WeightReceiver]], limit_seconds: float = 300.0
+    ) -> None:
+        """`receivers` are these, or those that a call gives when a sync begins."""
+        self._members = receivers if callable(receivers) else lambda: receivers
+        self._receivers = _unique(self._members())
         self._limit = limit_seconds
         self._late: dict[str, asyncio.Task[None]] = {}
         """Receivers whose call was given up; the task ends when they are paused."""
@@ -63,10 +66,12 @@ class WeightSynchronizer:
 
     async def _publish(self, source: WeightSource) -> SyncReport:
         started = time.monotonic()
+        self._receivers = _unique(self._members())
+        names = {receiver.name for receiver in self._receivers}
         errors: dict[str, BaseException] = {
             name: WeightSyncError("it has not answered an earlier weight update yet")
             for name, task in self._late.items()
-            if not task.done()
+            if name in names and not task.done()
         }
         await self._all("pause", errors, lambda receiver: receiver.pause())
         await self._all("update_weights", errors, lambda receiver: receiver.update_weights(source))
@@ -111,6 +116,13 @@ class WeightSynchronizer:
         if self._given_up.is_set():
             return f"{name} had no answer when the run ended"
         return f"{name} had no answer after {self._limit:g} s (runtime.timeouts.weights_seconds)"
+
+
+def _unique(receivers: Sequence[WeightReceiver]) -> tuple[WeightReceiver, ...]:
+    names = [receiver.name for receiver in receivers]
+    if len(set(names)) != len(names):
+        raise SetupError(f"engine names must be unique, but these are {names}")
+    return tuple(receivers)
 
 
 async def _keep_out(receiver: WeightReceiver, call: asyncio.Task[None]) -> None:

@@ -1,4 +1,4 @@
-"""Log-probs of any finite size: no loss, weight, metric or gradient is infinite or NaN, whatever the number format."""
+"""Log-probs of any finite size: no loss, weight, metric or gradient is infinite or NaN, whatever the dtype."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every loss keeps to: gradients, masks, order, partition, number formats, extremes."""
+"""What every loss keeps to: gradients, masks, order, partition, dtypes, extremes."""
 
 from __future__ import annotations
 

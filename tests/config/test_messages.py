@@ -70,7 +70,7 @@ def test_unknown_setting_with_no_near_name_lists_what_there_is() -> None:
         ("training__backend", "fsdp", "training.backend: unknown 'fsdp'; one of local, none"),
         ("runtime__kind", "ray", "runtime.kind: unknown 'ray'; the only choice is local"),
         ("rollout__environment__args", 3, "rollout.environment.args: expected a mapping of names to values, got 3"),
-        ("buffer", None, "buffer: is empty; remove it, or give it some of max_buffered_groups"),
+        ("buffer", None, "buffer: is empty; remove it, or set some of max_buffered_groups"),
         ("buffer", 32, "buffer: expected a section with some of max_buffered_groups, got 32"),
         ("rollout__sampling__stop_token_ids", [1, "x"], None),
     ],

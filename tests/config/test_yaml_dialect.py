@@ -61,3 +61,8 @@ def test_a_merged_key_may_be_replaced() -> None:
 
 def test_short_lists_are_written_on_one_line() -> None:
     assert write_yaml({"betas": [0.9, 0.95], "rest": [[1], [2]]}) == "betas: [0.9, 0.95]\nrest:\n  - [1]\n  - [2]\n"
+
+
+@pytest.mark.parametrize("text", ["\x85", "a\x85b", "line\n\x85\n", "\u2028", "\ufeff", "\t", " x ", "off", "1e-5"])
+def test_text_is_read_as_it_was_written(text: str) -> None:
+    assert parse_yaml(write_yaml({text: [text, {"nested": text}]})) == {text: [text, {"nested": text}]}

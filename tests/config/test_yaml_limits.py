@@ -75,9 +75,9 @@ def chain(levels: int) -> str:
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (lists(12), "stands for more than 20,000 values, once its aliases are written out"),
-        (merges(12), "stands for more than 20,000 values, once its aliases are written out"),
-        ("a: [" + "x," * 25_000 + "]", "stands for more than 20,000 values, once its aliases are written out"),
+        (lists(12), "expands to more than 20,000 values once its aliases are written out"),
+        (merges(12), "expands to more than 20,000 values once its aliases are written out"),
+        ("a: [" + "x," * 25_000 + "]", "expands to more than 20,000 values once its aliases are written out"),
         (chain(500), "it is nested too deeply: more than 50 levels"),
         ("a: " + "[" * 20_000, "it is nested too deeply: more than 50 levels"),
         ("a: " + "{a: " * 5_000, "it is nested too deeply: more than 50 levels"),
@@ -108,7 +108,7 @@ def test_aliases_and_merges_of_the_usual_kind_are_read() -> None:
 
 
 def test_a_file_that_is_no_configuration_is_not_read_to_its_end(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is larger than 1,048,576 bytes, so not a configuration"):
+    with pytest.raises(ConfigError, match="is larger than 1,048,576 bytes, so it is not a configuration"):
         load_config("/dev/zero")
 
 

@@ -76,18 +76,18 @@ async def test_a_loop_that_runs_is_not_reported_as_blocked() -> None:
 def test_a_diagnosis_is_a_line_for_each_part() -> None:
     facts = {
         "seconds": 300.0,
-        "train_pump": "waits for 1 selectable groups",
+        "train_pump": "waiting for 1 ready group",
         "groups_in_flight": {f"group{i}": float(i) for i in range(20)},
         "groups_between_attempts": {},
-        "engines": {"embedded": "healthy, 0 running, 0 waiting"},
+        "engines": {"embedded-0": "healthy, 0 running, 0 waiting"},
     }
     first, pump, groups, resting, engines = diagnosis_lines(facts)
     assert first == "nothing was committed or trained for 300 s"
-    assert pump == "train pump: waits for 1 selectable groups"
+    assert pump == "train pump: waiting for 1 ready group"
     assert groups.startswith("groups in flight: group19 19 s, group18 18 s, ")
     assert groups.endswith(" and 8 more")
     assert resting == "groups between attempts: none"
-    assert engines == "engines: embedded healthy, 0 running, 0 waiting"
+    assert engines == "engines: embedded-0 healthy, 0 running, 0 waiting"
 
 
 def test_both_consoles_show_a_stall_in_full() -> None:
@@ -95,6 +95,6 @@ def test_both_consoles_show_a_stall_in_full() -> None:
         written = StringIO()
         console = Console(file=written, width=60, force_terminal=mode == "table")
         view = make_console(mode, 4, console)  # type: ignore[arg-type]
-        view.on_event("stalled", {"seconds": 1.0, "train_pump": "waits " + "long " * 40 + "for the end"})
+        view.on_event("stalled", {"seconds": 1.0, "train_pump": "waiting " + "long " * 40 + "for the end"})
         view.close()
         assert "for the end" in " ".join(written.getvalue().split())

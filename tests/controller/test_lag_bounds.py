@@ -41,7 +41,7 @@ UPDATES: dict[str, tuple[str, ...]] = {
     "in_order": ("in_flight", "drain"),
     "weight_fifo": ("in_flight", "drain"),
 }
-"""What the configuration allows beside each policy."""
+"""What the configuration allows with each policy."""
 COMBINATIONS = [(kind, update) for kind, updates in UPDATES.items() for update in updates]
 PROMPTS = 30
 

@@ -1,4 +1,4 @@
-"""Every setting of the step's mathematics has its effect under every sampler; where it cannot, it is rejected."""
+"""Every setting of the step's algorithm has its effect under every sampler; where it cannot, it is rejected."""
 
 from __future__ import annotations
 

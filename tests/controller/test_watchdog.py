@@ -21,11 +21,11 @@ async def test_a_stall_is_reported_once_with_what_everything_waits_for() -> None
     )
     assert await run.run() == "data_exhausted"
     [stall] = run.names("stalled")
-    assert "1 selectable groups for step 1" in stall["train_pump"]
+    assert "1 ready group for step 1" in stall["train_pump"]
     assert list(stall["groups_in_flight"]) == ["group00000002 (prompt 2)"]
     assert stall["groups_in_flight"]["group00000002 (prompt 2)"] >= 0.1
     assert stall["engines"] == {"scripted": "healthy, 2 running, 0 waiting"}
-    assert (stall["advantage_pump"], stall["weight_sync"]) == ("waits for a chunk", "waits for a finished step")
+    assert (stall["advantage_pump"], stall["weight_sync"]) == ("waiting for a chunk", "waiting for a finished step")
 
 
 async def test_a_stall_stops_the_run_where_it_is_told_to() -> None:
@@ -34,7 +34,7 @@ async def test_a_stall_stops_the_run_where_it_is_told_to() -> None:
         prompts=4,
         script=lambda request: ScriptedResponse(60.0 if request.prompt_ids[0] == 2 else 0.0),
     )
-    with pytest.raises(RunStalled, match=r"stall_seconds.*train pump: waits for 1 selectable"):
+    with pytest.raises(RunStalled, match=r"stall_seconds.*train pump: waiting for 1 ready"):
         await run.run()
     assert run.trainer.machine.step_id is None
 

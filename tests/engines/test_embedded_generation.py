@@ -1,4 +1,4 @@
-"""What the embedded engine generates, beside what the Hugging Face model says."""
+"""What the embedded engine generates, next to what the Hugging Face model says."""
 
 from __future__ import annotations
 

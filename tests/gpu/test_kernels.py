@@ -1,4 +1,4 @@
-"""Each kernel of the embedded engine beside plain torch."""
+"""Each kernel of the embedded engine next to plain torch."""
 
 from __future__ import annotations
 

@@ -85,14 +85,14 @@ def test_a_stall_shows_what_everything_waited_for() -> None:
         60,
         "stalled",
         seconds=30.0,
-        train_pump="waits for 1 selectable groups for step 2",
+        train_pump="waiting for 1 ready group for step 2",
         groups_in_flight={"group00000005 (prompt 6)": 31.5},
         engines={"embedded": "healthy, 0 running, 0 waiting"},
     )
     page = stalls(EventTally.of([at(0, "run_started"), stall]))
     assert "<details open>" in page
     assert plain(page).endswith(
-        "+60 s: nothing was committed or trained for 30 s train pump: waits for 1 selectable groups for step 2 "
+        "+60 s: nothing was committed or trained for 30 s train pump: waiting for 1 ready group for step 2 "
         "groups in flight: group00000005 (prompt 6) 31.5 s engines: embedded healthy, 0 running, 0 waiting"
     )
 

@@ -41,7 +41,7 @@ from tests.rollout.talking import Talker
         ("42", "", "unparsed"),
     ],
 )
-def test_answers_are_compared_as_mathematics(reference: str, response: str, outcome: str) -> None:
+def test_answers_are_compared_as_math_expressions(reference: str, response: str, outcome: str) -> None:
     assert grade(reference, response) == outcome
 
 

@@ -130,7 +130,7 @@ async def test_a_write_that_never_ends_is_an_error_that_names_the_limit(tmp_path
     assert store.activity().startswith("writing step 1 for 0.")
     with pytest.raises(CheckpointError, match=r"within 0\.1 s \(runtime\.timeouts\.checkpoint_seconds\)"):
         await store.finish()
-    assert store.activity() == "waits for a checkpoint"
+    assert store.activity() == "idle"
     go_on.set()
 
 

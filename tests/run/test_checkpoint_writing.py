@@ -33,7 +33,7 @@ def look_often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def config_with_stalls(make_config: ConfigMaker) -> Any:
-    """One that ends where nothing happens for a moment; rollouts cannot go on for long beside the writing."""
+    """One that ends where nothing happens for a moment; rollouts cannot go on for long during the writing."""
     return make_config(
         **QUICK,
         **{

@@ -35,7 +35,7 @@ def test_a_healthy_run_has_no_findings_and_nothing_is_left_behind(make_config: C
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_everything_is_told_at_once_a_run_in_the_folder_beside_the_rest(
+def test_everything_is_told_at_once_a_run_in_the_folder_next_to_the_rest(
     make_config: ConfigMaker, tmp_path: Path, model_folder: Path
 ) -> None:
     config = function_run(
@@ -72,7 +72,7 @@ def test_everything_is_told_at_once_a_run_in_the_folder_beside_the_rest(
     assert [line.partition(":")[0] for line in refused.value.warnings] == ["staleness.lookahead"]
 
 
-def test_contradictions_between_settings_are_told_beside_the_rest(make_config: ConfigMaker, tmp_path: Path) -> None:
+def test_contradictions_between_settings_are_told_next_to_the_rest(make_config: ConfigMaker, tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     path.write_text(dump_config(function_run(make_config, tmp_path, **{"model.path": str(tmp_path / "nowhere")})))
     wrong = ["rollout.sampling.max_new_tokens=500", "weight_sync.mode=drain", "weight_sync.kv_cache=keep"]
@@ -85,7 +85,7 @@ def test_contradictions_between_settings_are_told_beside_the_rest(make_config: C
         load_config(path, wrong)
 
 
-def test_a_folder_that_holds_another_run_is_told_beside_the_rest(make_config: ConfigMaker, tmp_path: Path) -> None:
+def test_a_folder_that_holds_another_run_is_told_next_to_the_rest(make_config: ConfigMaker, tmp_path: Path) -> None:
     config = function_run(make_config, tmp_path, **{"rollout.engine.max_model_len": 4096})
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "metrics.jsonl").write_text("{}\n")

@@ -19,7 +19,7 @@ import penstock
 from penstock.config.models import RunConfig
 from penstock.config.sections.algorithm import AlgorithmConfig
 from penstock.errors import ConfigError, SetupError
-from penstock.run import build
+from penstock.run import build, build_engines
 from penstock.run.starting import parts_of
 from penstock.training.workers.none import NoTrainer
 from tests.engines.test_process_engine import alive, wait_until_gone
@@ -157,7 +157,7 @@ async def test_a_run_that_cannot_be_built_leaves_no_process(
 ) -> None:
     begun: list[int] = []
 
-    class Noted(build.EngineProcess):
+    class Noted(build_engines.EngineProcess):
         def __init__(self, *args: Any, **options: Any) -> None:
             super().__init__(*args, **options)
             begun.append(self.pid)
@@ -165,7 +165,7 @@ async def test_a_run_that_cannot_be_built_leaves_no_process(
     def broken(*_: Any, **__: Any) -> None:
         raise SetupError("the model is broken")
 
-    monkeypatch.setattr(build, "EngineProcess", Noted)
+    monkeypatch.setattr(build_engines, "EngineProcess", Noted)
     monkeypatch.setattr(build, part, broken)
     if part == "read_facts":
         monkeypatch.setattr(build, "build_trainer", lambda _, plane: NoTrainer(plane, AlgorithmConfig()))

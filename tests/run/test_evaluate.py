@@ -1,4 +1,4 @@
-"""Evaluation on scripted parts: its figures, its seeds, and that rollouts go on beside it under fixed weights."""
+"""Evaluation on scripted parts: its figures, its seeds, and that rollouts go on alongside it under fixed weights."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from penstock.observe.timeline import Timeline
 from penstock.rollout.engines.base import GenerationRequest, SamplingParams
 from penstock.rollout.engines.scripted import ScriptedEngine, ScriptedResponse
 from penstock.rollout.environments.base import GenerationHandle, Trajectory
+from penstock.rollout.fleet import EngineFleet
 from penstock.rollout.prompts import Prompt, derive_seed
 from penstock.run.eval_report import EvalReport, PassAtK
 from penstock.run.evaluate import evaluate_prompts
@@ -51,6 +52,10 @@ class EvalSetup:
 
     def __post_init__(self) -> None:
         self.engine = ScriptedEngine(self._answer)
+
+    @property
+    def engines(self) -> EngineFleet:
+        return EngineFleet([self.engine])
 
     def _answer(self, request: GenerationRequest) -> ScriptedResponse:
         self.requests.append(request)

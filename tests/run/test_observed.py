@@ -42,7 +42,7 @@ def test_a_run_leaves_a_valid_trace_samples_and_a_report(make_config: ConfigMake
         "step 2",
         "step 3",
     ]
-    assert {"embedded requests", "embedded slots at work", "buffer", "weight version"} <= {
+    assert {"embedded-0 requests", "embedded-0 slots at work", "buffer", "weight version"} <= {
         event["name"] for event in events if event["ph"] == "C"
     }
     marks = [event["name"] for event in events if event["ph"] == "i"]

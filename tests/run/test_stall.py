@@ -1,4 +1,4 @@
-"""A real `penstock train` whose environment hangs says on the terminal what everything waits for."""
+"""A real `penstock train` whose environment hangs says on the terminal what everything waiting for."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def test_penstock_train_prints_what_every_part_waits_for(make_config: ConfigMake
     assert told.returncode == 1, told.stdout + told.stderr
     begin = told.stdout.index("! stalled: nothing was committed or trained for 0.5 s")
     for line in (
-        "rollout pump: waits for ",
-        "train pump: waits for 1 selectable groups for step 2",
-        "advantage pump: waits for a chunk",
-        "weight sync: waits for a finished step",
+        "rollout pump: waiting for ",
+        "train pump: waiting for 1 ready group for step 2",
+        "advantage pump: waiting for a chunk",
+        "weight sync: waiting for a finished step",
         "groups in flight: group00000005 (prompt 6) ",
         "groups between attempts: none",
-        "engines: embedded healthy, 0 running, 0 waiting",
+        "engines: embedded-0 healthy, 0 running, 0 waiting",
     ):
         assert line in told.stdout[begin:]
     assert "rollout.failure.stall_seconds" in told.stderr

@@ -85,7 +85,7 @@ class TestStoppedEngine:
         settings = config(**STOPS)
         began = time.monotonic()
         with pytest.raises(
-            RunStalled, match=r"embedded silent for \d+ s \(process \d+ does not answer; it may be stop"
+            RunStalled, match=r"embedded-0 silent for \d+ s \(process \d+ does not answer; it may be stop"
         ):
             penstock.train(settings)
         assert time.monotonic() - began < 40
@@ -133,7 +133,7 @@ class TestStoppedEngine:
 
         def go_on(event: str, facts: Any) -> None:
             if event == "stalled" and "silent" in str(facts["engines"]):
-                told.append(facts["engines"]["embedded"])
+                told.append(facts["engines"]["embedded-0"])
                 os.kill(engines[0].pid, signal.SIGCONT)
 
         monkeypatch.setattr("penstock.observe.console.SilentView.on_event", lambda self, *event: go_on(*event))

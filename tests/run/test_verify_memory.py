@@ -67,7 +67,7 @@ async def test_keys_and_values_are_exact(make_config: ConfigMaker, dtype: str) -
     config = make_config(**{"model.dtype": dtype, "rollout.engine": {"max_num_seqs": 7, "max_model_len": 50}})
     serving = build_serving(config, trains_too=False)
     try:
-        engine = serving.engine
+        (engine,) = (rank.engine for rank in serving.engines.ranks)
         assert isinstance(engine, EmbeddedEngine)
         cache = engine._runner.cache
         assert estimate_memory(config).kv_cache == total_bytes([cache._keys_YSKCD, cache._values_YSKCD])

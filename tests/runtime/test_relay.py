@@ -1,4 +1,4 @@
-"""Calls beside a running event loop, and the signals that reach them."""
+"""Calls alongside a running event loop, and the signals that reach them."""
 
 from __future__ import annotations
 

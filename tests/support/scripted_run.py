@@ -23,6 +23,7 @@ from penstock.observe.timeline import Timeline
 from penstock.rollout.engines.base import GenerationRequest, SamplingParams
 from penstock.rollout.engines.scripted import ScriptedEngine, ScriptedResponse
 from penstock.rollout.environments.base import GenerationHandle, Segment, Split, Trajectory, checked_reward
+from penstock.rollout.fleet import EngineFleet
 from penstock.rollout.manager import PARTITION, RolloutManager, RolloutSettings
 from penstock.rollout.prompts import Prompt, PromptStream
 from penstock.training.workers.scripted import ScriptedTrainer
@@ -138,6 +139,7 @@ class ScriptedRun:
             config.seed,
             config.rollout.generation_timeout_seconds,
         )
+        engines = EngineFleet([self.engine])
         parts = Parts(
             stream=PromptStream(
                 environment.prompts(Split.TRAIN),
@@ -145,8 +147,8 @@ class ScriptedRun:
                 shuffle=config.data.shuffle,
                 seed=config.seed,
             ),
-            manager=RolloutManager(self.engine, environment, NumberTokenizer(), self.data_plane, settings),
-            engines=[self.engine],
+            manager=RolloutManager(engines, environment, NumberTokenizer(), self.data_plane, settings),
+            engines=engines,
             trainer=TracedTrainer(self.trainer, self.timeline),
             buffer=self.buffer,
             data_plane=self.data_plane,

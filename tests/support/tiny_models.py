@@ -54,8 +54,8 @@ FAMILIES = {
     "granite": ("Granite", {"logits_scaling": 3.0, "embedding_multiplier": 2.0, "residual_multiplier": 0.5}),
     "cohere": ("Cohere", {"logit_scale": 0.25, "use_qk_norm": True}),
 }
-"""Class prefix in transformers, and what makes the family what it is beside the sizes. Head dimensions are those of 32
-hidden numbers in 4 heads; Gemma alternates windowed and full layers, Phi's head has a bias."""
+"""Class prefix in transformers, and what makes the family what it is apart from the sizes. Head dimensions are those of
+32 hidden numbers in 4 heads; Gemma alternates windowed and full layers, Phi's head has a bias."""
 
 
 def tiny_model(

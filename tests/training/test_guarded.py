@@ -41,7 +41,7 @@ def guarded(trainer: ScriptedTrainer, seconds: float = 0.2, snapshot: float = 60
 async def test_it_says_which_call_it_is_in_and_what_waits_behind() -> None:
     trainer = Gated()
     guard = guarded(trainer, 60.0)
-    assert guard.activity() == "waits for a call"
+    assert guard.activity() == "idle"
     await guard.begin_train_step(0)
     calls = [asyncio.create_task(guard.train_microbatch(0, META)) for _ in range(2)]
     await asyncio.sleep(0)
@@ -49,7 +49,7 @@ async def test_it_says_which_call_it_is_in_and_what_waits_behind() -> None:
     trainer.gate.release()
     trainer.gate.release()
     assert [result.valid_sequences for result in await asyncio.gather(*calls)] == [1.0, 1.0]
-    assert guard.activity() == "waits for a call"
+    assert guard.activity() == "idle"
 
 
 async def test_a_call_that_does_not_come_back_is_stuck_and_so_is_all_that_follows() -> None:
@@ -102,7 +102,7 @@ async def test_a_call_whose_caller_was_cancelled_is_under_way_until_the_trainer_
     assert "behind" not in guard.activity(), "the one that waited for its turn is withdrawn"
     trainer.gate.release()
     await asyncio.sleep(0.01)
-    assert guard.activity() == "waits for a call"
+    assert guard.activity() == "idle"
 
 
 async def test_time_in_which_the_process_was_stopped_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:

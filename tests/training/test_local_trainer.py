@@ -1,4 +1,4 @@
-"""Behaviour of the local worker's split step beside its gradients."""
+"""Behaviour of the local worker's split step, apart from its gradients."""
 
 from __future__ import annotations
 

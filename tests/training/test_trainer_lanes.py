@@ -49,8 +49,8 @@ async def two_steps(lanes: int, *, lora: bool = False, **settings: Any) -> tuple
 async def test_lanes_give_the_same_bits(batching: str, lora: bool) -> None:
     alone, alone_metrics = await two_steps(1, batching=batching, lora=lora)
     for lanes in (2, 3):
-        beside, metrics = await two_steps(lanes, batching=batching, lora=lora)
-        assert bit_equal(alone, beside)
+        alongside, metrics = await two_steps(lanes, batching=batching, lora=lora)
+        assert bit_equal(alone, alongside)
         assert metrics == alone_metrics
 
 

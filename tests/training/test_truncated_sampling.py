@@ -65,7 +65,7 @@ async def raw_gradients(local: LocalTrainer, meta: KVBatchMeta) -> tuple[dict[st
 
 
 def accepted() -> Iterator[Any]:
-    """Every loss with every old policy and correction that the configuration takes beside truncated sampling."""
+    """Every loss with every old policy and correction that the configuration takes with truncated sampling."""
     corrections: list[dict[str, Any]] = [{"kind": kind} for kind in ("none", "tis", "icepop", "decoupled")]
     corrections += [{"kind": "sequence_masked", "mean": mean, "low": 0.5} for mean in ("sum", "geometric")]
     for loss in ("ppo_clip", "gspo", "cispo", "reinforce"):

@@ -223,7 +223,7 @@ def test_files_that_send_a_reader_to_a_pickle_are_refused(
 
 
 def test_an_adapter_that_lies_pickled_in_a_model_folder_is_refused(tmp_path: Path) -> None:
-    """transformers loads an adapter that it finds beside a model."""
+    """transformers loads an adapter that it finds next to a model."""
     folder = save_tiny_model(tmp_path / "model")
     (folder / "adapter_config.json").write_text(
         json.dumps({"peft_type": "LORA", "base_model_name_or_path": str(folder)})

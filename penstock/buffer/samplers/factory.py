@@ -77,7 +77,7 @@ def _custom(config: CustomStaleness, prompt_groups_per_step: int) -> StalenessSa
     if missing:
         raise ConfigError(
             [
-                f"staleness.import_path: {config.import_path} lacks {', '.join(missing)}; see "
+                f"staleness.import_path: {config.import_path} does not define {', '.join(missing)}; see "
                 "penstock.buffer.samplers.base.StalenessSampler, or derive from BucketSampler there"
             ]
         )

@@ -32,7 +32,7 @@ class InOrder(BucketSampler):
     def bucket(self, slot: Slot) -> int:
         if slot.target_step is None:
             raise BufferStateError(
-                f"group {slot.group_id} has no target step, which the in_order sampler needs; pass the admission's"
+                f"group {slot.group_id} has no target step, which the in_order sampler needs; pass its admission's"
             )
         return slot.target_step
 

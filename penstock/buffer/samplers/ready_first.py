@@ -25,7 +25,7 @@ class ReadyFirst(BucketSampler):
 
     def rank(self, slot: Slot) -> int:
         if slot.ready_order is None:
-            raise BufferStateError(f"group {slot.group_id} is not ready and has no place in commit order")
+            raise BufferStateError(f"group {slot.group_id} is not ready, so it has no position in commit order")
         return slot.ready_order
 
     def admit(self, clock: Clock, quota: QuotaView) -> Admission | None:

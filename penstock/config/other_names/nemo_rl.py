@@ -16,7 +16,7 @@ MODEL = Table(
             "`policy.dtensor_cfg.lora_cfg.enabled`, `policy.dtensor_cfg.lora_cfg.dim`, "
             "`policy.dtensor_cfg.lora_cfg.alpha`",
             "`model.lora`, `model.lora.rank`, `model.lora.alpha`",
-            "`automodel_cfg` in place of `dtensor_cfg` on their main branch",
+            "on their main branch, `automodel_cfg` replaces `dtensor_cfg`",
         ),
         Row(
             "`policy.dtensor_cfg.lora_cfg.match_all_linear`, `policy.dtensor_cfg.lora_cfg.target_modules`",
@@ -66,8 +66,8 @@ GENERATION = Table(
         Row(
             "`policy.generation.top_p`, `policy.generation.top_k`",
             "`rollout.sampling.top_p`, `rollout.sampling.top_k`",
-            "theirs filters the trainer's logits by its own probabilities; ours takes the tokens that the engine had "
-            "left",
+            "theirs filters the trainer's logits by the trainer's own probabilities; ours keeps the tokens that the "
+            "engine kept",
         ),
         Row("`policy.generation.stop_strings`", "`rollout.sampling.stop`", "rewards see the stop string"),
         Row(
@@ -80,7 +80,7 @@ GENERATION = Table(
         Row(
             "`data.default.prompt_file`, `data.default.system_prompt_file`, `data.train.split_validation_size`",
             "no equivalent",
-            "put it into the data",
+            "put it in the data",
         ),
         Row("`data.shuffle`, `grpo.seed`", "`data.shuffle`, `seed`"),
         Row(
@@ -91,12 +91,12 @@ GENERATION = Table(
         Row(
             "`grpo.max_rollout_turns`",
             "`rollout.environment.args`",
-            "the environment's own; `max_turns` of `calculator`",
+            "set by the environment; `calculator` has `max_turns`",
         ),
     ),
 )
 
-MATHEMATICS = Table(
+ALGORITHM = Table(
     SYSTEM,
     (
         Row("`loss_fn.token_level_loss`", "`algorithm.loss.aggregation`", "`token_mean` or `sequence_mean`"),
@@ -108,7 +108,7 @@ MATHEMATICS = Table(
         Row(
             "`loss_fn.sequence_level_importance_ratios: true`",
             "`algorithm.loss.kind: gspo`",
-            "clip ranges have another scale and other defaults",
+            "clip ranges have a different scale and different defaults",
         ),
         Row("`loss_fn.use_cispo: true`", "`algorithm.loss.kind: cispo`"),
         Row("`loss_fn.disable_ppo_ratio: true`", "`algorithm.loss.kind: reinforce`"),
@@ -126,12 +126,12 @@ MATHEMATICS = Table(
         Row(
             "`loss_fn.use_kl_in_reward`",
             "`algorithm.kl.place: reward`",
-            "theirs charges a token for its own KL, ours also for that of the tokens after it",
+            "theirs charges each token for its own KL only; ours also for the KL of the tokens after it",
         ),
         Row(
             "`loss_fn.use_on_policy_kl_approximation`, `loss_fn.kl_input_clamp_value`, `loss_fn.kl_output_clamp_value`",
             "no equivalent",
-            "newer versions of theirs also add the score-function gradient to the penalty",
+            "their newer versions also add the score-function gradient to the penalty",
         ),
         Row(
             "`grpo.adv_estimator.name: grpo`",
@@ -157,7 +157,7 @@ MATHEMATICS = Table(
         Row(
             "`grpo.use_dynamic_sampling`",
             "`algorithm.dynamic_sampling.enabled`",
-            "ours looks at the shaped reward; theirs, in newer versions, at the unshaped one",
+            "ours looks at the shaped reward; in newer versions, theirs looks at the unshaped one",
         ),
         Row(
             "`grpo.dynamic_sampling_max_gen_batches`",
@@ -175,7 +175,7 @@ MATHEMATICS = Table(
         Row(
             "`grpo.reward_scaling.enabled`",
             "`algorithm.reward.scale`, `algorithm.reward.clip_low`, `algorithm.reward.clip_high`",
-            "theirs clips, then maps a range to a range; ours scales, then clips, without a shift",
+            "theirs clips, then maps one range onto another; ours scales, then clips, and does not shift",
         ),
         Row(
             "`policy.optimizer.kwargs.lr`, `policy.optimizer.kwargs.weight_decay`, `policy.optimizer.kwargs.betas`,"
@@ -198,7 +198,7 @@ STALENESS = Table(
         Row(
             "`loss_fn.use_importance_sampling_correction: true`",
             "`algorithm.correction.kind: decoupled`",
-            "the weight is not bounded; `algorithm.correction.cap` leaves tokens above it out",
+            "the weight is not bounded; `algorithm.correction.cap` drops tokens above it",
         ),
         Row(
             "`loss_fn.truncated_importance_sampling_type: tis`",
@@ -209,8 +209,8 @@ STALENESS = Table(
         Row(
             "`loss_fn.truncated_importance_sampling_type: seq-mask-tis`",
             "`algorithm.correction.kind: sequence_masked`",
-            "`algorithm.correction.mean: geometric`; theirs keeps each token's own weight, ours gives all the "
-            "response's",
+            "`algorithm.correction.mean: geometric`; theirs keeps each token's own weight, ours "
+            "gives every token the weight of its response",
         ),
         Row("`grpo.seq_logprob_error_threshold`", "no equivalent"),
         Row("`grpo.async_grpo.enabled: false`", "`staleness.policy: on_policy`", "ours streams inside the step"),
@@ -230,12 +230,12 @@ STALENESS = Table(
         Row(
             "`async_rl.sampler.name: weight_fifo`",
             "`staleness.policy: weight_fifo`",
-            "their one number is both `staleness.max_staleness` and `staleness.lookahead`",
+            "their single number sets both `staleness.max_staleness` and `staleness.lookahead`",
         ),
         Row(
             "`async_rl.sampler.name: ready_first`",
             "`staleness.policy: ready_first`",
-            "their number is `staleness.lookahead`; needs a correction",
+            "their number is our `staleness.lookahead`; needs a correction",
         ),
         Row("`async_rl.sampler.name: custom`", "`staleness.policy: custom`", "`staleness.import_path`"),
         Row("`async_rl.min_groups_for_streaming_train`", "`training.min_groups_per_chunk`"),
@@ -256,7 +256,7 @@ STALENESS = Table(
         Row(
             "`async_rl.rollout_failure.on_dropped_prompt`, `async_rl.rollout_failure.min_step_batch_fraction`",
             "`rollout.failure.on_drop`, `rollout.failure.min_groups_per_step`",
-            "a share there, groups here",
+            "a fraction there, groups here",
         ),
         Row(
             "`async_rl.stall_watchdog.stall_timeout_s`, `async_rl.stall_watchdog.stall_action`",

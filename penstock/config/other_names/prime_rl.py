@@ -21,7 +21,7 @@ PRIME_RL = Table(
             "their batch counts responses",
             for_each=("", "their batch counts responses; ours is theirs divided by the group size"),
         ),
-        Row("`orchestrator.rollouts_per_example`", "`rollout.group_size`", "the name of `group_size` in some versions"),
+        Row("`orchestrator.rollouts_per_example`", "`rollout.group_size`", "what some versions call `group_size`"),
         Row("`trainer.max_steps`, `orchestrator.max_steps`", "`training.max_steps`"),
         Row("`orchestrator.token_batch_size`", "no equivalent: a step is a number of groups"),
         Row("`orchestrator.max_inflight_rollouts`", "`rollout.max_inflight_groups`", "responses there, groups here"),
@@ -39,12 +39,12 @@ PRIME_RL = Table(
         Row(
             "`seq_len`",
             "`rollout.engine.max_model_len`",
-            "prompt and response together; `data.overlong` decides about prompts that do not fit",
+            "prompt and response together; `data.overlong` decides what happens to prompts that do not fit",
         ),
         Row(
             "`orchestrator.sampling.max_tokens`, `orchestrator.sampling.temperature`",
             "`rollout.sampling.max_new_tokens`, `rollout.sampling.temperature`",
-            "per turn, in an environment with several turns",
+            "per turn, in a multi-turn environment",
         ),
         Row(
             "`orchestrator.sampling.temp_scheduler`, `orchestrator.sampling.repetition_penalty`, "
@@ -55,7 +55,7 @@ PRIME_RL = Table(
         Row(
             "`orchestrator.buffer.online_difficulty_filtering`",
             "`algorithm.dynamic_sampling.enabled`",
-            "theirs leaves out groups with a mean reward of 0 or 1, ours groups whose rewards are all the same",
+            "theirs drops groups with a mean reward of 0 or 1, ours drops groups whose rewards are all the same",
         ),
         Row(
             "`trainer.loss.import_path`, `trainer.loss.kwargs`",
@@ -83,7 +83,7 @@ PRIME_RL = Table(
         Row(
             "`trainer.optim.betas1`, `trainer.optim.betas2`",
             "`training.optimizer.betas`",
-            "a list of both",
+            "one list with both values",
             for_each=True,
         ),
         Row(
@@ -93,10 +93,10 @@ PRIME_RL = Table(
         Row(
             "`trainer.scheduler.min_lr`",
             "`training.optimizer.final_lr_ratio`",
-            "a learning rate there, a share of the peak here",
+            "a learning rate there, a fraction of the peak here",
         ),
         Row("`ckpt.interval`, `ckpt.keep_last`", "`checkpoint.every_steps`, `checkpoint.keep_latest`"),
-        Row("`ckpt.resume_step`", "`penstock resume RUN_DIR`", "`--checkpoint step_N` for one that is not the newest"),
+        Row("`ckpt.resume_step`", "`penstock resume RUN_DIR`", "`--checkpoint step_N` picks an older one"),
         Row(
             "`orchestrator.eval.interval`, `orchestrator.eval.num_examples`, "
             "`orchestrator.eval.rollouts_per_example`, `orchestrator.eval.eval_base_model`",
@@ -121,7 +121,7 @@ AREAL = Table(
         Row(
             "`actor.behave_imp_weight_cap`",
             "`algorithm.correction.cap`",
-            "5.0 there, nothing here; `token_mask` is their default mode and our only one",
+            "5.0 by default there, no cap here; `token_mask` is their default mode and our only one",
         ),
     ),
 )

@@ -8,7 +8,7 @@ from penstock.config.other_names.ours import BEFORE, RENAMED_VALUES
 from penstock.config.other_names.prime_rl import AREAL, PRIME_RL
 from penstock.config.other_names.rows import Defaults, Row, Table
 
-_PARTS = ("model", "generation", "mathematics", "staleness", "records")
+_PARTS = ("model", "generation", "algorithm", "staleness", "records")
 
 
 def _renamed() -> Table:

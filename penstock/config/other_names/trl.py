@@ -17,7 +17,7 @@ MODEL = Table(
         Row(
             "`model_init_kwargs`",
             "`model.dtype`, `model.attn_implementation`",
-            "its `dtype` and `attn_implementation` (`sdpa` or `eager`); others have no equivalent",
+            "its `dtype` and `attn_implementation` (`sdpa` or `eager`); the other entries have no equivalent",
         ),
         Row(
             "`bf16`",
@@ -30,7 +30,7 @@ MODEL = Table(
         Row(
             "`GRPOTrainer(peft_config)`",
             "`model.lora`",
-            "a section `model.lora` means LoRA; no dropout, no quantised base model",
+            "adding the section `model.lora` turns LoRA on; no dropout, no quantised base model",
         ),
         Row(
             "`ModelConfig.lora_r`, `ModelConfig.lora_alpha`, `ModelConfig.lora_target_modules`",
@@ -65,7 +65,7 @@ GENERATION = Table(
         Row(
             "`max_completion_length`",
             "`rollout.sampling.max_new_tokens`",
-            "per turn, in an environment with several turns",
+            "per turn, in a multi-turn environment",
         ),
         Row(
             "`vllm_max_model_length`",
@@ -76,8 +76,8 @@ GENERATION = Table(
             "`temperature`, `top_p`, `top_k`, `min_p`",
             "`rollout.sampling.temperature`, `rollout.sampling.top_p`, `rollout.sampling.top_k`, "
             "`rollout.sampling.min_p`",
-            "with the last three the trainer's log-probs are over the tokens that were left; theirs are over all",
-            for_each=("", *3 * ("the trainer's log-probs are over the tokens that were left; theirs are over all",)),
+            "with any of the last three, the trainer normalises log-probs over the kept tokens; theirs over all tokens",
+            for_each=("", *3 * ("the trainer normalises log-probs over the kept tokens; theirs over all tokens",)),
         ),
         Row("`repetition_penalty`", "no equivalent"),
         Row(
@@ -88,7 +88,7 @@ GENERATION = Table(
         Row(
             "`chat_template_kwargs`",
             "`data.chat_template_kwargs`",
-            "with `data.chat_template: true`; one that the template does not read is refused",
+            "with `data.chat_template: true`; variables that the template does not read are rejected",
         ),
         Row(
             "`use_vllm`, `vllm_mode`",
@@ -129,20 +129,20 @@ GENERATION = Table(
     ),
 )
 
-MATHEMATICS = Table(
+ALGORITHM = Table(
     SYSTEM,
     (
         Row("`loss_type: dapo`", "`algorithm.loss.aggregation: token_mean`"),
         Row(
             "`loss_type: grpo`",
             "`algorithm.loss.aggregation: sequence_mean`",
-            "masked responses count in their mean and not in ours",
+            "masked responses count in their mean but not in ours",
         ),
         Row(
             "`loss_type: dr_grpo`",
             "`algorithm.loss.aggregation: token_sum_norm`",
             "`algorithm.loss.constant_length` is their `max_completion_length`; masked responses count in their mean "
-            "and not in ours",
+            "but not in ours",
         ),
         Row(
             "`loss_type: bnpo`",
@@ -158,7 +158,7 @@ MATHEMATICS = Table(
         Row(
             "`importance_sampling_level: sequence`",
             "`algorithm.loss.kind: gspo`",
-            "with `loss_type: grpo`, as in the paper; clip ranges have another scale and other defaults",
+            "with `loss_type: grpo`, as in the paper; clip ranges have a different scale and different defaults",
         ),
         Row(
             "`epsilon`, `epsilon_high`",
@@ -182,8 +182,8 @@ MATHEMATICS = Table(
         ),
         Row(
             "`use_bias_correction_kl`",
-            "no equivalent: ours behaves as with false",
-            "theirs multiplies the penalty by the ratio, which changes its gradient also on-policy",
+            "no equivalent: ours behaves as theirs does when it is off",
+            "theirs multiplies the penalty by the ratio, which changes its gradient even on-policy",
         ),
         Row("`sync_ref_model`, `ref_model_mixup_alpha`", "no equivalent: the reference is the model at the start"),
         Row(
@@ -195,7 +195,7 @@ MATHEMATICS = Table(
         Row(
             "`mask_truncated_completions`",
             "`algorithm.reward.overlong: mask`",
-            "in both, their rewards still count in the group's mean",
+            "in both, the rewards of masked responses still count in the group's mean",
         ),
         Row(
             "no setting",
@@ -207,11 +207,11 @@ MATHEMATICS = Table(
             "`training.optimizer.lr`, `training.optimizer.weight_decay`, `training.optimizer.eps`",
             "AdamW is the only optimizer",
         ),
-        Row("`adam_beta1`, `adam_beta2`", "`training.optimizer.betas`", "a list of both", for_each=True),
+        Row("`adam_beta1`, `adam_beta2`", "`training.optimizer.betas`", "one list with both values", for_each=True),
         Row(
             "`lr_scheduler_type`, `warmup_steps`",
             "`training.optimizer.schedule`, `training.optimizer.warmup_steps`",
-            "whole steps, not a share of the run; a falling schedule needs `training.max_steps`",
+            "whole steps, not a share of the run; a decaying schedule needs `training.max_steps`",
         ),
         Row("`max_grad_norm`", "`training.optimizer.max_grad_norm`"),
     ),
@@ -236,12 +236,12 @@ STALENESS = Table(
         Row(
             "`vllm_importance_sampling_mode: sequence_truncate`",
             "no equivalent",
-            "`sequence_masked` leaves responses out instead of cutting their weight",
+            "`sequence_masked` drops responses instead of capping their weight",
         ),
         Row(
             "`AsyncGRPOConfig.max_staleness`",
             "`staleness.max_staleness`",
-            "with `staleness.policy: windowed`; of a sample there, of a group here",
+            "with `staleness.policy: windowed`; counted per sample there, per group here",
         ),
         Row(
             "`AsyncGRPOConfig.max_inflight_tasks`, `AsyncGRPOConfig.queue_maxsize`",
@@ -258,7 +258,7 @@ STALENESS = Table(
         Row(
             "always",
             "`algorithm.old_policy: engine`",
-            "their asynchronous loss has the engine's log-probs in the ratio",
+            "their asynchronous loss uses the engine's log-probs in the ratio",
         ),
     ),
 )
@@ -287,13 +287,13 @@ RECORDS = Table(
         Row(
             "`eval_strategy`",
             "`eval.at_start`, `eval.every_steps`, `eval.at_end`",
-            "rollouts continue meanwhile; `penstock eval` for a checkpoint",
+            "rollouts continue during an evaluation; `penstock eval` evaluates a checkpoint",
         ),
         Row("`eval_steps`", "`eval.every_steps`"),
         Row(
             "`num_generations_eval`",
             "`eval.samples_per_prompt`",
-            "above 1 with `eval.greedy: false`; `eval.pass_at` gives pass@k",
+            "needs `eval.greedy: false` above 1; `eval.pass_at` gives pass@k",
         ),
     ),
 )

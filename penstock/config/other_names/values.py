@@ -20,7 +20,7 @@ _PLUS_PLUS_BASELINE = "is `algorithm.advantage.kind: reinforce_pp_baseline` here
 _TIS = "is `algorithm.correction.kind: tis` here"
 _SEQUENCE_MASKED = "is `algorithm.correction.kind: sequence_masked` here"
 _NO_TRUNCATED_SEQUENCES = (
-    "has no equivalent; `sequence_masked` leaves responses out instead of cutting their weight, and `tis` cuts the "
+    "has no equivalent; `sequence_masked` drops responses instead of capping their weight, and `tis` caps the "
     "weight of tokens"
 )
 _WINDOWED = "is `staleness.policy: windowed` here, with `staleness.max_staleness`"
@@ -80,7 +80,7 @@ FOREIGN_VALUES: dict[str, dict[str, str]] = {
         **dict.fromkeys(("async", "asynchronous", "off_policy", "separate_async", "colocate_async"), _WINDOWED),
         **dict.fromkeys(("one_step_off", "one_step_off_policy"), _IN_ORDER),
         "fifo": "is `staleness.policy: weight_fifo` here, or `in_order` with groups trained as they were dispatched",
-        "drop": f"{_WINDOWED}; groups beyond it are always dropped",
+        "drop": f"{_WINDOWED}; groups beyond the window are always dropped",
         "wait": "is closest to `staleness.policy: weight_fifo` here",
     },
 }

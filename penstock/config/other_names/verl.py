@@ -21,9 +21,9 @@ MODEL = Table(
         Row(
             "`model.lora_rank`, `model.lora_alpha`, `model.target_modules`, `model.lora_adapter_path`",
             "`model.lora.rank`, `model.lora.alpha`, `model.lora.target_modules`, `model.lora.path`",
-            "rank 0 there is no section `model.lora` here",
+            "rank 0 there means no section `model.lora` here",
         ),
-        Row("`data.train_batch_size`", "`training.prompt_groups_per_step`", "prompts in both"),
+        Row("`data.train_batch_size`", "`training.prompt_groups_per_step`", "both count prompts"),
         Row("`rollout.n`", "`rollout.group_size`"),
         Row(
             "`actor.ppo_mini_batch_size`",
@@ -33,7 +33,7 @@ MODEL = Table(
         Row(
             "`actor.ppo_micro_batch_size_per_gpu`, `actor.use_dynamic_bsz`, `actor.ppo_max_token_len_per_gpu`",
             "`training.max_tokens_per_microbatch`",
-            "always by tokens",
+            "always counted in tokens",
             for_each=True,
         ),
         Row("`actor.ppo_epochs`", "no equivalent: a group is trained once"),
@@ -52,7 +52,7 @@ GENERATION = Table(
         Row(
             "`data.max_response_length`",
             "`rollout.sampling.max_new_tokens`",
-            "per turn, in an environment with several turns",
+            "per turn, in a multi-turn environment",
         ),
         Row(
             "`data.max_prompt_length`, `rollout.max_model_len`",
@@ -107,12 +107,12 @@ GENERATION = Table(
         Row(
             "`rollout.multi_turn.max_assistant_turns`",
             "`rollout.environment.args`",
-            "the environment's own; `max_turns` of `calculator`",
+            "set by the environment; `calculator` has `max_turns`",
         ),
     ),
 )
 
-MATHEMATICS = Table(
+ALGORITHM = Table(
     SYSTEM,
     (
         Row("`actor.policy_loss.loss_mode: vanilla`", "`algorithm.loss.kind: ppo_clip`"),
@@ -120,7 +120,7 @@ MATHEMATICS = Table(
         Row(
             "`actor.policy_loss.loss_mode: cispo`",
             "`algorithm.loss.kind: cispo`",
-            "bounds 1 - low and 1 + high in both; ours has no lower one unless set",
+            "bounds 1 - low and 1 + high in both; ours has no lower bound unless you set one",
         ),
         Row("`actor.policy_loss.loss_mode: gpg`", "`algorithm.loss.kind: reinforce`"),
         Row("`actor.policy_loss.loss_mode: clip_cov`, `kl_cov`, `geo_mean`, `sapo`", "no equivalent"),
@@ -143,9 +143,9 @@ MATHEMATICS = Table(
         Row(
             "`actor.clip_ratio`",
             "`algorithm.loss.clip_ratio_low`, `algorithm.loss.clip_ratio_high`",
-            "no common setting: set both",
+            "there is no shared setting: set both",
         ),
-        Row("`actor.clip_ratio_c`", "`algorithm.loss.dual_clip`", "always on there"),
+        Row("`actor.clip_ratio_c`", "`algorithm.loss.dual_clip`", "theirs is always on"),
         Row("`actor.entropy_coeff`", "`algorithm.entropy_coefficient`"),
         Row(
             "`actor.use_kl_loss`, `actor.kl_loss_coef`",
@@ -161,7 +161,7 @@ MATHEMATICS = Table(
         Row(
             "`actor.kl_loss_type: kl`, `abs`, `k3+`",
             "no equivalent",
-            "as a loss, k1 (`kl`) has a gradient of zero mean and is rejected; the gradient of `k3+` is that of k2",
+            "as a loss, k1 (`kl`) has a gradient with zero mean and is rejected; `k3+` has the gradient of k2",
         ),
         Row(
             "`algorithm.use_kl_in_reward`, `algorithm.kl_ctrl.kl_coef`",
@@ -221,7 +221,7 @@ MATHEMATICS = Table(
             "`actor.optim.lr_scheduler_type`, `actor.optim.min_lr_ratio`",
             "`training.optimizer.schedule`, `training.optimizer.final_lr_ratio`",
         ),
-        Row("`actor.optim.lr_warmup_steps`", "`training.optimizer.warmup_steps`", "no ratio"),
+        Row("`actor.optim.lr_warmup_steps`", "`training.optimizer.warmup_steps`", "steps only, no ratio"),
         Row("`actor.optim.clip_grad`, `actor.grad_clip`", "`training.optimizer.max_grad_norm`"),
     ),
 )
@@ -248,12 +248,12 @@ STALENESS = Table(
         Row(
             "`algorithm.rollout_correction.rollout_is: sequence`",
             "no equivalent",
-            "`sequence_masked` leaves responses out instead of cutting their weight",
+            "`sequence_masked` drops responses instead of capping their weight",
         ),
         Row(
             "`algorithm.rollout_correction.rollout_rs: seq_sum_k1`, `seq_mean_k1`",
             "`algorithm.correction.kind: sequence_masked`",
-            "`algorithm.correction.mean`: `sum` and `geometric`; ours weights those it keeps by the same ratio",
+            "`algorithm.correction.mean`: `sum` and `geometric`; ours weights the responses it keeps by the same ratio",
             for_each=("with `algorithm.correction.mean: sum`", "with `algorithm.correction.mean: geometric`"),
         ),
         Row(
@@ -281,19 +281,19 @@ STALENESS = Table(
         Row(
             "`trainer.v1.sampler.max_off_policy_strategy: wait`",
             "`staleness.policy: weight_fifo`",
-            "closest: waits for the oldest version in the window",
+            "the closest: it waits for the oldest version in the window",
         ),
         Row("one-step-off-policy trainer", "`staleness.policy: in_order`", "`staleness.lookahead: 1`"),
         Row(
             "`async_training.staleness_threshold`",
             "`staleness.max_staleness`",
-            "a share of stale samples there, versions here: 0 is 0, 1 is about 1, fractions have no equivalent",
+            "a fraction of stale samples there, versions here: 0 is 0, 1 is about 1, nothing in between",
         ),
         Row(
             "`async_training.trigger_parameter_sync_step`, `async_training.require_batches`",
             "`training.minibatches_per_step`",
-            "their product: a step of ours is what lies between two weight updates of the engine. With more than "
-            "one update it waits for all its groups",
+            "their product: one of our steps is the work between two weight updates of the engine. With more than "
+            "one update, a step waits for all of its groups",
         ),
         Row(
             "`async_training.partial_rollout`",
@@ -334,7 +334,7 @@ RECORDS = Table(
         Row(
             "`rollout.val_kwargs.do_sample`, `rollout.val_kwargs.n`",
             "`eval.greedy`, `eval.samples_per_prompt`",
-            "sampling as in training",
+            "sampled as in training",
         ),
     ),
 )

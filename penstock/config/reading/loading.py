@@ -61,7 +61,7 @@ def parse_config(
 def dump_config(config: RunConfig) -> str:
     """The resolved configuration as YAML, defaults included, in the order of the models.
 
-    Settings that have no effect beside the others are left out, so that `load_config` takes the result as it stands.
+    Settings that have no effect alongside the others are left out, so that `load_config` takes the result as it stands.
     """
     try:
         data = config.model_dump(mode="json")
@@ -104,7 +104,7 @@ def _read_text(path: Path) -> str:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise ConfigError([f"cannot be read: {reason}"], str(path)) from None
     if len(raw) > _LARGEST_FILE:
-        raise ConfigError([f"is larger than {_LARGEST_FILE:,} bytes, so not a configuration"], str(path))
+        raise ConfigError([f"is larger than {_LARGEST_FILE:,} bytes, so it is not a configuration"], str(path))
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:

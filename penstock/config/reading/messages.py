@@ -184,7 +184,7 @@ def _not_a_section(where: Location, value: Any) -> str:
         return f"expected a section such as {example} with one of {kinds}, got {show(value)}"
     names = ", ".join(where.place.sections[0].model_fields)
     if value is None:
-        return f"is empty; remove it, or give it some of {names}"
+        return f"is empty; remove it, or set some of {names}"
     return f"expected a section with some of {names}, got {show(value)}"
 
 

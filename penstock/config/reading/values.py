@@ -34,7 +34,7 @@ def _problems(value: Any, names: tuple[str, ...], around: tuple[int, ...], seen:
     key = safe(dotted(names))
     if isinstance(value, str):
         if not is_safe(value):
-            yield f"{key}: has half of a surrogate pair (\\ud800 to \\udfff), which is no character; remove it"
+            yield f"{key}: has half of a surrogate pair (\\ud800 to \\udfff), which is not a character; remove it"
     elif isinstance(value, int):
         if abs(value) >= _LARGEST:
             yield f"{key}: is a whole number of more than 300 digits"

@@ -129,7 +129,13 @@ def _represent_list(dumper: yaml.SafeDumper, values: list[Any]) -> yaml.Node:
     return dumper.represent_sequence("tag:yaml.org,2002:seq", values, flow_style=on_one_line)
 
 
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
+    """NEL is a line break to YAML, which other quotes would fold into a space: only double quotes escape it."""
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"' if "\x85" in text else None)
+
+
 _Dumper.add_representer(list, _represent_list)
+_Dumper.add_representer(str, _represent_text)
 _Loader.yaml_implicit_resolvers = _resolvers()
 _Loader.add_constructor("tag:yaml.org,2002:null", _construct_null)
 _Loader.add_constructor("tag:yaml.org,2002:bool", _construct_bool)

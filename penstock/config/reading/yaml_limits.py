@@ -61,7 +61,7 @@ class Measure:
 def check_count(nodes: int, mark: yaml.Mark | None) -> None:
     """Raise `DialectError` where so many values are too many."""
     if nodes > _MOST_NODES:
-        reason = f"stands for more than {_MOST_NODES:,} values, once its aliases are written out"
+        reason = f"expands to more than {_MOST_NODES:,} values once its aliases are written out"
         raise DialectError(problem=reason, problem_mark=mark)
 
 

@@ -1,4 +1,4 @@
-"""Rules of the mathematics: settings that make no sense beside each other, each with the reason and the way out."""
+"""Rules of the algorithm: settings that make no sense together, each with the reason and what to do about it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def needs_whole_batch(advantage: AdvantageConfig) -> bool:
 
 
 def idle_algorithm_settings(config: RunConfig) -> dict[str, str]:
-    """Settings that have no effect beside the others, with the reason."""
+    """Settings that have no effect alongside the others, with the reason."""
     algorithm, idle = config.algorithm, {}
     if algorithm.kl.coefficient == 0:
         for name in ("estimator", "place"):

@@ -34,7 +34,7 @@ def contradictions(config: RunConfig) -> list[str]:
 
 
 def idle_settings(config: RunConfig) -> dict[str, str]:
-    """Settings that have no effect beside the others, with the reason: an error when set, left out of a dump."""
+    """Settings that have no effect alongside the others, with the reason: an error when set, left out of a dump."""
     idle = {}
     if config.staleness.policy == "on_policy":
         idle["weight_sync.kv_cache"] = (

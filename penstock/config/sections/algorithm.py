@@ -1,4 +1,4 @@
-"""Settings of the mathematics: rewards, advantages, loss, KL penalty, off-policy correction, dynamic sampling."""
+"""Settings of the algorithm: rewards, advantages, loss, KL penalty, off-policy correction, dynamic sampling."""
 
 from __future__ import annotations
 

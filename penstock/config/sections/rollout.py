@@ -30,7 +30,7 @@ def _as_list(value: object) -> object:
 
 def _usable_stop(value: str) -> str:
     if not value:
-        raise ValueError("is empty, and every response contains that")
+        raise ValueError("is empty; every response contains the empty string")
     if "\ufffd" in value:
         raise ValueError("has U+FFFD, which stands for bytes that are not text")
     return value
@@ -44,8 +44,11 @@ class EngineConfig(Section):
 
     kind: Literal["embedded"] = "embedded"
     """`embedded`: on this machine, continuous batching over a slot KV cache."""
+    ranks: PositiveInt = 1
+    """Number of engines, each with a copy of the weights; requests are shared out among them. They are threads of the
+    run's process, or processes of their own with `runtime.engine_process`."""
     max_num_seqs: PositiveInt = 64
-    """Maximum number of requests decoded at the same time."""
+    """Maximum number of requests that a rank decodes at the same time."""
     max_model_len: PositiveInt = 512
     """Maximum number of tokens of a request, prompt and response together."""
 
@@ -139,6 +142,10 @@ class FailureConfig(Section):
     """Delay before the second attempt; doubled for each further attempt."""
     backoff_max_seconds: NonNegativeFloat = 30.0
     """Maximum delay between attempts."""
+    engine_replacements: NonNegativeInt = 3
+    """How many times in a row an engine rank that dies (killed, silent for `runtime.timeouts.silence_seconds`, failed)
+    is replaced by a new one, with the delays above, before it counts as lost; taking the weights of the next step
+    starts the count anew. When no rank is left the run ends with the engine's error."""
     max_dropped_prompts: NonNegativeInt = 0
     """Number of prompts that may be dropped before the run stops with an error."""
     on_drop: Literal["shrink", "replace"] = "replace"

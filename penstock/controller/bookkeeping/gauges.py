@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 
 from penstock.buffer.replay_buffer import ReplayBuffer
 from penstock.observe.timeline import Lane, Timeline
-from penstock.rollout.engines.base import EngineStats, GenerationEngine
+from penstock.rollout.engines.base import EngineStats
+from penstock.rollout.fleet import EngineFleet, Rank
 
 LEAST_SECONDS = 0.01
 """Minimum time between two readings; changes in between are read together at its end."""
@@ -18,10 +18,11 @@ _BUSY_SHARE = 0.5
 class Gauges:
     """Read whenever something happens, at a limited rate; the last change of a burst is always read."""
 
-    def __init__(self, timeline: Timeline, buffer: ReplayBuffer, engines: Sequence[GenerationEngine]) -> None:
+    def __init__(self, timeline: Timeline, buffer: ReplayBuffer, engines: EngineFleet) -> None:
         self._timeline = timeline
         self._buffer = buffer
-        self._engines = [_EngineGauge(engine, timeline) for engine in engines]
+        self._engines = engines
+        self._ranks: dict[str, _RankGauge] = {}
         self._last = -LEAST_SECONDS
         self._later: asyncio.TimerHandle | None = None
 
@@ -40,8 +41,8 @@ class Gauges:
     def paused(self, version: int, seconds: float) -> None:
         """The engines stood still for new weights, until now."""
         now = self._timeline.now()
-        for engine in self._engines:
-            engine.pauses.record("paused for new weights", now - seconds, now, version=version)
+        for rank in self._gauges():
+            rank.pauses.record("paused for new weights", now - seconds, now, version=version)
         self._read()
 
     def _read(self, *, step_ended: bool = False) -> None:
@@ -52,26 +53,33 @@ class Gauges:
         buffer, clock = self._buffer, self._buffer.clock
         self._timeline.count("controller", "buffer", generating=buffer.reserved, ready=buffer.ready)
         self._timeline.count("controller", "weight version", trainer=clock.trainer_version, served=clock.served_version)
-        for engine in self._engines:
-            engine.read(self._last, flush=step_ended)
+        for rank in self._gauges():
+            rank.read(self._last, flush=step_ended)
+
+    def _gauges(self) -> list[_RankGauge]:
+        """Those of the ranks that there are now."""
+        for rank in self._engines.ranks:
+            if rank.name not in self._ranks:
+                self._ranks[rank.name] = _RankGauge(rank, self._timeline)
+        return [self._ranks[rank.name] for rank in self._engines.ranks]
 
 
-class _EngineGauge:
-    """One engine: requests, the share of slots at work, and spans in which it was busy, from its own counters."""
+class _RankGauge:
+    """One rank: requests, the share of slots at work, and spans in which it was busy, from its own counters."""
 
-    def __init__(self, engine: GenerationEngine, timeline: Timeline) -> None:
-        self._engine = engine
+    def __init__(self, rank: Rank, timeline: Timeline) -> None:
+        self._rank = rank
         self._timeline = timeline
-        self._busy: Lane = timeline.lane("engines", engine.name)
-        self.pauses: Lane = timeline.lane("engines", f"{engine.name}: weight updates")
-        self._last: tuple[float, EngineStats] = (timeline.now(), engine.stats())
+        self._busy: Lane = timeline.lane("engines", rank.name)
+        self.pauses: Lane = timeline.lane("engines", f"{rank.name}: weight updates")
+        self._last: tuple[float, EngineStats] = (timeline.now(), rank.stats())
         self._since: tuple[float, EngineStats] | None = None
         """Where the busy span began that the last reading was in."""
 
     def read(self, now: float, *, flush: bool) -> None:
-        stats = self._engine.stats()
+        stats = self._rank.stats()
         before, last = self._last
-        name, seconds = self._engine.name, now - before
+        name, seconds = self._rank.name, now - before
         self._timeline.count("engines", f"{name} requests", running=stats.running, waiting=stats.waiting)
         if seconds > 0:
             slots = min((stats.slot_seconds - last.slot_seconds) / seconds, 1.0)

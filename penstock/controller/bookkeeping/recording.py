@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from penstock.buffer.replay_buffer import ReplayBuffer
 from penstock.buffer.slots import Slot
@@ -10,7 +10,7 @@ from penstock.controller.bookkeeping.gauges import Gauges
 from penstock.controller.pumps.advantage import ScoredChunk, rows_by_group
 from penstock.observe.group_lives import GroupEnd
 from penstock.observe.timeline import Lane, Timeline
-from penstock.rollout.engines.base import GenerationEngine
+from penstock.rollout.fleet import EngineFleet
 from penstock.rollout.manager import PushedGroup
 from penstock.rollout.prompts import PromptVisit
 from penstock.weights.synchronizer import SyncReport
@@ -22,7 +22,7 @@ class Recording:
     Steps are numbered from 1, as in `metrics.jsonl`.
     """
 
-    def __init__(self, timeline: Timeline, buffer: ReplayBuffer, engines: Sequence[GenerationEngine]) -> None:
+    def __init__(self, timeline: Timeline, buffer: ReplayBuffer, engines: EngineFleet) -> None:
         self._timeline = timeline
         self._groups = timeline.groups
         self._buffer = buffer

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from penstock.rollout.engines.base import GenerationEngine
+from penstock.rollout.fleet import EngineFleet
 
 TRAINER_BUSY = ("timing/train_busy_s", "timing/finish_s", "timing/logprobs_s")
 """What the trainer works on: chunks, the end of the step, and log-probs of the reference policy."""
@@ -21,7 +21,7 @@ class _Counters:
 class Throughput:
     """Differences of counters from one step's end to the next, over the time between the two."""
 
-    def __init__(self, engines: Sequence[GenerationEngine]) -> None:
+    def __init__(self, engines: EngineFleet) -> None:
         self._engines = engines
         self._tokens_before = 0
         self._elapsed_before = 0.0
@@ -63,5 +63,5 @@ class Throughput:
         }
 
     def _read(self) -> _Counters:
-        stats = [engine.stats() for engine in self._engines]
-        return _Counters(sum(s.tokens_generated for s in stats), sum(s.slot_seconds for s in stats))
+        stats = self._engines.stats()
+        return _Counters(stats.tokens_generated, stats.slot_seconds)

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from penstock.rollout.engines.base import EngineHealth, GenerationEngine
+from penstock.rollout.fleet import Rank
 
 _LONG_STEP_SECONDS = 2.0
 """A step of an engine's thread that takes longer is worth mentioning."""
+
+
+def rank_condition(rank: Rank) -> str:
+    """That of its engine; or why it does not serve."""
+    return condition(rank.engine) if rank.is_active else f"{rank.state.value} ({rank.cause})"
 
 
 def condition(engine: GenerationEngine) -> str:

@@ -15,6 +15,7 @@ _TOTALS: dict[str, tuple[str, ...]] = {
     "failures/steps_replayed": ("step_replayed",),
     "failures/nonfinite_steps_skipped": ("nonfinite_step_skipped",),
     "failures/engines_out_of_service": ("engine_out_of_service",),
+    "failures/engines_lost": ("engine_lost",),
     "failures/stalls": ("stalled",),
 }
 """Metric, and the counts that make it up."""

@@ -15,7 +15,6 @@ from penstock.controller.failures.classify import Attempts, classify, describe, 
 from penstock.controller.parts import Parts
 from penstock.controller.pumps.in_flight import InFlight
 from penstock.errors import EngineError, FailureKind, OverlongData, OverlongPrompt, RecordError
-from penstock.rollout.engines.base import EngineHealth
 from penstock.rollout.prompts import PromptVisit
 
 _NOT_SKIPPED = {
@@ -64,7 +63,7 @@ class RolloutPump:
         """Dispatch until cancelled."""
         async with asyncio.TaskGroup() as groups:
             while True:
-                self._wait_for("a prompt (the data may be exhausted)")
+                self._wait_for("the next prompt (the data may be exhausted)")
                 visit = await self._work.next()
                 admission = await self._clearance()
                 visit = self._work.first(visit)
@@ -78,7 +77,7 @@ class RolloutPump:
     async def _clearance(self) -> Admission:
         """An in-flight permit is taken and the stamp is current when this returns."""
         while True:
-            self._wait_for("a buffer permit and the staleness policy's admission")
+            self._wait_for("a buffer permit and the staleness policy to admit a group")
             await self._buffer.wait_admission()
             self._wait_for("an in-flight permit")
             await self._in_flight.take_permit()
@@ -126,9 +125,8 @@ class RolloutPump:
 
     def _raise_without_engine(self, failure: Exception) -> None:
         """If every engine is gone, no attempt can succeed: that ends the run, and no prompt is blamed for it."""
-        gone = (EngineHealth.FAILED, EngineHealth.CLOSED)
-        if self._engines and all(engine.health() in gone for engine in self._engines):
-            names = ", ".join(engine.name for engine in self._engines)
+        if self._engines.is_lost:
+            names = ", ".join(rank.name for rank in self._engines.ranks)
             raise EngineError(f"no engine is left to generate ({names}): {failure}") from failure
 
     async def _attempt(self, visit: PromptVisit, slot: Slot) -> Exception | None:

@@ -172,7 +172,8 @@ class TrainPump:
 
     async def _await_groups(self, wanted: int, step: OpenStep) -> int:
         """Wait until `wanted` groups are selectable, no more can come, or the step has shrunk."""
-        self._wait_for(f"{wanted} selectable groups for step {step.number}", shown="groups", wanted=wanted)
+        groups = "group" if wanted == 1 else "groups"
+        self._wait_for(f"{wanted} ready {groups} for step {step.number}", shown="groups", wanted=wanted)
         before = time.monotonic()
         enough = asyncio.create_task(self._buffer.wait_selectable(wanted, or_evictable=True))
         shrunk = asyncio.create_task(self._drops.changed.wait())

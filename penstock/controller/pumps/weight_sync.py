@@ -43,7 +43,8 @@ class WeightSync:
         self._events = parts.events
         self._recording = recording
         self._lane = recording.lane("weight sync")
-        self._synchronizer = WeightSynchronizer(parts.engines, limit_seconds)
+        self._engines = parts.engines
+        self._synchronizer = WeightSynchronizer(parts.engines.receivers, limit_seconds)
         self._ending = ending
         self._in_flight = in_flight
         self._mode = mode
@@ -111,6 +112,7 @@ class WeightSync:
         self._recording.published(report)
         for name, cause in report.failed.items():
             self._events.emit("engine_out_of_service", engine=name, version=report.version, cause=cause)
+            self._engines.out_of_service(name, cause)
         self._buffer.advance(served_version=report.version)
         self._events.emit("weights_published", version=report.version, pause_s=round(report.pause_seconds, 6))
         return report

@@ -150,6 +150,6 @@ def _about_evals(found: dict[str, Any]) -> str:
     return "last evaluation" if found["eval/reward_mean_start"] is None else "first and last evaluation"
 
 
-def _tile(label: str, value: Html | str, beside: str, below: str) -> Html:
-    extra = tag("small", f" {beside}") if beside else None
+def _tile(label: str, value: Html | str, unit: str, below: str) -> Html:
+    extra = tag("small", f" {unit}") if unit else None
     return tag("div", tag("dt", label), tag("dd", value, extra), tag("dd", below, class_="below"), class_="tile")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
@@ -10,16 +10,22 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.errors import EngineError
+from penstock.runtime.wire.crossing import crosses
 from penstock.weights.receiver import WeightReceiver
 
 
+@crosses
 class FinishReason(Enum):
     """Why a response ended."""
 
     STOP = "stop"
     LENGTH = "length"
+    PREEMPTED = "preempted"
+    """The engine gave the request back unfinished; only a fleet sees this, and sends the request on."""
 
 
+@crosses
 @dataclass(frozen=True)
 class SamplingParams:
     """How the tokens of one request are drawn."""
@@ -38,6 +44,19 @@ class SamplingParams:
     """A response ends with the token at which its text first contains one of these. The token may extend beyond it."""
 
 
+@crosses
+@dataclass(frozen=True)
+class GeneratedTokens:
+    """The beginning of a response that another engine generated; the lists have one entry per token."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    token_versions: tuple[int, ...]
+    kept_ids: tuple[NDArray[np.int32], ...] = field(default=(), compare=False)
+    """As in `GenerationResult`."""
+
+
+@crosses
 @dataclass(frozen=True)
 class GenerationRequest:
     """One response to be generated."""
@@ -49,8 +68,12 @@ class GenerationRequest:
     """Makes the response reproducible regardless of what shares its batch."""
     group_id: str = ""
     """Requests of one group share their prompt's prefill."""
+    generated: GeneratedTokens | None = None
+    """What the response already has: the engine continues from there, with the random numbers that come next, and
+    returns the whole response. `max_new_tokens` counts these tokens too."""
 
 
+@crosses
 @dataclass(frozen=True)
 class GenerationResult:
     """One generated response; the lists have one entry per generated token."""
@@ -70,6 +93,7 @@ class GenerationResult:
     whole vocabulary. Empty if every token of the response was drawn from the whole vocabulary."""
 
 
+@crosses
 class EngineHealth(Enum):
     """Whether an engine can serve."""
 
@@ -81,6 +105,7 @@ class EngineHealth(Enum):
     CLOSED = "closed"
 
 
+@crosses
 @dataclass(frozen=True)
 class EngineStats:
     """Counters since the engine started."""
@@ -112,6 +137,10 @@ class GenerationEngine(WeightReceiver, Protocol):
     async def abort(self, request_ids: Sequence[str]) -> None:
         """End these requests now; unknown ids are ignored."""
 
+    async def preempt(self) -> None:
+        """Give all requests back at the next token boundary: each `generate` call returns what it has so far, with
+        `FinishReason.PREEMPTED`. Also while paused."""
+
     async def sleep(self, level: int = 1) -> None:
         """Free what can be freed while idle: level 1 the KV cache, level 2 the weights too."""
 
@@ -123,6 +152,9 @@ class GenerationEngine(WeightReceiver, Protocol):
 
     def health(self) -> EngineHealth:
         """Whether the engine can serve now."""
+
+    def when_lost(self, call: Callable[[EngineError], None]) -> None:
+        """Call this, from any thread, with the cause when the engine has failed for good; at once if it already has."""
 
     async def close(self) -> None:
         """Abort running requests and end the engine's threads; a second call is a no-op."""

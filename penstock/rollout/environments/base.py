@@ -12,12 +12,14 @@ from typing import Protocol, runtime_checkable
 from penstock.errors import WrongReward
 from penstock.rollout.engines.base import FinishReason, GenerationResult
 from penstock.rollout.prompts import Message, Prompt
+from penstock.runtime.wire.crossing import crosses
 from penstock.text import safe
 
 _LARGEST_REWARD = (2 - 2**-23) * 2.0**127
 """The largest float32: rows hold rewards in that dtype."""
 
 
+@crosses
 class Split(Enum):
     """Which prompts are meant."""
 
@@ -25,6 +27,7 @@ class Split(Enum):
     EVAL = "eval"
 
 
+@crosses
 @dataclass(frozen=True)
 class Segment:
     """A run of tokens of one origin. Only tokens the model generated are trained; they are never re-tokenised."""
@@ -34,6 +37,7 @@ class Segment:
     """How the model came to them; None for prompts, tool results and other text the model did not write."""
 
 
+@crosses
 @dataclass(frozen=True)
 class Trajectory:
     """One sample: its segments in order, and its reward."""

@@ -125,15 +125,16 @@ def estimate_memory(config: RunConfig) -> MemoryEstimate:
     weights = _weights(config, model)
     shape = model.config.get_text_config()
     size = model.dtype.itemsize
-    lanes = _lanes(config)
+    lanes, ranks = _lanes(config), config.rollout.engine.ranks
     tokens, together = microbatch_tokens(config, lanes)
     return MemoryEstimate(
         trainer_weights=weights.trainer,
-        engine_weights=weights.engine * (2 if _is_shared(config) else 1),
+        engine_weights=weights.engine * ranks * (2 if _is_shared(config) else 1),
         reference_weights=weights.engine if uses_reference(config.algorithm) and config.model.lora is None else 0,
         gradients=weights.gradients + (lanes * weights.transient_gradients if lanes > 1 else 0),
         optimizer=weights.optimizer,
-        kv_cache=kv_cache_bytes(shape, config.rollout.engine.max_num_seqs, config.rollout.engine.max_model_len, size),
+        kv_cache=ranks
+        * kv_cache_bytes(shape, config.rollout.engine.max_num_seqs, config.rollout.engine.max_model_len, size),
         activations=activation_bytes(
             shape,
             together,
@@ -211,7 +212,7 @@ def _logits_bytes(config: RunConfig, vocabulary: int, tokens: int, size: int, la
     exact = max(size, _FLOAT32)
     chunk = min(config.training.logprob_chunk_tokens, tokens) * vocabulary
     trainer = lanes * chunk * (exact if size == exact else size + exact)
-    return trainer + 2 * config.rollout.engine.max_num_seqs * vocabulary * _FLOAT32
+    return trainer + 2 * config.rollout.engine.ranks * config.rollout.engine.max_num_seqs * vocabulary * _FLOAT32
 
 
 def _copies_for_checkpoints(config: RunConfig) -> bool:

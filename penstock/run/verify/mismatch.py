@@ -48,7 +48,7 @@ async def _figures(subject: Subject, meta: KVBatchMeta) -> dict[str, Any]:
         raise NotChecked("No response has a second token")
     delta_T = trainer_T - engine_T
     held_T = delta_T.clamp(max=LOG_RATIO_LIMIT)
-    served = subject.serving.engine.stats().version
+    served = subject.serving.engines.stats().version
     return {
         "mean_abs": float(delta_T.abs().mean()),
         "max_abs": float(delta_T.abs().amax()),

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
-from penstock.rollout.engines.base import GenerationRequest, GenerationResult
+from penstock.rollout.engines.base import GenerationEngine, GenerationRequest, GenerationResult
 from penstock.run.verify.findings import Check, Finding, NotChecked, Status, within
 from penstock.run.verify.seen_prompt import asked_prompts
 from penstock.run.verify.subject import Subject
@@ -25,6 +25,7 @@ WEIGHT_SYNC = Check(
     "weight_sync",
     "weight sync",
     (
+        "ranks",
         "tensors",
         "wrong",
         "first_wrong",
@@ -58,29 +59,36 @@ class _Served:
 
 async def check_weight_sync(subject: Subject) -> Finding:
     """Publish weights that differ in every tensor, compare hashes, publish the real ones again, compare everything."""
-    engine, trainer = subject.serving.engine, subject.training.trainer
-    synchronizer = WeightSynchronizer([engine])
+    engines, trainer = subject.serving.engines, subject.training.trainer
+    synchronizer = WeightSynchronizer(engines.receivers)
     prompts = await asked_prompts(subject, _PROBES)
     original = await trainer.publish_weights()
     changed = WeightSource(
         original.version + 1, lambda: ((name, _changed(tensor)) for name, tensor in original.tensors())
     )
-    before = await _served(subject, prompts)
+    before = await _served_by_all(subject, prompts)
     try:
         report = await synchronizer.publish(changed)
-        meanwhile = await _served(subject, prompts)
+        meanwhile = await _served_by_all(subject, prompts)
     finally:
         await synchronizer.publish(original)
-    after = await _served(subject, prompts)
-    wrong = _differing(await _digests(changed), meanwhile.digests)
-    unrestored = _differing(await _digests(original), after.digests)
-    pairs = list(zip(before.responses, after.responses, strict=True))
+    after = await _served_by_all(subject, prompts)
+    wrong = _differing(await _digests(changed), meanwhile)
+    unrestored = _differing(await _digests(original), after)
+    # Every rank before and after, and every rank against the first.
+    pairs = [
+        *(pair for one, other in zip(before, after, strict=True) for pair in _pairs(one, other)),
+        *(pair for other in after[1:] for pair in _pairs(after[0], other)),
+    ]
     figures = {
-        "tensors": len(meanwhile.digests),
+        "ranks": len(after),
+        "tensors": sum(len(served.digests) for served in meanwhile),
         "wrong": len(wrong),
         "first_wrong": next(iter([*wrong, *unrestored]), None),
         "unrestored": len(unrestored),
-        "unchanged_generation": int(_logprobs(before) == _logprobs(meanwhile)),
+        "unchanged_generation": sum(
+            _logprobs(one) == _logprobs(other) for one, other in zip(before, meanwhile, strict=True)
+        ),
         "probe_tokens": sum(len(one.token_ids) for one, _ in pairs),
         "probe_tokens_changed": sum(_changed_tokens(one, other) for one, other in pairs),
         "probe_logprob_difference": max(_logprob_gap(one, other) for one, other in pairs),
@@ -122,8 +130,12 @@ def _changed(tensor: Tensor) -> Tensor:
     return tensor * (1 + 2**-6) + 2**-10
 
 
-async def _served(subject: Subject, prompts: list[tuple[int, ...]]) -> _Served:
-    engine, sampling = subject.serving.engine, subject.serving.sampling
+async def _served_by_all(subject: Subject, prompts: list[tuple[int, ...]]) -> list[_Served]:
+    return [await _served(subject, rank.engine, prompts) for rank in subject.serving.engines.ranks]
+
+
+async def _served(subject: Subject, engine: GenerationEngine, prompts: list[tuple[int, ...]]) -> _Served:
+    sampling = subject.serving.sampling
     if not isinstance(engine, DigestingEngine):
         raise NotChecked(f"{type(engine).__name__} cannot report the hashes of its weights")
     tokens = min(_PROBE_TOKENS, sampling.max_new_tokens)
@@ -139,8 +151,18 @@ async def _digests(source: WeightSource) -> dict[str, str]:
     return await asyncio.to_thread(lambda: tensor_digests(source.tensors()))
 
 
-def _differing(wanted: Mapping[str, str], found: Mapping[str, str]) -> list[str]:
-    return sorted(name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name))
+def _differing(wanted: Mapping[str, str], ranks: Sequence[_Served]) -> list[str]:
+    """The names of wrong tensors, of each rank."""
+    return [
+        name
+        for served in ranks
+        for name in sorted(wanted.keys() | served.digests.keys())
+        if wanted.get(name) != served.digests.get(name)
+    ]
+
+
+def _pairs(one: _Served, other: _Served) -> list[tuple[GenerationResult, GenerationResult]]:
+    return list(zip(one.responses, other.responses, strict=True))
 
 
 def _logprobs(served: _Served) -> list[tuple[float, ...]]:

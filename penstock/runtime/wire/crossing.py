@@ -6,9 +6,12 @@ of this package, and takes only marked classes; no other code can be reached by 
 
 from __future__ import annotations
 
+import copyreg
 import importlib
+from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from penstock.errors import WireError
@@ -79,3 +82,15 @@ def field_names(kind: type) -> tuple[str, ...]:
     """The fields of a marked dataclass or named tuple, in order."""
     named: tuple[str, ...] | None = getattr(kind, "_fields", None)
     return named if named is not None else tuple(field.name for field in fields(kind))
+
+
+def _read_only(content: dict[Any, Any]) -> MappingProxyType[Any, Any]:
+    return MappingProxyType(content)
+
+
+def _reduced(content: Mapping[Any, Any]) -> tuple[Any, ...]:
+    return _read_only, (dict(content),)
+
+
+copyreg.pickle(MappingProxyType, _reduced)
+# Marked classes hold read-only mappings, which Python itself does not pickle.

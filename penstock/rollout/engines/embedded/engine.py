@@ -173,6 +173,10 @@ class EmbeddedEngine:
             with contextlib.suppress(EngineError):  # an engine that is gone has no requests left to end
                 await self._worker.abort(tickets)
 
+    async def preempt(self) -> None:
+        """Give all requests back at a token boundary: each `generate` call returns what it has so far."""
+        await self._worker.preempt()
+
     async def pause(self) -> None:
         """Returns once the engine is at a token boundary; running requests keep their place."""
         await self._worker.pause()
@@ -242,6 +246,10 @@ class EmbeddedEngine:
         if health is EngineHealth.HEALTHY and self._residency is not Residency.AWAKE:
             return EngineHealth.PAUSED
         return health
+
+    def when_lost(self, call: Callable[[EngineError], None]) -> None:
+        """Call this with the cause when the engine's thread has failed; at once if it already has."""
+        self._worker.when_failed(call)
 
     async def close(self) -> None:
         """Abort running requests and end the thread; a second call is a no-op."""

@@ -11,6 +11,8 @@ from penstock.rollout.engines.embedded.sampling import KeptIds, SamplingColumns
 
 _UNIFORMS = 64
 """Random numbers drawn ahead per request."""
+_NUMBERS_PER_COUNT = 4
+"""Philox makes this many numbers of each value of its counter."""
 _NOTHING_KEPT: KeptIds = {}
 
 
@@ -58,20 +60,23 @@ class Rows:
     def add(self, ticket: Ticket) -> None:
         """Give the request the row `count`."""
         row, request, sampling = self.count, ticket.request, ticket.request.sampling
-        length = len(request.prompt_ids)
-        self.tokens_SC[row, :length] = request.prompt_ids
-        self.feed_2S[:, row] = request.prompt_ids[-1], length - 1
-        self.prompt_length_S[row] = length
-        self.end_S[row] = min(length + sampling.max_new_tokens, self.tokens_SC.shape[1])
+        prompt, given = len(request.prompt_ids), len(ticket.given_ids)
+        self.tokens_SC[row, :given] = ticket.given_ids
+        if request.generated is not None:
+            self.logprobs_SC[row, prompt:given] = request.generated.logprobs
+        self.feed_2S[:, row] = ticket.given_ids[-1], given - 1
+        self.prompt_length_S[row] = prompt
+        self.end_S[row] = min(prompt + sampling.max_new_tokens, self.tokens_SC.shape[1])
         self.temperature_S[row] = sampling.temperature
         self.top_k_S[row], self.top_p_S[row], self.min_p_S[row] = sampling.top_k, sampling.top_p, sampling.min_p
         self._set_stops(row, sampling.stop_token_ids)
         self._watched += ticket.begin_watch()
         self._generators.append(None)
-        self._kept.append([])
+        self._kept.append([] if request.generated is None else list(request.generated.kept_ids))
         self._next_uniform_S[row] = _UNIFORMS
         self.tickets.append(ticket)
         self.count += 1
+        self._skip_uniforms(row, given - prompt)
 
     def _set_stops(self, row: int, stop_ids: frozenset[int]) -> None:
         missing = len(stop_ids) - self.stops_SX.shape[1]
@@ -90,6 +95,15 @@ class Rows:
         uniforms_B[: self.count] = self._uniforms_SU[self._row_S[: self.count], index_B]
         index_B += 1
         return uniforms_B
+
+    def _skip_uniforms(self, row: int, count: int) -> None:
+        """Go on after the numbers that a response's first tokens were drawn with: one each."""
+        if count:
+            whole, self._next_uniform_S[row] = divmod(count, _UNIFORMS)
+            bits = self._generator(row).bit_generator
+            assert isinstance(bits, np.random.Philox)
+            bits.advance(whole * _UNIFORMS // _NUMBERS_PER_COUNT)
+            self._uniforms_SU[row] = self._generator(row).random(_UNIFORMS)
 
     def _generator(self, row: int) -> np.random.Generator:
         """Counter-based and keyed by the request's seed alone: nothing that shares the batch can shift its numbers."""
@@ -139,8 +153,8 @@ class Rows:
         """The row's tokens that have been fed to the model: all but the pending one."""
         return tuple(self.tokens_SC[row, : self.feed_2S[1, row]].tolist())
 
-    def result(self, row: int) -> GenerationResult:
-        """The response of a row that ended."""
+    def result(self, row: int, *, ended: bool = True) -> GenerationResult:
+        """The response of a row that ended, or what it has so far."""
         response = slice(self.prompt_length_S[row], self.feed_2S[1, row] + 1)
         at_stop_token = bool((self.feed_2S[0, row] == self.stops_SX[row]).any())
         return self.tickets[row].result(
@@ -148,6 +162,7 @@ class Rows:
             self.logprobs_SC[row, response].tolist(),
             at_stop_token,
             tuple(self._kept[row]),
+            ended=ended,
         )
 
     def remove(self, row: int) -> None:

@@ -94,6 +94,13 @@ class Scheduler:
             if self.rows.tickets[row] in gone:
                 self._remove(row)
 
+    def give_back(self) -> list[tuple[Ticket, GenerationResult]]:
+        """Remove all requests, waiting or running, with what they have so far; only after `drain`."""
+        given = [(ticket, self.rows.result(row, ended=False)) for row, ticket in enumerate(self.rows.tickets)]
+        given += [(ticket, ticket.unbegun()) for ticket in self.waiting]
+        self.drop({ticket for ticket, _ in given})
+        return given
+
     def weights_changed(self, version: int, recompute: bool) -> None:
         """Continue under new weights; with `recompute`, the running requests' keys and values are computed again.
 
@@ -158,7 +165,7 @@ class Scheduler:
             if kv_ZKTD is not None:
                 self.runner.cache.write_prefix(self.rows.count, len(tickets), kv_ZKTD)
             for ticket in tickets:
-                ticket.version_marks.append((0, self.version))
+                ticket.version_marks.append((ticket.earlier, self.version))
                 self.rows.add(ticket)
 
     def _prefixes(self, wanted: list[Prefix]) -> dict[Prefix, Tensor | None]:

@@ -57,6 +57,7 @@ class Worker:
         self._changed = threading.Condition()
         self._inbox: deque[Callable[[], None]] = deque()
         self._open: set[Future] = set()
+        self._listeners: list[Callable[[EngineError], None]] = []
         self._since: float | None = None
         self._started = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"engine-{name}", daemon=True)
@@ -99,6 +100,18 @@ class Worker:
         """Take requests out at the next token boundary; those still unsettled fail with `RequestAborted`."""
         gone = set(tickets)
         return self.call(lambda: self._drop(gone, RequestAborted(f"engine {self._name}: the request was aborted")))
+
+    def preempt(self) -> asyncio.Future[None]:
+        """Give all requests back at the next token boundary, settled with what they have."""
+        return self.call(lambda: self._settle_ended(self.scheduler.give_back()))
+
+    def when_failed(self, call: Callable[[EngineError], None]) -> None:
+        """Call this with the cause when the thread fails; at once if it already has."""
+        with self._changed:
+            if self.phase is not Phase.FAILED:
+                self._listeners.append(call)
+                return
+        call(self.gone())
 
     def discard(self, ticket: Ticket) -> None:
         """Take out a request that nobody is waiting for; a no-op if the engine is gone."""
@@ -203,6 +216,8 @@ class Worker:
         self.scheduler.free()
         if self.failure is not None:  # its frames hold the failed step's tensors
             traceback.clear_frames(self.failure.__traceback__)
+            for call in self._listeners:
+                call(self.gone())
 
     def _settle(self, outcomes: Iterable[Outcome]) -> None:
         """Hand results and errors to the event loops that wait for them, each loop woken once."""

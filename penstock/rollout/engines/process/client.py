@@ -8,7 +8,7 @@ import itertools
 import signal
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, replace
 from queue import SimpleQueue
@@ -71,13 +71,14 @@ class ProcessEngine:
         """The reader has ended."""
         self._shared_by: asyncio.Future[dict[str, Any]] | None = None
         """The last writing to the shared memory; it may outlast an update that was given up."""
-        self._process, self._name = process, "embedded"
+        self._process, self._name = process, process.name
         self._state = EngineState(EngineHealth.PAUSED)
         self._numbers = itertools.count(START_CALL + 1)
         self._lock = threading.Lock()
         self._gone = ""
         """Why it takes no further call, once that is so."""
         self._closing = False
+        self._listeners: list[Callable[[EngineError], None]] = []
         started: _Reply = Future()
         self._open: dict[int, _Reply] = {START_CALL: started}
         self._outbox: SimpleQueue[bytes | None] = SimpleQueue()
@@ -126,6 +127,18 @@ class ProcessEngine:
         """End these requests now: their `generate` calls raise `RequestAborted`. Unknown ids are ignored."""
         with contextlib.suppress(EngineError):  # an engine that is gone has no requests left to end
             await self._ask("abort", request_ids=list(request_ids))
+
+    async def preempt(self) -> None:
+        """Give all requests back at a token boundary: each `generate` call returns what it has so far."""
+        await self._ask("preempt")
+
+    def when_lost(self, call: Callable[[EngineError], None]) -> None:
+        """Call this with the cause when the process has ended; at once if it already has."""
+        with self._lock:
+            if not self._gone:
+                self._listeners.append(call)
+                return
+        call(EngineError(self._gone))
 
     async def pause(self) -> None:
         """Returns once the engine is at a token boundary; running requests keep their place."""
@@ -288,6 +301,8 @@ class ProcessEngine:
             if reply.set_running_or_notify_cancel():
                 closed = RequestAborted(f"engine {self._name} was closed")
                 reply.set_exception(closed if self._closing else EngineError(why))
+        for call in [] if self._closing else self._listeners:
+            call(EngineError(why))
 
 
 def _ended(status: int) -> str:

@@ -112,6 +112,10 @@ class Server:
         await self._served.abort(frame.head["request_ids"])
         return None, b""
 
+    async def _preempt(self, _: Frame) -> Answer:
+        await self._served.preempt()
+        return None, b""
+
     async def _pause(self, _: Frame) -> Answer:
         await self._served.pause()
         return None, b""
@@ -144,6 +148,7 @@ class Server:
         "start": _start,
         "generate": _generate,
         "abort": _abort,
+        "preempt": _preempt,
         "pause": _pause,
         "resume": _resume,
         "update_weights": _update_weights,

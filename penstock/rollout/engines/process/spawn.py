@@ -40,6 +40,8 @@ class EngineProcess:
     """
 
     def __init__(self, model: ModelConfig, device: str, **engine: Any) -> None:
+        self.name: str = engine.get("name", "embedded")
+        """The engine's."""
         self.memory = SharedMemory.create("penstock-weights")
         self.connection, theirs = socket.socketpair()
         let_idle_threads_sleep()

@@ -35,6 +35,7 @@ from penstock.rollout.engines.base import (
     EngineHealth,
     EngineStats,
     FinishReason,
+    GeneratedTokens,
     GenerationRequest,
     GenerationResult,
     SamplingParams,
@@ -112,26 +113,40 @@ def _encode_sampling(sampling: SamplingParams) -> dict[str, Any]:
 
 
 def encode_request(request: GenerationRequest) -> tuple[dict[str, Any], bytes]:
-    """A request's head and its prompt."""
-    head = {
+    """A request's head, and its prompt; the arrays of what was generated already follow it."""
+    generated = b""
+    head: dict[str, Any] = {
         "request_id": request.request_id,
         "seed": request.seed,
         "group_id": request.group_id,
         "sampling": _encode_sampling(request.sampling),
     }
-    return head, np.asarray(request.prompt_ids, dtype=_PROMPT).tobytes()
+    if request.generated is not None:
+        given = request.generated
+        beginning = GenerationResult(
+            "", given.token_ids, given.logprobs, given.token_versions, FinishReason.PREEMPTED, kept_ids=given.kept_ids
+        )
+        head["generated"], generated = encode_result(beginning)
+    head["prompt"] = len(request.prompt_ids)
+    return head, np.asarray(request.prompt_ids, dtype=_PROMPT).tobytes() + generated
 
 
 def decode_request(head: dict[str, Any], body: bytes) -> GenerationRequest:
     """The inverse of `encode_request`."""
     asked = head["sampling"]
     sampling = asked | {"stop_token_ids": frozenset(asked["stop_token_ids"]), "stop": tuple(asked["stop"])}
+    prompt = np.frombuffer(body, dtype=_PROMPT, count=head["prompt"])
+    generated = None
+    if "generated" in head:
+        given = decode_result(head["generated"], body[prompt.nbytes :])
+        generated = GeneratedTokens(given.token_ids, given.logprobs, given.token_versions, given.kept_ids)
     return GenerationRequest(
         head["request_id"],
-        tuple(np.frombuffer(body, dtype=_PROMPT).tolist()),
+        tuple(prompt.tolist()),
         SamplingParams(**sampling),
         seed=head["seed"],
         group_id=head["group_id"],
+        generated=generated,
     )
 
 

@@ -25,6 +25,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from penstock.errors import SetupError
+from penstock.runtime.wire.crossing import crosses
 from penstock.training.backends.local.optimizer import PolicyOptimizer
 from penstock.weights.lora import LoraAdapter
 
@@ -35,6 +36,7 @@ ADAPTER_FOLDER = "adapter"
 _FORMAT = 1
 
 
+@crosses
 @dataclass(frozen=True)
 class TrainerState:
     """The numbers of a trainer."""

@@ -94,7 +94,7 @@ class PipelinedScheduler(Scheduler):
         self._fill_slots(by_prefix)
         for tickets in by_prefix.values():
             for ticket in tickets:
-                ticket.version_marks.append((0, self.version))
+                ticket.version_marks.append((ticket.earlier, self.version))
                 self.rows.add(ticket)
         new = slice(first, self.rows.count)
         seeds_B = np.array([_seed64(ticket.request.seed) for ticket in self.rows.tickets[new]], dtype=np.int64)
