@@ -55,11 +55,13 @@ async def parts_of(
     """
     timeouts = config.runtime.timeouts
     with span("setting up the trainer"):
-        begun = await off_the_loop("the trainer", lambda: _begin(config), _Begun.close, timeouts)
+        begun = await off_the_loop("the trainer", lambda: _begin(config), lambda made: made.close(), timeouts)
     trainer = guard(begun.trainer)
     try:
         with span("setting up the engine"):
-            serving = await off_the_loop("the engine", lambda: _serving(config, begun), Serving.close, timeouts)
+            serving = await off_the_loop(
+                "the engine", lambda: _serving(config, begun), lambda made: made.close(), timeouts
+            )
         try:
             training = await off_the_loop(
                 "the data",

@@ -106,6 +106,7 @@ async def test_a_model_that_never_loads_holds_up_neither_the_start_nor_an_interr
     part: str, what: str, make_config: ConfigMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loads = threading.Event()
+    begun: list[str] = []
     closed: list[str] = []
 
     class Late:
@@ -113,6 +114,7 @@ async def test_a_model_that_never_loads_holds_up_neither_the_start_nor_an_interr
             closed.append(threading.current_thread().name)
 
     def stuck(*_: Any, **__: Any) -> Late:
+        begun.append(part)
         loads.wait()
         return Late()
 
@@ -124,11 +126,12 @@ async def test_a_model_that_never_loads_holds_up_neither_the_start_nor_an_interr
     if part == "serving":
         monkeypatch.setattr(build, "build_trainer", lambda _, plane: NoTrainer(plane, AlgorithmConfig()))
     config = make_config(**{"runtime.timeouts": {"start_seconds": 0.2, "stop_seconds": 0.2}})
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         with pytest.raises(SetupError, match=rf"{what} was not ready after 0\.2 s.*runtime\.timeouts\.start_seconds"):
             await begin(config)
         building = asyncio.ensure_future(begin(make_config(**{"runtime.timeouts": {"stop_seconds": 0.2}})))
-        await asyncio.sleep(0.1)
+        while len(begun) < 2:  # noqa: ASYNC110 - it begins in a thread
+            await asyncio.sleep(0.01)
         building.cancel()
         with pytest.raises(asyncio.CancelledError):
             await building
