@@ -1,8 +1,8 @@
 """Makes the project's page on a package index from README.md; all else about the package is in pyproject.toml.
 
-An index shows the page away from the repository, where a relative link leads nowhere. With `Repository` among the
-project's URLs, links and pictures become absolute and point at the tag of the version. Without it there is nothing they
-could point at: pictures are left out, and of a link its text stays.
+An index shows the page outside the repository, where a relative link leads nowhere. With `Repository` among the
+project's URLs, links and pictures become absolute and point at the tag of the version. Without it there is nothing to
+point at: pictures are left out, and only the text of a link remains. CONTRIBUTING.md describes a release.
 """
 
 from __future__ import annotations
@@ -35,6 +35,11 @@ def index_page(readme: str, version: str, repository: str | None) -> str:
     return re.sub(r"\n{3,}", "\n\n", "".join(prose))
 
 
+def repository_of(urls: dict[str, str]) -> str | None:
+    """The base URL of the repository; an index compares labels without regard to case, and so does this."""
+    return {label.lower(): url for label, url in urls.items()}.get("repository")
+
+
 if __name__ == "__main__":
     here = Path(__file__).parent
     project = tomllib.loads((here / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -42,7 +47,7 @@ if __name__ == "__main__":
         long_description=index_page(
             (here / "README.md").read_text(encoding="utf-8"),
             project["version"],
-            project.get("urls", {}).get("Repository"),
+            repository_of(project.get("urls", {})),
         ),
         long_description_content_type="text/markdown",
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,7 +14,7 @@ from penstock.errors import TrainerStuck
 from penstock.runtime.awake import wait_awake
 from penstock.runtime.cancellation import ended_within, leave_behind
 from penstock.training.interface import ChunkResult, Prepared, StepResult, Trainer, TrainerSnapshot
-from penstock.weights.source import WeightSource
+from penstock.weights.publication import WeightPublication, WeightSite
 
 R = TypeVar("R")
 
@@ -69,7 +69,7 @@ class GuardedTrainer(Trainer):
             return "idle"
         first, behind = self._calls[0], len(self._calls) - 1
         text = f"in {first.name} for {self._clock() - self._began(first):.1f} s"
-        return f"{text}, {behind} calls behind it" if behind else text
+        return f"{text}, {behind} more waiting" if behind else text
 
     async def begin_train_step(self, step_id: int) -> None:
         await self._limited("begin_train_step", lambda: self._trainer.begin_train_step(step_id))
@@ -89,8 +89,12 @@ class GuardedTrainer(Trainer):
     async def prepare(self, meta: KVBatchMeta) -> Prepared:
         return await self._limited("prepare", lambda: self._trainer.prepare(meta))
 
-    async def publish_weights(self) -> WeightSource:
-        return await self._limited("publish_weights", self._trainer.publish_weights)
+    async def publish_weights(self, sites: Sequence[WeightSite] = ()) -> WeightPublication:
+        return await self._limited("publish_weights", lambda: self._trainer.publish_weights(sites))
+
+    async def release_weights(self, publication: WeightPublication, *, still_read: bool = False) -> None:
+        """Has no limit of its own: a trainer that is stuck is found by the next call that waits for it."""
+        await self._trainer.release_weights(publication, still_read=still_read)
 
     async def snapshot(self) -> TrainerSnapshot:
         return await self._limited("snapshot", self._trainer.snapshot, checkpoint=True)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 from penstock.data_plane.meta import KVBatchMeta
 from penstock.runtime.wire.crossing import crosses
-from penstock.weights.source import WeightSource
+from penstock.weights.publication import WeightPublication, WeightSite
 
 
 @crosses
@@ -93,8 +93,17 @@ class Trainer(Protocol):
         Legal while a step is open. Called only if `training.targets.needs_preparation` says so.
         """
 
-    async def publish_weights(self) -> WeightSource:
-        """The current weights under their Hugging Face names, valid until the next `finish_train_step`."""
+    async def publish_weights(self, sites: Sequence[WeightSite] = ()) -> WeightPublication:
+        """The current weights under their Hugging Face names, for receivers at `sites`; by default, in this process.
+
+        Receivers in the trainer's own process may read its tensors in place, until the next `finish_train_step`.
+        """
+
+    async def release_weights(self, publication: WeightPublication, *, still_read: bool = False) -> None:
+        """All receivers have taken a publication or failed: its memory can go.
+
+        With `still_read`, one that was given up may still be reading it, so it is not written again.
+        """
 
     async def snapshot(self) -> TrainerSnapshot:
         """The trainer's state between two steps; later steps do not change it, so it can be written while they run."""

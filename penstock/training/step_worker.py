@@ -27,7 +27,7 @@ from penstock.training.objective import load_loss, policy_objective
 from penstock.training.preparation import PREPARED_FROM, LogprobPasses
 from penstock.training.step import StepMachine, StepState
 from penstock.training.targets import kept_fields, loss_normaliser, target_columns, train_fields
-from penstock.weights.source import WeightSource
+from penstock.weights.publication import WeightPublication, WeightSite
 
 R = TypeVar("R")
 
@@ -208,11 +208,15 @@ class StepWorker:
             self._data_plane.put_samples(meta.sample_ids, columns, meta.partition_id)
         return Prepared(meta.with_fields(*columns), time.perf_counter() - started)
 
-    def publish(self) -> WeightSource:
-        """The current weights."""
+    def publish(self, sites: Sequence[WeightSite] = ()) -> WeightPublication:
+        """The current weights, for receivers at `sites`."""
         if self.state is StepState.BROKEN:
             raise StepStateError("publish_weights: the optimizer failed half-way; load a checkpoint first")
-        return self._backend.publish(self.version)
+        return self._backend.publish(self.version, sites)
+
+    def release(self, publication: WeightPublication, *, still_read: bool = False) -> None:
+        """Nobody needs a publication any more; from any thread."""
+        self._backend.release(publication, still_read=still_read)
 
     def snapshot(self) -> TrainerSnapshot:
         """Copy what a checkpoint needs."""

@@ -8,10 +8,23 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from penstock.weights.publication import WeightPublication
+from penstock.weights.site import site_of
+from penstock.weights.transports.opening import open_weights
+
 
 def tensor_digests(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, str]:
     """A hash of every tensor's dtype, shape and bytes, by name; memory layout and device do not matter."""
     return {name: _digest(tensor) for name, tensor in tensors}
+
+
+def published_digests(publication: WeightPublication) -> dict[str, str]:
+    """The hashes of published weights, as this process reads them."""
+    opened = open_weights(publication, site_of())
+    try:
+        return tensor_digests(opened.tensors())
+    finally:
+        opened.close()
 
 
 def _digest(tensor: Tensor) -> str:

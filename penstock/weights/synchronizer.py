@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Protocol, TypeAlias
 
 from penstock.errors import SetupError, WeightSyncError
-from penstock.runtime.awake import wait_awake
 from penstock.runtime.cancellation import to_the_end
 from penstock.runtime.wire.crossing import crosses
+from penstock.weights.plan import Transport, sync_plan, transport_of
+from penstock.weights.publication import WeightPublication, WeightSite
 from penstock.weights.receiver import WeightReceiver
-from penstock.weights.source import WeightSource
+from penstock.weights.receiver_calls import ReceiverCalls
 
 
 @crosses
@@ -24,111 +24,138 @@ class SyncReport:
 
     version: int
     pause_seconds: float
-    """From asking the receivers to pause until they resumed."""
+    """From asking the receivers to pause until they resumed: how long they did not generate."""
+    prepare_seconds: float = 0.0
+    """How long they prepared before that, while they served."""
     failed: Mapping[str, str] = field(default_factory=dict)
     """Receivers that could not be updated and stay out of serving, with the cause."""
+    transports: Mapping[str, Transport] = field(default_factory=dict)
+    """How each receiver read the weights."""
+
+
+_NO_ANSWER = "it has not answered an earlier weight update yet"
+
+
+class Release(Protocol):
+    """Tells a publication's trainer that its memory is no longer needed."""
+
+    def __call__(self, publication: WeightPublication, *, still_read: bool) -> Awaitable[None]:
+        """With `still_read`, a receiver that was given up may still be reading it."""
+
+
+Receivers: TypeAlias = Sequence[WeightReceiver] | Callable[[], Sequence[WeightReceiver]]
+"""The receivers, or what gives those of the moment."""
 
 
 class WeightSynchronizer:
-    """Pause all, update all, resume those that have the new version.
+    """Prepare all while they serve; then pause all, apply, and resume those that have the new version.
 
     No receiver resumes before every receiver is updated or has failed, so two versions are never served at once. A
-    receiver that raises in any of the three, or takes longer than `limit_seconds` for it, stays out of serving until a
+    receiver that raises in any of the calls, or takes longer than `limit_seconds` for one, stays out of serving until a
     later sync succeeds on it; the others continue. If none remains, the whole sync has failed. If there are no
     receivers at all, as in a replay of recorded rollouts, a version counts as served when it is published. A cancelled
-    sync finishes first; `give_up` ends it at once.
+    sync finishes first; `give_up` ends it at once. Once the last receiver has acknowledged or failed, `release` is
+    called.
 
-    Invariant: a receiver whose call was given up is not called again before that call has ended, and is paused as soon
-    as it has: a late answer cannot bring it back into serving with an old version.
+    Named receivers can be refreshed alone while the others serve, if that is to the version that the others serve.
 
-    Worked example, receivers a and b, b stopped in `update_weights` of version 3: after the limit a resumes with 3, and
-    b is reported as failed. b wakes up, takes version 3, and is paused. The sync of version 4 brings it back.
+    Invariants: one sync at a time; a receiver whose call was given up is asked for nothing but to pause before that
+    call has ended, and is paused as soon as it has: a late answer cannot bring it back into serving with an old
+    version.
+
+    Worked example, receivers a and b, b stopped in `apply` of version 3: after the limit a resumes with 3, and b is
+    reported as failed. b wakes up, takes version 3, and is paused. The sync of version 4, or one of 3 for b alone,
+    brings it back.
     """
 
     def __init__(
-        self, receivers: Sequence[WeightReceiver] | Callable[[], Sequence[WeightReceiver]], limit_seconds: float = 300.0
+        self,
+        receivers: Receivers,
+        limit_seconds: float = 300.0,
+        release: Release | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`receivers` are these, or those that a call gives when a sync begins."""
-        self._members = receivers if callable(receivers) else lambda: receivers
-        self._receivers = _unique(self._members())
-        self._limit = limit_seconds
-        self._late: dict[str, asyncio.Task[None]] = {}
-        """Receivers whose call was given up; the task ends when they are paused."""
-        self._given_up = asyncio.Event()
+        self._given = receivers
+        self._release = release
+        self._clock = clock
+        self._calls = ReceiverCalls(limit_seconds)
+        self._served: dict[str, int] = {}
+        """The version of every receiver that serves, as far as it got it here."""
+        self._turn = asyncio.Lock()
+        self._chosen(None)
 
     def give_up(self) -> None:
         """Stop waiting for receivers, in this sync and all later ones: the run is ending."""
-        self._given_up.set()
+        self._calls.give_up()
 
-    async def publish(self, source: WeightSource) -> SyncReport:
-        """Bring `source` to every receiver."""
-        return await to_the_end(self._publish(source))
+    def sites(self, receivers: Collection[str] | None = None) -> list[WeightSite]:
+        """Where all receivers, or the named ones, live: for whom a trainer has to publish."""
+        return [receiver.site for receiver in self._chosen(receivers)]
 
-    async def _publish(self, source: WeightSource) -> SyncReport:
-        started = time.monotonic()
-        self._receivers = _unique(self._members())
-        names = {receiver.name for receiver in self._receivers}
-        errors: dict[str, BaseException] = {
-            name: WeightSyncError("it has not answered an earlier weight update yet")
-            for name, task in self._late.items()
-            if name in names and not task.done()
-        }
-        await self._all("pause", errors, lambda receiver: receiver.pause())
-        await self._all("update_weights", errors, lambda receiver: receiver.update_weights(source))
-        await self._all("resume", errors, lambda receiver: receiver.resume())
-        if errors and len(errors) == len(self._receivers):
+    async def publish(self, publication: WeightPublication, receivers: Collection[str] | None = None) -> SyncReport:
+        """Bring a publication to every receiver, or to the named ones while the others serve.
+
+        Raises `WeightSyncError` if none of them could take it, or if the others serve another version.
+        """
+        return await to_the_end(self._in_turn(publication, receivers))
+
+    def _chosen(self, names: Collection[str] | None) -> list[WeightReceiver]:
+        receivers = self._given() if callable(self._given) else self._given
+        known = [receiver.name for receiver in receivers]
+        if len(set(known)) != len(known):
+            raise SetupError(f"engine names must be unique, but these are {known}")
+        if unknown := sorted(set(names or ()) - set(known)):
+            raise WeightSyncError(f"there is no engine {', '.join(unknown)}; there are {', '.join(known)}")
+        return [receiver for receiver in receivers if names is None or receiver.name in names]
+
+    async def _in_turn(self, publication: WeightPublication, names: Collection[str] | None) -> SyncReport:
+        async with self._turn:
+            try:
+                receivers = self._chosen(names)
+                self._refuse_mix(publication.version, receivers)
+                return await self._publish(publication, receivers)
+            finally:
+                if self._release is not None:
+                    await self._release(publication, still_read=bool(self._calls.late))
+
+    def _refuse_mix(self, version: int, receivers: Sequence[WeightReceiver]) -> None:
+        """Nobody may be brought to another version than those serve who keep serving meanwhile."""
+        updated = {receiver.name for receiver in receivers}
+        present = {receiver.name for receiver in self._chosen(None)}
+        self._served = {name: served for name, served in self._served.items() if name in present}
+        others = {name: served for name, served in self._served.items() if name not in updated}
+        if any(served != version for served in others.values()):
+            serving = ", ".join(f"{name} version {served}" for name, served in others.items())
+            raise WeightSyncError(f"version {version} for {', '.join(updated)} alone would be a mix: {serving}")
+
+    async def _publish(self, publication: WeightPublication, receivers: Sequence[WeightReceiver]) -> SyncReport:
+        plan = sync_plan({receiver.name: receiver.site for receiver in receivers}, publication.endpoints)
+        routes = {name: publication.through(endpoint) for name, endpoint in plan.routes.items()}
+        silent = self._calls.late
+        errors: dict[str, BaseException] = {name: WeightSyncError(why) for name, why in plan.unreachable.items()}
+        errors |= {one.name: WeightSyncError(_NO_ANSWER) for one in receivers if one.name in silent}
+
+        def sound() -> list[WeightReceiver]:
+            return [receiver for receiver in receivers if receiver.name not in errors]
+
+        began = self._clock()
+        errors |= await self._calls.all("prepare", sound(), lambda one: one.prepare(routes[one.name]))
+        # They still serve the version before; the others do too, until they are paused.
+        await self._calls.take_out(one for one in receivers if one.name in errors and one.name not in silent)
+        prepared = self._clock()
+        errors |= await self._calls.all("pause", sound(), lambda one: one.pause())
+        errors |= await self._calls.all("apply", sound(), lambda one: one.apply(routes[one.name]))
+        errors |= await self._calls.all("resume", sound(), lambda one: one.resume())
+        paused = self._clock() - prepared
+        for receiver in receivers:
+            self._served.pop(receiver.name, None)
+        self._served |= {receiver.name: publication.version for receiver in sound()}
+        if errors and not sound():
             name, cause = next(iter(errors.items()))
-            raise WeightSyncError(f"no engine could load weight version {source.version}; {name}: {cause}") from cause
+            raise WeightSyncError(
+                f"no engine could load weight version {publication.version}; {name}: {cause}"
+            ) from cause
+        transports = {one.name: transport_of(plan.routes[one.name]) for one in sound()}
         causes = {name: f"{type(error).__name__}: {error}" for name, error in errors.items()}
-        return SyncReport(source.version, time.monotonic() - started, causes)
-
-    async def _all(
-        self,
-        name: str,
-        errors: dict[str, BaseException],
-        call: Callable[[WeightReceiver], Coroutine[Any, Any, None]],
-    ) -> None:
-        """Make the call on every receiver that has not failed yet, all at the same time."""
-        calls = [(r, asyncio.create_task(call(r))) for r in self._receivers if r.name not in errors]
-        if not calls:
-            return
-        await self._wait_for({task for _, task in calls})
-        for receiver, task in calls:
-            if not task.done():
-                self._late[receiver.name] = asyncio.create_task(_keep_out(receiver, task))
-                errors[receiver.name] = WeightSyncError(self._why_late(name))
-            elif task.cancelled():
-                errors[receiver.name] = WeightSyncError(f"{name} was cancelled by the engine itself")
-            elif (error := task.exception()) is not None:
-                errors[receiver.name] = error
-
-    async def _wait_for(self, calls: set[asyncio.Task[None]]) -> None:
-        """Wait until all have ended, the limit has passed, or `give_up` is called."""
-        ended = asyncio.create_task(asyncio.wait(calls))
-        given_up = asyncio.create_task(self._given_up.wait())
-        try:
-            await wait_awake({ended, given_up}, self._limit)
-        finally:
-            ended.cancel()
-            given_up.cancel()
-
-    def _why_late(self, name: str) -> str:
-        if self._given_up.is_set():
-            return f"{name} had no answer when the run ended"
-        return f"{name} had no answer after {self._limit:g} s (runtime.timeouts.weights_seconds)"
-
-
-def _unique(receivers: Sequence[WeightReceiver]) -> tuple[WeightReceiver, ...]:
-    names = [receiver.name for receiver in receivers]
-    if len(set(names)) != len(names):
-        raise SetupError(f"engine names must be unique, but these are {names}")
-    return tuple(receivers)
-
-
-async def _keep_out(receiver: WeightReceiver, call: asyncio.Task[None]) -> None:
-    """Pause a receiver that answers late."""
-    await asyncio.wait({call})
-    if not call.cancelled():
-        call.exception()  # retrieved: it was already reported as failed
-    with contextlib.suppress(Exception):  # one that can no longer pause does not serve either
-        await receiver.pause()
+        return SyncReport(publication.version, paused, prepared - began, causes, transports)

@@ -129,7 +129,7 @@ async def test_selectable_follows_a_retry_that_leaves_an_older_version() -> None
     task = await start(buffer.wait_selectable(1))
     assert not task.done()
     buffer.retry("slow", "slow again", start_version=1)
-    assert await asyncio.wait_for(task, 5) == 1
+    assert await asyncio.wait_for(task, 30) == 1
 
 
 async def test_each_of_several_waiters_wakes_at_its_own_count() -> None:

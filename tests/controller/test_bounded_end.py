@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from penstock.runtime.ending import Ending
 from penstock.training.interface import StepResult
 from penstock.training.step import OptimizerStepError
 from penstock.training.workers.scripted import ScriptedTrainer
-from penstock.weights.source import WeightSource
+from penstock.weights.publication import WeightPublication, WeightSite
 from tests.support.scripted_run import ScriptedRun, scripted_config
 
 BRIEF: dict[str, Any] = {"timeouts": {"stop_seconds": 0.3}}
@@ -46,7 +47,7 @@ class TestPumpGroup:
         pumps = PumpGroup(Ending(0.1))
         tasks = [pumps.start("holds on", holds_on()), pumps.start("deaf", deaf())]
         await asyncio.sleep(0)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await pumps.end(*tasks)
         assert told == ["once", "let go"]
         assert pumps.left_behind == ["deaf", "holds on"]
@@ -94,7 +95,7 @@ async def test_rollouts_that_do_not_listen_are_left_behind_and_the_run_can_be_sa
     run = ScriptedRun(scripted_config(runtime=BRIEF), prompts=8, reward=reward)
     before = time.monotonic()
     assert await stopped(run, begun, "interrupted") == "interrupted"
-    assert time.monotonic() - before < 5
+    assert time.monotonic() - before < 30
     [left] = run.names("left_behind")
     assert left["parts"] == "rollout pump"
     assert list(left["groups_in_flight"]) == ["group00000005 (prompt 5)"]
@@ -127,10 +128,10 @@ class Stuck(ScriptedTrainer):
         await self._stuck("abort")
         await super().abort_train_step(step_id)
 
-    async def publish_weights(self) -> WeightSource:
+    async def publish_weights(self, sites: Sequence[WeightSite] = ()) -> WeightPublication:
         if self.version:
             await self._stuck("publish")
-        return await super().publish_weights()
+        return await super().publish_weights(sites)
 
 
 @pytest.mark.parametrize("call", ["microbatch", "finish"])
@@ -210,14 +211,14 @@ async def test_a_failure_inside_the_optimizer_is_not_saved() -> None:
 async def test_a_step_whose_weights_no_engine_took_is_recorded_and_can_be_saved() -> None:
     run = ScriptedRun(scripted_config(), prompts=8)
     run._build()
-    update = run.engine.update_weights
+    apply = run.engine.apply
 
-    async def gone(source: WeightSource) -> None:
-        if source.version:
+    async def gone(publication: WeightPublication) -> None:
+        if publication.version:
             raise ConnectionResetError("engine gone")
-        await update(source)
+        await apply(publication)
 
-    run.engine.update_weights = gone  # type: ignore[method-assign]
+    run.engine.apply = gone  # type: ignore[method-assign]
     with pytest.raises(WeightSyncError, match="engine gone"):
         await run.controller.run()
     assert [step["step"] for step in run.steps] == [1.0]
@@ -229,8 +230,8 @@ async def test_an_engine_that_never_takes_weights_does_not_hold_up_the_end() -> 
     asked = asyncio.Event()
     run = ScriptedRun(scripted_config(runtime=BRIEF), prompts=8)
 
-    async def never(source: WeightSource) -> None:
-        if source.version:
+    async def never(publication: WeightPublication) -> None:
+        if publication.version:
             asked.set()
             await asyncio.Event().wait()
 
@@ -238,7 +239,7 @@ async def test_an_engine_that_never_takes_weights_does_not_hold_up_the_end() -> 
 
     def built() -> None:
         build()
-        run.engine.update_weights = never  # type: ignore[method-assign]
+        run.engine.apply = never  # type: ignore[method-assign]
 
     run._build = built  # type: ignore[method-assign]
     assert await stopped(run, asked, "interrupted") == "interrupted"
@@ -271,12 +272,14 @@ async def test_a_run_whose_engine_takes_no_weights_at_its_start_can_be_stopped()
 async def test_a_loop_that_stays_blocked_is_given_up_from_outside_of_it() -> None:
     reported: list[str] = []
     given_up: list[str] = []
-    with LoopWatch(0.1, reported.append, give_up=given_up.append, grace_seconds=0.2):
+    with LoopWatch(0.1, reported.append, give_up=given_up.append, grace_seconds=1.0):
         await asyncio.sleep(0.3)
         time.sleep(0.15)  # noqa: ASYNC251 - blocks, but not for long
         await asyncio.sleep(0.1)
         assert not given_up
-        time.sleep(1.0)  # noqa: ASYNC251 - blocks
+        deadline = time.monotonic() + 30
+        while not given_up and time.monotonic() < deadline:
+            time.sleep(0.01)  # noqa: ASYNC251 - blocks
     assert len(reported) in (1, 2)
     assert len(given_up) == 1
     assert "test_a_loop_that_stays_blocked" in given_up[0]

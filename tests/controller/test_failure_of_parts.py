@@ -12,7 +12,7 @@ from penstock.rollout.engines.base import GenerationRequest
 from penstock.rollout.engines.scripted import ScriptedEngine, ScriptedResponse
 from penstock.training.interface import ChunkResult, StepResult
 from penstock.training.workers.scripted import ScriptedTrainer
-from penstock.weights.source import WeightSource
+from penstock.weights.publication import WeightPublication
 from penstock.weights.synchronizer import WeightSynchronizer
 from tests.support.scripted_run import ScriptedRun, quick, scripted_config
 
@@ -43,7 +43,7 @@ async def test_a_step_that_is_not_finite_is_skipped_told_and_counted() -> None:
 class TakesNoWeights(ScriptedEngine):
     """An engine that fails whenever it is to take new weights."""
 
-    async def update_weights(self, source: WeightSource) -> None:
+    async def apply(self, publication: WeightPublication) -> None:
         raise ConnectionResetError("engine gone")
 
 

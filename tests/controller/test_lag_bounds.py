@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +20,7 @@ from penstock.rollout.engines.scripted import ScriptedResponse
 from penstock.rollout.prompts import Prompt
 from penstock.training.interface import ChunkResult
 from penstock.training.workers.scripted import ScriptedTrainer
-from penstock.weights.source import WeightSource
+from penstock.weights.publication import WeightPublication, WeightSite
 from tests.support.scripted_run import ScriptedRun, scripted_config
 
 Sampler = dict[str, Any]
@@ -62,10 +63,10 @@ class LagTrainer(ScriptedTrainer):
         self.token_lags += [self.version - tag["first_version"] for tag in meta.tags]
         return await super().train_microbatch(step_id, meta)
 
-    async def publish_weights(self) -> WeightSource:
-        source = await super().publish_weights()
+    async def publish_weights(self, sites: Sequence[WeightSite] = ()) -> WeightPublication:
+        publication = await super().publish_weights(sites)
         await asyncio.sleep(self.publish_seconds)
-        return source
+        return publication
 
 
 @dataclass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from penstock.rollout.engines.base import EngineHealth, GenerationRequest
 from penstock.rollout.engines.scripted import ScriptedResponse
 from penstock.rollout.prompts import Prompt
 from penstock.training.workers.scripted import ScriptedTrainer
-from penstock.weights.source import WeightSource
+from penstock.weights.publication import WeightPublication, WeightSite
 from tests.support.scripted_run import ScriptedRun, scripted_config
 from tests.support.trace_checks import KeptTrace, check_trace
 
@@ -59,9 +60,9 @@ async def test_nothing_is_dispatched_that_would_be_too_old_when_its_turn_comes(s
     """Generation runs ahead of training all the time, also while new weights are on their way to the engine."""
 
     class SlowSync(ScriptedTrainer):
-        async def publish_weights(self) -> WeightSource:
+        async def publish_weights(self, sites: Sequence[WeightSite] = ()) -> WeightPublication:
             await asyncio.sleep(0.01)
-            return await super().publish_weights()
+            return await super().publish_weights(sites)
 
     trainer = SlowSync(chunk_seconds=lambda meta: 0.002 * len(meta.group_ids))
     run = ScriptedRun(config_for(sampler), prompts=60, trainer=trainer)
@@ -297,13 +298,13 @@ async def test_a_stop_after_the_optimizer_began_carries_the_step_to_its_end(wher
     task = asyncio.create_task(run.run())
     await asyncio.sleep(0)
     if where == "update":
-        update = run.engine.update_weights
+        apply = run.engine.apply
 
-        async def slow_update(source: WeightSource) -> None:
-            await asyncio.sleep(0.1 if source.version else 0.0)
-            await update(source)
+        async def slow_apply(publication: WeightPublication) -> None:
+            await asyncio.sleep(0.1 if publication.version else 0.0)
+            await apply(publication)
 
-        run.engine.update_weights = slow_update  # type: ignore[method-assign]
+        run.engine.apply = slow_apply  # type: ignore[method-assign]
     await asyncio.sleep(0.05)
     run.controller.stop("interrupted")
     assert await task == "interrupted"

@@ -12,8 +12,9 @@ import torch
 
 from penstock.rollout.engines.base import GenerationRequest, GenerationResult, SamplingParams
 from penstock.rollout.engines.embedded import EmbeddedEngine
-from penstock.weights.hf import named_weights
-from penstock.weights.source import WeightSource
+from penstock.weights.policy_weights import PolicyWeights
+from penstock.weights.publication import WeightPublication
+from penstock.weights.publisher import WeightPublisher
 from tests.support.tiny_models import tiny_model
 
 FAMILIES = ("qwen3", "llama", "qwen3_moe")
@@ -71,9 +72,13 @@ def with_norms_of_its_own(model: Any, seed: int) -> Any:
     return model
 
 
-def source_of(model: Any, version: int) -> WeightSource:
-    """A model's weights as a trainer offers them."""
-    return WeightSource(version, lambda: named_weights(model))
+_PUBLISHER = WeightPublisher()
+
+
+def published(weights: Any, version: int, *receivers: Any) -> WeightPublication:
+    """Weights, a model's or others, as a trainer publishes them; without receivers, for this process."""
+    given = weights if isinstance(weights, PolicyWeights) else PolicyWeights.of(weights)
+    return _PUBLISHER.publish(version, given, [receiver.site for receiver in receivers])
 
 
 class Gate:

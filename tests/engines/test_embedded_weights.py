@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,15 +17,15 @@ from penstock.rollout.engines.base import EngineHealth, GenerationRequest, Gener
 from penstock.rollout.engines.embedded import EmbeddedEngine
 from penstock.weights.digest import tensor_digests
 from penstock.weights.hf import named_weights
-from penstock.weights.source import WeightSource
+from penstock.weights.policy_weights import PolicyWeights
 from penstock.weights.synchronizer import WeightSynchronizer
 from tests.engines.helpers import (
     Gate,
     pause_within,
+    published,
     reference_logprobs,
     request,
     running_engine,
-    source_of,
     with_norms_of_its_own,
 )
 from tests.support.tiny_models import tiny_model
@@ -53,7 +54,7 @@ async def swap_in_flight(kv_cache: str, *, new: int = 20) -> tuple[list[Generati
         await pause_within(engine, gate)
         assert engine.stats().tokens_generated == 3 * OLD_TOKENS
         assert engine.health() is EngineHealth.PAUSED
-        await engine.update_weights(source_of(new_model(), version=7))
+        await engine.update_weights(published(new_model(), version=7))
         assert engine.stats().version == 7
         await engine.resume()
         return asked, list(await asyncio.gather(*waiting))
@@ -102,7 +103,7 @@ async def test_prefills_are_not_reused_across_versions() -> None:
         await engine.generate(asked)
         assert engine.stats().extra["prefills"] == 1
         await engine.pause()
-        await engine.update_weights(source_of(new_model(), version=1))
+        await engine.update_weights(published(new_model(), version=1))
         await engine.resume()
         result = await engine.generate(asked)
         assert engine.stats().extra["prefills"] == 2
@@ -115,7 +116,7 @@ async def test_requests_that_wait_through_an_update_are_all_new() -> None:
         await engine.pause()
         waiting = asyncio.ensure_future(engine.generate(request(new=4)))
         await asyncio.sleep(0)
-        await engine.update_weights(source_of(new_model(), version=1))
+        await engine.update_weights(published(new_model(), version=1))
         await engine.resume()
         assert (await waiting).token_versions == (1,) * 4
 
@@ -124,7 +125,7 @@ async def test_weights_change_only_while_paused() -> None:
     model = tiny_model()
     async with running_engine(model) as engine:
         with pytest.raises(EngineError, match="pause"):
-            await engine.update_weights(source_of(new_model(), version=1))
+            await engine.update_weights(published(new_model(), version=1))
     assert weights_of(model) == weights_of(tiny_model())
 
 
@@ -134,6 +135,10 @@ def without_a_norm(weights: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str,
 
 def with_a_narrow_norm(weights: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
     return ((name, tensor[:5] if name == "model.norm.weight" else tensor) for name, tensor in weights)
+
+
+def with_a_norm_of_integers(weights: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    return ((name, tensor.long() if name == "model.norm.weight" else tensor) for name, tensor in weights)
 
 
 def with_a_stranger(weights: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
@@ -147,16 +152,17 @@ def with_a_stranger(weights: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str
         (without_a_norm, "model.norm.weight is missing"),
         (with_a_narrow_norm, r"model.norm.weight has shape \[5\] instead of \[32\]"),
         (with_a_stranger, "model.norm.bias is not a weight"),
+        (with_a_norm_of_integers, "model.norm.weight is of int64 instead of float32"),
     ],
 )
-async def test_a_source_that_does_not_fit_changes_nothing(
+async def test_weights_that_do_not_fit_change_nothing(
     spoil: Callable[[Iterator[tuple[str, Tensor]]], Iterator[tuple[str, Tensor]]], message: str
 ) -> None:
     model, trained = tiny_model(), new_model()
     async with running_engine(model) as engine:
         await engine.pause()
         with pytest.raises(WeightSyncError, match=message):
-            await engine.update_weights(WeightSource(1, lambda: spoil(named_weights(trained))))
+            await engine.update_weights(published(PolicyWeights.given(spoil(named_weights(trained))), 1))
         assert weights_of(model) == weights_of(tiny_model())
         assert engine.stats().version == 0
         await engine.resume()
@@ -173,25 +179,77 @@ async def test_a_tied_head_may_be_sent_under_both_names() -> None:
 
     async with running_engine(model) as engine:
         await engine.pause()
-        await engine.update_weights(WeightSource(1, both))
+        await engine.update_weights(published(PolicyWeights.given(both()), 1))
     assert weights_of(model) == weights_of(trained)
 
 
-async def test_a_source_that_breaks_while_copying_fails_the_engine() -> None:
-    passes = iter(range(2))
+def read_by(tensors: Callable[[], Iterator[tuple[str, Tensor]]]) -> PolicyWeights:
+    """Weights of the new model's shapes that are read by a function."""
+    return replace(PolicyWeights.of(new_model()), tensors=tensors)
 
-    def breaks_in_the_second_pass() -> Iterator[tuple[str, Tensor]]:
-        second = next(passes) == 1
+
+async def test_weights_that_break_while_they_are_copied_fail_the_engine() -> None:
+    def breaks() -> Iterator[tuple[str, Tensor]]:
         for i, (name, tensor) in enumerate(named_weights(new_model())):
-            if second and i == 3:
+            if i == 3:
                 raise ConnectionError("trainer gone")
             yield name, tensor
 
     async with running_engine() as engine:
         await engine.pause()
         with pytest.raises(EngineError, match="trainer gone"):
-            await engine.update_weights(WeightSource(1, breaks_in_the_second_pass))
+            await engine.update_weights(published(read_by(breaks), 1))
         assert engine.health() is EngineHealth.FAILED
+        with pytest.raises(EngineError, match="trainer gone"):
+            await engine.prepare(published(new_model(), 2))
+
+
+async def test_weights_are_prepared_while_the_engine_serves_and_read_once_when_applied() -> None:
+    model, reads = old_model(), []
+
+    def counted() -> Iterator[tuple[str, Tensor]]:
+        reads.append("once")
+        yield from named_weights(new_model())
+
+    publication = published(read_by(counted), 3)
+    async with running_engine(model) as engine:
+        await engine.prepare(publication)
+        assert engine.health() is EngineHealth.HEALTHY
+        assert (await engine.generate(request(new=2))).token_versions == (0, 0)
+        assert reads == []
+        await engine.pause()
+        await engine.apply(publication)
+        await engine.resume()
+        assert reads == ["once"]
+        assert (await engine.generate(request(new=2))).token_versions == (3, 3)
+    assert weights_of(model) == weights_of(new_model())
+
+
+async def test_only_what_was_prepared_last_can_be_applied_and_only_once() -> None:
+    first, second = published(new_model(), 1), published(new_model(), 2)
+    async with running_engine() as engine:
+        await engine.pause()
+        with pytest.raises(EngineError, match=r"version 1 were not prepared; call prepare\(\) first"):
+            await engine.apply(first)
+        await engine.prepare(first)
+        await engine.prepare(second)
+        with pytest.raises(EngineError, match="version 1 were not prepared"):
+            await engine.apply(first)
+        await engine.apply(second)
+        with pytest.raises(EngineError, match="version 2 were not prepared"):
+            await engine.apply(second)
+        assert engine.stats().version == 2
+
+
+async def test_weights_of_another_floating_point_dtype_are_converted() -> None:
+    trained = new_model()
+    halved = PolicyWeights.given((name, tensor.bfloat16()) for name, tensor in named_weights(trained))
+    model = old_model()
+    async with running_engine(model) as engine:
+        await engine.pause()
+        await engine.update_weights(published(halved, 1))
+    for (name, found), (_, wanted) in zip(named_weights(model), named_weights(trained), strict=True):
+        assert torch.equal(found, wanted.bfloat16().float()), name
 
 
 async def test_sleep_frees_and_wake_restores_the_cache() -> None:
@@ -215,7 +273,7 @@ async def test_after_deep_sleep_only_an_update_brings_the_engine_back() -> None:
         with pytest.raises(EngineError, match="without weights"):
             await engine.generate(asked)
         await engine.pause()
-        await engine.update_weights(source_of(new_model(), version=4))
+        await engine.update_weights(published(new_model(), version=4))
         await engine.resume()
         result = await engine.generate(asked)
     assert result.token_versions == (4,) * 6
@@ -240,7 +298,7 @@ async def test_a_sleep_behind_a_wake_leaves_the_engine_asleep() -> None:
         assert len((await engine.generate(request())).token_ids) == 8
 
 
-async def test_close_does_not_wait_for_ever_for_a_source_that_blocks() -> None:
+async def test_close_does_not_wait_for_ever_for_weights_that_block() -> None:
     engine, release = EmbeddedEngine(tiny_model(), max_num_seqs=2, max_model_len=32), threading.Event()
 
     def blocked() -> Iterator[tuple[str, torch.Tensor]]:
@@ -248,7 +306,9 @@ async def test_close_does_not_wait_for_ever_for_a_source_that_blocks() -> None:
         yield from ()
 
     await engine.pause()
-    update = asyncio.ensure_future(engine.update_weights(WeightSource(1, blocked)))
+    update = asyncio.ensure_future(
+        engine.update_weights(published(replace(PolicyWeights.of(tiny_model()), tensors=blocked), 1))
+    )
     await asyncio.sleep(0.05)
     await engine._worker.close(join_seconds=0.1)
     with pytest.raises(RequestAborted):
@@ -281,7 +341,7 @@ async def test_an_engine_that_awaits_weights_serves_none_of_its_own() -> None:
         assert engine.health() is EngineHealth.PAUSED
         with pytest.raises(EngineError, match="without weights until"):
             await engine.generate(request("early"))
-        await WeightSynchronizer([engine]).publish(source_of(policy, 0))
+        await WeightSynchronizer([engine]).publish(published(policy, 0, engine))
         assert engine.health() is EngineHealth.HEALTHY
         assert await engine.weight_digests() == tensor_digests(policy.named_parameters())
         assert set((await engine.generate(request("late"))).token_versions) == {0}

@@ -24,7 +24,7 @@ from penstock.rollout.engines.stop_strings import (
     stop_watch,
 )
 from penstock.rollout.handle import HFTokenizer
-from tests.engines.helpers import Gate, generate_all, mixed_requests, pause_within, request, running_engine, source_of
+from tests.engines.helpers import Gate, generate_all, mixed_requests, pause_within, published, request, running_engine
 from tests.support.tiny_models import bpe_tokenizer, char_tokenizer, tiny_model
 
 WORDS = ("a", "b", " ", "ab", "</", "a>", "▁", "é", "€", "😀", "\n", ".", " .", "'s", "aa")
@@ -271,7 +271,7 @@ async def test_a_stop_string_is_found_across_a_weight_update() -> None:
         async with stopping_engine(tokens, served, max_num_seqs=1) as engine:
             waiting = asyncio.ensure_future(engine.generate(request(new=8, seed=3, stop=stop)))
             await pause_within(engine, gate)
-            await engine.update_weights(source_of(tiny_model(vocabulary=105, seed=1), 1))
+            await engine.update_weights(published(tiny_model(vocabulary=105, seed=1), 1))
             await engine.resume()
             return await waiting
 

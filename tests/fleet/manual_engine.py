@@ -14,7 +14,8 @@ from penstock.rollout.engines.base import (
     GenerationResult,
     SamplingParams,
 )
-from penstock.weights.source import WeightSource
+from penstock.weights.publication import WeightPublication, WeightSite
+from penstock.weights.site import site_of
 
 
 def asked(request_id: str, tokens: int = 4, group: str = "") -> GenerationRequest:
@@ -114,10 +115,18 @@ class ManualEngine:
         self.calls.append("resume")
         self.paused = False
 
-    async def update_weights(self, source: WeightSource) -> None:
+    @property
+    def site(self) -> WeightSite:
+        return site_of()
+
+    async def prepare(self, publication: WeightPublication) -> None:
         self._require()
-        self.calls.append("update_weights")
-        self.version = source.version
+        self.calls.append("prepare")
+
+    async def apply(self, publication: WeightPublication) -> None:
+        self._require()
+        self.calls.append("apply")
+        self.version = publication.version
 
     async def sleep(self, level: int = 1) -> None:
         self._require()

@@ -12,13 +12,9 @@ from penstock.rollout.engines.base import EngineHealth
 from penstock.rollout.fleet import EngineFleet, RankState
 from penstock.rollout.fleet.rank import RankLeft
 from penstock.rollout.fleet.states import NEXT, RankStateError, require_next
-from penstock.weights.source import WeightSource
 from penstock.weights.synchronizer import WeightSynchronizer
 from tests.fleet.manual_engine import ManualEngine, asked, settled
-
-
-def source(version: int) -> WeightSource:
-    return WeightSource(version, lambda: iter(()))
+from tests.support.publications import without_tensors
 
 
 def fleet_of(*names: str, **options: Any) -> tuple[EngineFleet, dict[str, ManualEngine]]:
@@ -89,7 +85,7 @@ async def test_an_added_rank_serves_after_a_weight_sync_and_not_before() -> None
     late = ManualEngine("b")
     fleet.add_rank(late)
     assert fleet.router.active == ("a",)
-    await WeightSynchronizer(fleet.receivers).publish(source(5))
+    await WeightSynchronizer(fleet.receivers).publish(without_tensors(5))
     assert fleet.router.active == ("a", "b")
     assert late.version == 5
     assert fleet.stats().version == 5
@@ -102,7 +98,7 @@ async def test_a_stale_rank_is_not_brought_back_by_resume_alone() -> None:
     await rank.pause()
     await rank.resume()
     assert rank.state is RankState.STALE
-    await WeightSynchronizer(fleet.receivers).publish(source(1))
+    await WeightSynchronizer(fleet.receivers).publish(without_tensors(1))
     assert rank.state is RankState.SERVING
 
 
@@ -178,7 +174,7 @@ async def test_a_dead_rank_is_replaced_in_place_and_serves_after_a_refresh() -> 
         await fleet.replace(rank.name)
         assert rank.state is RankState.STALE
         assert engines["a"].closed
-        await WeightSynchronizer([rank]).publish(source(3))
+        await WeightSynchronizer([rank]).publish(without_tensors(3))
         await settled()
         engines["new"].draw()
         assert (await call).token_versions == (3,)
@@ -208,14 +204,16 @@ async def test_a_rank_that_dies_too_often_in_a_row_is_not_waited_for() -> None:
             await settled()
             assert not fleet.is_lost
             rank = await fleet.replace("a")
-            await WeightSynchronizer([rank]).publish(source(1))
+            await WeightSynchronizer([rank]).publish(without_tensors(1))
             dying = built[-1]
-        await WeightSynchronizer(fleet.receivers).publish(source(2))  # it has served for a whole step: the count is 0
+        await WeightSynchronizer(fleet.receivers).publish(
+            without_tensors(2)
+        )  # it has served for a whole step: the count is 0
         for _ in range(2):
             dying.die()
             await settled()
             assert not fleet.is_lost
-            await WeightSynchronizer([await fleet.replace("a")]).publish(source(2))
+            await WeightSynchronizer([await fleet.replace("a")]).publish(without_tensors(2))
             dying = built[-1]
         dying.die()
         await settled()

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from penstock.errors import EngineError
 from penstock.rollout.engines.base import FinishReason, GenerationResult
 from penstock.rollout.fleet import EngineFleet, RankState
-from penstock.weights.source import WeightSource
 from penstock.weights.synchronizer import WeightSynchronizer
 from tests.fleet.manual_engine import ManualEngine, asked, settled
+from tests.support.publications import without_tensors
 
 ACTIONS = st.lists(
     st.tuples(
@@ -78,7 +78,7 @@ class Machine:
             self.fleet.add_rank(self.engines[-1], current=number % 2 == 0)
         elif action == "publish":
             self.version += 1
-            await WeightSynchronizer(self.fleet.receivers).publish(WeightSource(self.version, lambda: iter(())))
+            await WeightSynchronizer(self.fleet.receivers).publish(without_tensors(self.version))
         elif (name_of := self.pick(number, *self._fitting(action))) is not None:
             await self._change(action, name_of)
         await settled()

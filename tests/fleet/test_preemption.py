@@ -24,7 +24,7 @@ from penstock.rollout.engines.embedded import EmbeddedEngine, InvalidRequest
 from penstock.rollout.engines.embedded.requests import Ticket
 from penstock.rollout.engines.embedded.rows import Rows
 from penstock.rollout.fleet import EngineFleet
-from tests.engines.helpers import Gate, request, running_engine, source_of
+from tests.engines.helpers import Gate, published, request, running_engine
 from tests.support.tiny_models import tiny_model
 
 LENGTH = 24
@@ -160,7 +160,7 @@ async def test_versions_and_slots_at_the_seam_with_new_weights_between() -> None
         assert whole.logprobs[:3] == result.logprobs
         assert whole.token_versions == (0, 0, 0, 4, 4, 4, 4, 4)
         await second.pause()
-        await second.update_weights(source_of(model, 5))
+        await second.update_weights(published(model, 5))
         await second.resume()
         assert (await second.generate(request("s", new=2))).token_versions == (5, 5)
 

@@ -13,7 +13,7 @@ from penstock.errors import EngineError, RequestAborted
 from penstock.rollout.engines.base import EngineHealth, FinishReason, GenerationRequest, GenerationResult
 from penstock.rollout.engines.embedded.device.graphs import size_of, sizes_for
 from penstock.rollout.handle import HFTokenizer
-from tests.engines.helpers import generate_all, mixed_requests, reference_logprobs, request, source_of
+from tests.engines.helpers import generate_all, mixed_requests, published, reference_logprobs, request
 from tests.gpu.kernels import DEVICE, ON_GPU, eventually, kernel_engine, needs_gpu, needs_kernels, small_model
 from tests.support.tiny_models import char_tokenizer
 
@@ -197,7 +197,7 @@ async def test_new_weights_in_flight_reach_the_running_requests(kv_cache: str) -
         done = engine.stats().tokens_generated
         await asyncio.sleep(0.02)
         assert engine.stats().tokens_generated == done, "a paused engine stands at a token boundary"
-        await engine.update_weights(source_of(small_model(seed=1), version=7))
+        await engine.update_weights(published(small_model(seed=1), version=7))
         await engine.resume()
         results = await asyncio.gather(*waiting)
     old, trained = small_model(seed=0), small_model(seed=1)
@@ -225,7 +225,7 @@ async def test_sleep_frees_and_wake_restores() -> None:
         assert sum(parameter.numel() for parameter in model.parameters()) == 0
         await engine.wake()
         await engine.pause()
-        await engine.update_weights(source_of(small_model(seed=1), version=4))
+        await engine.update_weights(published(small_model(seed=1), version=4))
         await engine.resume()
         result = await engine.generate(asked)
     assert result.token_versions == (4,) * 4

@@ -92,10 +92,10 @@ async def test_a_logger_that_hangs_stalls_nobody_and_close_returns_within_its_li
     started = time.monotonic()
     for step in range(100):
         loggers.log(step, {})
-    assert time.monotonic() - started < 0.2
+    assert time.monotonic() - started < 10, "a logger that hangs would hold it up for ever"
     started = time.monotonic()
     loggers.close(Outcome.FINISHED, {})
-    assert 0.2 <= time.monotonic() - started < 5.0
+    assert 0.2 <= time.monotonic() - started < 20.0
     (failed,) = events.of("logger_failed")
     assert failed["logger"] == "hanging"
     assert failed["cause"].startswith("did not close within 0.2 s")
@@ -120,7 +120,7 @@ async def test_a_straggler_has_nothing_to_say_once_all_is_closed(tmp_path: Path)
     loggers.close(Outcome.FINISHED, {})
     events.close()
     go_on.set()
-    assert raised.wait(5)
+    assert raised.wait(30)
     lines = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
     assert [line["event"] for line in lines] == ["logger_started", "logger_failed"]
 
@@ -137,7 +137,7 @@ async def test_a_full_queue_loses_the_oldest_and_counts_them() -> None:
     loggers = Loggers([logger], events, queued_records=2)
     await loggers.start(RUN)
     loggers.log(0, {})
-    assert entered.wait(5)
+    assert entered.wait(30)
     for step in range(1, 6):
         loggers.log(step, {})
     assert events.of("logger_behind") == [{"logger": "slow", "queued": 2, "step": 3}]
@@ -174,7 +174,7 @@ async def test_a_start_that_hangs_is_given_up_and_close_does_not_wait_for_it() -
         await loggers.start(RUN)
     started = time.monotonic()
     loggers.close(Outcome.FAILED, {})
-    assert time.monotonic() - started < 5.0
+    assert time.monotonic() - started < 20.0
     never.set()
 
 
@@ -197,7 +197,7 @@ async def test_a_start_can_be_interrupted_and_the_logger_is_closed_once_it_gets_
         await starting
     loggers.close(Outcome.INTERRUPTED, {})
     go_on.set()
-    assert closed.wait(5)
+    assert closed.wait(30)
     assert logger.calls[1] == ("summary", Outcome.INTERRUPTED, {})
 
 

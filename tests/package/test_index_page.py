@@ -55,3 +55,11 @@ def test_no_link_of_the_readme_is_left_relative(setup: Any, repository: str | No
     page = re.sub(r"^```.*?^```", "", setup.index_page(readme, "1.0", repository), flags=re.MULTILINE | re.DOTALL)
     targets = re.findall(r"\]\(([^)]+)\)|(?:src|href)=\"([^\"]+)\"", page)
     assert [target for pair in targets for target in pair if target and not re.match(r"https?:|#", target)] == []
+
+
+@pytest.mark.parametrize(
+    ("urls", "repository"),
+    [({"Repository": "https://a"}, "https://a"), ({"repository": "https://a"}, "https://a"), ({"Home": "x"}, None)],
+)
+def test_the_repository_is_found_by_its_label(setup: Any, urls: dict[str, str], repository: str | None) -> None:
+    assert setup.repository_of(urls) == repository

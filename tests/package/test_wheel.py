@@ -58,6 +58,10 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def metadata(wheel: Path) -> Message:
+    return metadata_of(wheel)
+
+
+def metadata_of(wheel: Path) -> Message:
     with zipfile.ZipFile(wheel) as content:
         (name,) = [name for name in content.namelist() if name.endswith(".dist-info/METADATA")]
         return email.message_from_string(content.read(name).decode())
@@ -108,6 +112,22 @@ def test_it_says_what_it_is(metadata: Message) -> None:
     assert "](docs/" not in page
     extras = {"reasoning-gym", "math", "data", "environments", "loggers", "lora", "prometheus", "dev"}
     assert set(metadata.get_all("Provides-Extra", [])) == extras
+
+
+def test_a_release_shows_its_pictures_and_leads_to_its_pages(tmp_path: Path) -> None:
+    """With the address of the repository set, as CONTRIBUTING.md asks for."""
+    address = "https://example.org/team/penstock"
+    metadata = metadata_of(build_wheel(tmp_path, f'Repository = "{address}"\nChangelog = "{address}/changes"\n'))
+    assert metadata.get_all("Project-URL") == [f"Repository, {address}", f"Changelog, {address}/changes"]
+    page, version = str(metadata.get_payload()), metadata["Version"]
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    pictures = re.findall(r"!\[[^\]]*\]\(([^)]+)\)", readme)
+    assert pictures
+    for picture in pictures:
+        assert (ROOT / picture).is_file()
+        assert f"]({address}/raw/v{version}/{picture})" in page
+    assert f"[documentation]({address}/blob/v{version}/docs/index.md)" in page
+    assert not re.search(r"\]\((?!https?:|#)", re.sub(r"^```.*?^```", "", page, flags=re.MULTILINE | re.DOTALL))
 
 
 def test_commands_that_need_no_model_work(installed: Installed, place: Path) -> None:

@@ -79,8 +79,11 @@ class Installed:
         )
 
 
-def build_wheel(folder: Path) -> Path:
-    """The wheel of the sources as they are; built from a copy, so that no earlier build gets into it."""
+def build_wheel(folder: Path, urls: str = "") -> Path:
+    """The wheel of the sources as they are; built from a copy, so that no earlier build gets into it.
+
+    `urls` are lines for `[project.urls]`, as a release has them.
+    """
     sources = folder / "sources"
     sources.mkdir()
     for name in _SOURCES:
@@ -88,6 +91,9 @@ def build_wheel(folder: Path) -> Path:
             shutil.copytree(ROOT / name, sources / name, ignore=shutil.ignore_patterns("__pycache__"))
         else:
             shutil.copy(ROOT / name, sources / name)
+    if urls:
+        with (sources / "pyproject.toml").open("a", encoding="utf-8") as project:
+            project.write(f"\n[project.urls]\n{urls}")
     _pip("wheel", "--no-deps", "--wheel-dir", str(folder), str(sources))
     (wheel,) = folder.glob("penstock-*.whl")
     return wheel

@@ -125,7 +125,7 @@ async def test_threads_and_pools_that_are_left_behind_hold_up_nobody() -> None:
     assert alive(left)
     started = time.monotonic()
     await pool.close()
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 15, "it does not wait for as long as a reward may take"
     assert gone(left)
     assert gone(worker)
 

@@ -22,7 +22,7 @@ from penstock.rollout.prompts import Prompt, derive_seed
 from penstock.run.eval_report import EvalReport, PassAtK
 from penstock.run.evaluate import evaluate_prompts
 from penstock.run.periodic_eval import Evaluations
-from penstock.weights.source import WeightSource
+from tests.support.publications import without_tensors
 from tests.support.scripted_run import NumberTokenizer, ScriptedEnvironment, ScriptedRun, quick, scripted_config
 
 SAMPLED = {"greedy": False, "samples_per_prompt": 4, "pass_at": [1, 2, 4]}
@@ -143,7 +143,7 @@ async def test_an_evaluation_over_changing_weights_is_a_bug() -> None:
     async def reward(prompt: Prompt) -> float:
         if prompt.prompt_id == "0":
             await setup.engine.pause()
-            await setup.engine.update_weights(WeightSource(1, lambda: iter(())))
+            await setup.engine.apply(without_tensors(1))
             await setup.engine.resume()
         return 1.0
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import signal
-import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -61,7 +60,14 @@ else:  # asyncio.run has a handler of its own
 """
 
 
-def signalled(config: penstock.RunConfig, args: list[str], at: str, numbers: list[signal.Signals]) -> tuple[int, str]:
+_SEEN_SECONDS = 2.0
+"""Between two signals, as one that is sent before the process has seen the last is lost; a notebook lives on after the
+second, so that a third would end it."""
+
+
+def signalled(
+    config: penstock.RunConfig, args: list[str], at: str, number: signal.Signals, *, times: int = 1
+) -> tuple[int, str]:
     """Run the notebook, signal it at the line with the text `at`; its exit code and further output."""
     folder = Path(config.run_dir).parent
     endless = config.model_copy(
@@ -74,10 +80,9 @@ def signalled(config: penstock.RunConfig, args: list[str], at: str, numbers: lis
     (folder / "notebook.py").write_text(_NOTEBOOK, encoding="utf-8")
     with Program([sys.executable, str(folder / "notebook.py"), str(folder / "run.yaml"), *args]) as notebook:
         notebook.until(at)
-        for number in numbers:
+        for pause in [0.0] + [_SEEN_SECONDS] * (times - 1):
+            time.sleep(pause)
             notebook.send(number)
-            with contextlib.suppress(subprocess.TimeoutExpired):  # one signal would hide another that is pending
-                notebook.process.wait(0.5)
         return notebook.ended()
 
 
@@ -113,7 +118,7 @@ async def test_a_run_inside_a_running_loop_trains_on_a_loop_of_its_own(data_conf
 def test_a_signal_stops_a_run_of_a_notebook_cleanly_with_its_checkpoint(
     data_config: penstock.RunConfig, caller: str, number: signal.Signals
 ) -> None:
-    code, rest = signalled(data_config, [caller, "trains"], "step 2/", [number])
+    code, rest = signalled(data_config, [caller, "trains"], "step 2/", number)
     assert "stopping and saving a checkpoint" in rest
     assert "stopped by interrupted" in rest
     assert "handler is back: True" in rest
@@ -128,7 +133,7 @@ def test_a_signal_stops_a_run_of_a_notebook_cleanly_with_its_checkpoint(
 def test_a_run_whose_loop_is_blocked_is_left_behind_and_the_notebook_lives_on(
     data_config: penstock.RunConfig,
 ) -> None:
-    code, rest = signalled(data_config, ["kernel", "blocks"], "blocks the loop", [signal.SIGINT, signal.SIGINT])
+    code, rest = signalled(data_config, ["kernel", "blocks"], "blocks the loop", signal.SIGINT, times=2)
     assert "KeyboardInterrupt: interrupted while the event loop was blocked in" in rest
     assert "in run" in rest
     assert "handler is back: True" in rest

@@ -237,9 +237,7 @@ class TestCtrlC:
         changes = {"runtime.timeouts": {"stop_seconds": patience}, "runtime.engine_process": False}
         with Started(config(**PLAIN, **REPORTS, **changes), "loop", 40) as run:
             run.until("event loop: blocked")
-            for _ in range(1 if patience == 1.0 else 2):
-                run.send(signal.SIGINT)
-                time.sleep(0.3)
+            (run.send if patience == 1.0 else run.insist)(signal.SIGINT)
             code, told = run.ended()
         assert code == 130, told
         assert "interrupted while the event loop was blocked in " in told

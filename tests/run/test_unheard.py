@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 import sys
 
 import pytest
+
+from tests.support.program import Program
 
 _PROGRAM = """
 import asyncio, os, sys, time
@@ -19,7 +20,7 @@ def unheard(place):
 async def main(patience, blocks):
     say = lambda text: print(text, flush=True)
     with StopSignals(say, lambda: None, patience_seconds=patience, unheard=unheard) as signals:
-        with signals.stopping(lambda reason: asyncio.get_running_loop().call_later(0.1, sys.exit, 3)):
+        with signals.stopping(lambda reason: asyncio.get_running_loop().call_later(1.5 * patience, sys.exit, 3)):
             print("ready", flush=True)
             if blocks:
                 time.sleep(60)
@@ -29,28 +30,17 @@ asyncio.run(main(float(sys.argv[1]), sys.argv[2] == "blocks"))
 """
 
 
-def signalled(patience: float, how: str, times: int) -> tuple[int, str]:
-    """Its exit code and output after so many signals."""
-    command = [sys.executable, "-c", _PROGRAM, str(patience), how]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-        try:
-            for _ in range(times):
-                process.send_signal(signal.SIGINT)
-                try:
-                    process.wait(0.5)
-                except subprocess.TimeoutExpired:
-                    continue
-            rest = process.communicate(timeout=20)[0]
-        finally:
-            process.kill()
-    return process.returncode, rest
+def signalled(patience: float, how: str, *, insist: bool = False) -> tuple[int, str]:
+    """Its exit code and output after a signal, or after one and another."""
+    with Program([sys.executable, "-c", _PROGRAM, str(patience), how], stderr=None) as program:
+        program.until("ready")
+        (program.insist if insist else program.send)(signal.SIGINT)
+        return program.ended()
 
 
-@pytest.mark.parametrize(("patience", "times"), [(600.0, 2), pytest.param(0.5, 1, marks=pytest.mark.long)])
-def test_a_second_signal_or_one_that_is_not_heard_in_time_ends_a_blocked_process(patience: float, times: int) -> None:
-    code, told = signalled(patience, "blocks", times)
+@pytest.mark.parametrize(("patience", "insist"), [(600.0, True), pytest.param(0.5, False, marks=pytest.mark.long)])
+def test_a_second_signal_or_one_that_is_not_heard_in_time_ends_a_blocked_process(patience: float, insist: bool) -> None:
+    code, told = signalled(patience, "blocks", insist=insist)
     assert code == 130
     assert told.startswith("unheard in <string>:")
     assert "in main" in told
@@ -58,5 +48,5 @@ def test_a_second_signal_or_one_that_is_not_heard_in_time_ends_a_blocked_process
 
 @pytest.mark.long
 def test_a_signal_that_the_loop_hears_is_the_loops_alone() -> None:
-    code, told = signalled(0.05, "runs", 1)
+    code, told = signalled(1.0, "runs")
     assert (code, "unheard" in told) == (3, False)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +22,7 @@ from penstock.run.verify.memory import estimate_memory
 from penstock.training import step_worker
 from penstock.training.interface import ChunkResult
 from penstock.training.step_worker import StepWorker
-from penstock.weights.source import WeightSource
+from penstock.weights.publication import WeightPublication
 from tests.run.conftest import ConfigMaker
 from tests.run.verifying import Verified, Verify, verify
 
@@ -259,20 +260,19 @@ class TestWeightSync:
     def test_a_tensor_that_is_skipped(self, verify: Verify, monkeypatch: pytest.MonkeyPatch) -> None:
         real = weight_update.copy_weights
 
-        def skipping(model: nn.Module, source: WeightSource) -> None:
-            tensors = [(name, tensor) for name, tensor in source.tensors() if name != "model.norm.weight"]
-            real(model, WeightSource(source.version, lambda: iter(tensors)))
+        def skipping(model: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> None:
+            real(model, [(name, tensor) for name, tensor in tensors if name != "model.norm.weight"])
 
         monkeypatch.setattr(weight_update, "copy_weights", skipping)
         row = only_fails(verify(), "weight_sync")
         assert (row["figures"]["wrong"], row["figures"]["first_wrong"]) == (1, "model.norm.weight")
 
     def test_weights_that_are_taken_once_only(self, verify: Verify, monkeypatch: pytest.MonkeyPatch) -> None:
-        real = weight_update.copy_weights
+        real, calls = weight_update.copy_weights, itertools.count()
 
-        def once(model: nn.Module, source: WeightSource) -> None:
-            if source.version == 1:
-                real(model, source)
+        def once(model: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> None:
+            if next(calls) == 0:
+                real(model, tensors)
 
         monkeypatch.setattr(weight_update, "copy_weights", once)
         figures = only_fails(verify(), "weight_sync")["figures"]
@@ -295,10 +295,10 @@ class TestWeightSync:
         assert only_fails(verify(), "weight_sync")["figures"]["unchanged_generation"] == 1
 
     def test_a_sync_that_raises_is_a_failed_row(self, verify: Verify, monkeypatch: pytest.MonkeyPatch) -> None:
-        async def refusing(self: EmbeddedEngine, source: WeightSource) -> None:
+        async def refusing(self: EmbeddedEngine, publication: WeightPublication) -> None:
             raise ConnectionError("nobody there")
 
-        monkeypatch.setattr(EmbeddedEngine, "update_weights", refusing)
+        monkeypatch.setattr(EmbeddedEngine, "apply", refusing)
         assert "nobody there" in only_fails(verify(), "weight_sync")["explanation"]
 
 

@@ -105,7 +105,7 @@ def test_a_frozen_process_ends_soon_after_the_second_signal(start: Start, tmp_pa
     for _ in range(2):
         time.sleep(0.5)
         process.send_signal(signal.SIGINT)
-    told = process.communicate(timeout=20)[0]
+    told = process.communicate(timeout=60)[0]
     assert process.returncode == -signal.SIGKILL
     assert "the interpreter was blocked" in told
     text = (tmp_path / "frozen.txt").read_text()
@@ -118,7 +118,7 @@ def test_a_process_that_runs_ends_by_itself_and_leaves_no_guard(start: Start, tm
     process = start("runs")
     (guard,) = children_of(process.pid)
     process.send_signal(signal.SIGINT)
-    told = process.communicate(timeout=20)[0]
+    told = process.communicate(timeout=60)[0]
     assert (process.returncode, told.splitlines()[-1]) == (0, "left")
     assert not (tmp_path / "frozen.txt").exists()
     wait_for_the_end_of(guard)
@@ -144,12 +144,12 @@ def test_time_in_which_the_process_is_stopped_does_not_count(start: Start, tmp_p
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(INSISTED_SECONDS + 3.0)
     process.send_signal(signal.SIGCONT)
-    process.communicate(timeout=20)
+    process.communicate(timeout=60)
     assert process.returncode == -signal.SIGKILL
 
 
 def wait_for_the_end_of(pid: int) -> None:
-    deadline = time.monotonic() + 10.0
+    deadline = time.monotonic() + 30.0
     while Path(f"/proc/{pid}").exists():
         assert time.monotonic() < deadline, f"process {pid} is still there"
         time.sleep(0.02)

@@ -28,6 +28,7 @@ from penstock.data_plane.meta import KVBatchMeta
 from penstock.error_form import RemoteError
 from penstock.errors import PenstockError
 from penstock.runtime.wire.crossing import field_names, marked_classes
+from penstock.weights.publication import DTYPE_BYTES, WeightManifest, lay_out
 
 TEXT = st.text(st.characters(exclude_categories=()), max_size=8)
 """Halves of surrogate pairs included."""
@@ -104,6 +105,11 @@ WITH_INVARIANTS: dict[type, Any] = {
     FieldSpec: st.builds(FieldSpec, TEXT, st.just(FieldKind.FIXED), st.sampled_from(sorted(FIELD_DTYPES))),
 }
 """Classes whose fields depend on each other."""
+WITH_INVARIANTS[WeightManifest] = st.lists(
+    st.tuples(TEXT, st.sampled_from(sorted(DTYPE_BYTES)), st.lists(st.integers(0, 3), max_size=3).map(tuple)),
+    max_size=4,
+    unique_by=lambda tensor: tensor[0],
+).map(lay_out)
 
 
 def instances(kind: type) -> st.SearchStrategy[Any]:

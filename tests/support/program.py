@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
+import time
 from types import TracebackType
 from typing import Any
 
@@ -57,6 +59,14 @@ class Program:
     def send(self, number: signal.Signals) -> None:
         """Signal it."""
         self.process.send_signal(number)
+
+    def insist(self, number: signal.Signals) -> None:
+        """Signal it until it ends: one that is sent before the process has seen the last would be lost."""
+        deadline = time.monotonic() + LIMIT_SECONDS
+        while self.process.poll() is None and time.monotonic() < deadline:
+            self.send(number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(0.5)
 
     def ended(self, seconds: float = LIMIT_SECONDS) -> tuple[int, str]:
         """Its exit code and the rest of its output; it must end by itself in this time."""

@@ -51,7 +51,7 @@ def freeze_from_a_thread(*_: Any) -> None:
 
 KINDS: dict[str, tuple[type[Any], str, Callable[..., None]]] = {
     "generation": (ProcessEngine, "generate", stop_engine),
-    "update": (ProcessEngine, "update_weights", stop_engine),
+    "update": (ProcessEngine, "apply", stop_engine),
     "microbatch": (StepWorker, "microbatch", hang),
     "finish": (StepWorker, "finish", hang),
     "loop": (RolloutManager, "_run_one", block),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 
 import pytest
 
@@ -45,7 +46,7 @@ async def test_it_says_which_call_it_is_in_and_what_waits_behind() -> None:
     await guard.begin_train_step(0)
     calls = [asyncio.create_task(guard.train_microbatch(0, META)) for _ in range(2)]
     await asyncio.sleep(0)
-    assert guard.activity() == "in train_microbatch for 0.0 s, 1 calls behind it"
+    assert re.fullmatch(r"in train_microbatch for \d+\.\d s, 1 more waiting", guard.activity())
     trainer.gate.release()
     trainer.gate.release()
     assert [result.valid_sequences for result in await asyncio.gather(*calls)] == [1.0, 1.0]
@@ -55,7 +56,7 @@ async def test_it_says_which_call_it_is_in_and_what_waits_behind() -> None:
 async def test_a_call_that_does_not_come_back_is_stuck_and_so_is_all_that_follows() -> None:
     guard = guarded(Gated())
     await guard.begin_train_step(0)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         calls = [asyncio.create_task(guard.train_microbatch(0, META)) for _ in range(2)]
         outcomes = await asyncio.gather(*calls, return_exceptions=True)
         assert [type(outcome) for outcome in outcomes] == [TrainerStuck, TrainerStuck]
@@ -67,11 +68,11 @@ async def test_a_call_that_does_not_come_back_is_stuck_and_so_is_all_that_follow
 
 async def test_a_call_that_waits_for_its_turn_has_its_time_from_then_on() -> None:
     trainer = Gated()
-    guard = guarded(trainer, 0.4)
+    guard = guarded(trainer, 1.0)
     await guard.begin_train_step(0)
     calls = [asyncio.create_task(guard.train_microbatch(0, META)) for _ in range(4)]
     for _ in calls:
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0.3)  # far from the limit, also on a busy machine; all four together are beyond it
         trainer.gate.release()
     assert len(await asyncio.gather(*calls)) == 4
 
@@ -98,8 +99,8 @@ async def test_a_call_whose_caller_was_cancelled_is_under_way_until_the_trainer_
         call.cancel()
     await asyncio.wait(calls)
     await asyncio.sleep(0.01)
-    assert guard.activity().startswith("in train_microbatch for 0.")
-    assert "behind" not in guard.activity(), "the one that waited for its turn is withdrawn"
+    assert guard.activity().startswith("in train_microbatch for ")
+    assert "waiting" not in guard.activity(), "the one that waited for its turn is withdrawn"
     trainer.gate.release()
     await asyncio.sleep(0.01)
     assert guard.activity() == "idle"

@@ -12,6 +12,8 @@ from penstock.data_plane.fields import ADVANTAGE, INPUT_IDS, SAMPLE_MASK
 from penstock.errors import MissingRowError, NonFiniteError, SetupError, StepStateError
 from penstock.training.step import OptimizerStepError, StepState
 from penstock.training.workers.local import LocalTrainer
+from penstock.weights.site import site_of
+from penstock.weights.transports.opening import open_weights
 from tests.support.tiny_models import tiny_model
 from tests.training.reference import row_logprobs
 from tests.training.support import (
@@ -314,9 +316,9 @@ async def test_published_weights_carry_the_version_and_are_the_models() -> None:
     model, plane = tiny_model(), data_plane()
     local = trainer(model, plane)
     await local.train(0, put_groups(plane, 1))
-    source = await local.publish_weights()
-    assert source.version == 1
-    published = dict(source.tensors())
+    publication = await local.publish_weights()
+    assert publication.version == 1
+    published = dict(open_weights(publication, site_of()).tensors())
     assert bit_equal(published, weights(model))
     assert "lm_head.weight" not in published
     await local.close()

@@ -47,9 +47,9 @@ async def test_calls_out_of_order_are_refused_as_by_any_trainer() -> None:
 
 
 async def test_it_has_no_weights_to_publish() -> None:
-    source = await NoTrainer(plane(), AlgorithmConfig()).publish_weights()
-    assert source.version == 0
-    assert dict(source.tensors()) == {}
+    publication = await NoTrainer(plane(), AlgorithmConfig()).publish_weights()
+    assert publication.version == 0
+    assert publication.manifest.entries == publication.endpoints == ()
 
 
 async def test_a_checkpoint_has_nothing_of_it(tmp_path: Path) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from penstock.data_plane.meta import KVBatchMeta
 from penstock.observe.timeline import Timeline
 from penstock.training.interface import ChunkResult, Prepared, StepResult, Trainer, TrainerSnapshot
-from penstock.weights.source import WeightSource
+from penstock.weights.publication import WeightPublication, WeightSite
 
 R = TypeVar("R")
 
@@ -49,8 +49,11 @@ class TracedTrainer(Trainer):
     async def prepare(self, meta: KVBatchMeta) -> Prepared:
         return await self._worked("prepare", self._trainer.prepare(meta), **_size(meta))
 
-    async def publish_weights(self) -> WeightSource:
-        return await self._trainer.publish_weights()
+    async def publish_weights(self, sites: Sequence[WeightSite] = ()) -> WeightPublication:
+        return await self._worked("publish_weights", self._trainer.publish_weights(sites))
+
+    async def release_weights(self, publication: WeightPublication, *, still_read: bool = False) -> None:
+        await self._trainer.release_weights(publication, still_read=still_read)
 
     async def snapshot(self) -> TrainerSnapshot:
         return await self._worked("snapshot", self._trainer.snapshot())

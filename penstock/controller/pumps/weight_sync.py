@@ -44,7 +44,7 @@ class WeightSync:
         self._recording = recording
         self._lane = recording.lane("weight sync")
         self._engines = parts.engines
-        self._synchronizer = WeightSynchronizer(parts.engines.receivers, limit_seconds)
+        self._synchronizer = WeightSynchronizer(parts.engines.receivers, limit_seconds, parts.trainer.release_weights)
         self._ending = ending
         self._in_flight = in_flight
         self._mode = mode
@@ -97,7 +97,8 @@ class WeightSync:
         giving_up = asyncio.create_task(self._give_up_in_time())
         try:
             with self._lane.span("copying weights to the engines"):
-                report = await self._synchronizer.publish(await self._trainer.publish_weights())
+                publication = await self._trainer.publish_weights(self._synchronizer.sites())
+                report = await self._synchronizer.publish(publication)
         except WeightSyncError as error:
             if not (self._ending.begun.is_set() or self.run_is_ending.is_set()):
                 raise
@@ -114,7 +115,12 @@ class WeightSync:
             self._events.emit("engine_out_of_service", engine=name, version=report.version, cause=cause)
             self._engines.out_of_service(name, cause)
         self._buffer.advance(served_version=report.version)
-        self._events.emit("weights_published", version=report.version, pause_s=round(report.pause_seconds, 6))
+        self._events.emit(
+            "weights_published",
+            version=report.version,
+            pause_s=round(report.pause_seconds, 6),
+            prepare_s=round(report.prepare_seconds, 6),
+        )
         return report
 
     async def _give_up_in_time(self) -> None:

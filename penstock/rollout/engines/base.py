@@ -129,7 +129,7 @@ class EngineStats:
 
 
 class GenerationEngine(WeightReceiver, Protocol):
-    """One replica of a generation engine. `pause`, `resume` and `update_weights` come from `WeightReceiver`."""
+    """One replica of a generation engine. Its calls around new weights come from `WeightReceiver`."""
 
     async def generate(self, request: GenerationRequest) -> GenerationResult:
         """Generate one response. Cancelling the call aborts the request; `abort` makes it raise `RequestAborted`."""
@@ -145,7 +145,7 @@ class GenerationEngine(WeightReceiver, Protocol):
         """Free what can be freed while idle: level 1 the KV cache, level 2 the weights too."""
 
     async def wake(self) -> None:
-        """Undo `sleep`; after level 2 the engine serves only after `update_weights`."""
+        """Undo `sleep`; after level 2 the engine serves only once it has new weights."""
 
     def stats(self) -> EngineStats:
         """Counters since the start."""

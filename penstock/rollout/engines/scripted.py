@@ -18,7 +18,8 @@ from penstock.rollout.engines.base import (
     GenerationRequest,
     GenerationResult,
 )
-from penstock.weights.source import WeightSource
+from penstock.weights.publication import WeightPublication, WeightSite
+from penstock.weights.site import site_of
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,10 @@ class ScriptedEngine:
     @property
     def name(self) -> str:
         return self._name
+
+    @property
+    def site(self) -> WeightSite:
+        return site_of()
 
     async def generate(self, request: GenerationRequest) -> GenerationResult:
         self._require()
@@ -162,11 +167,15 @@ class ScriptedEngine:
         self._require()
         self._running_gate.set()
 
-    async def update_weights(self, source: WeightSource) -> None:
+    async def prepare(self, publication: WeightPublication) -> None:
+        """There is no model: nothing to fetch."""
+        self._require()
+
+    async def apply(self, publication: WeightPublication) -> None:
         self._require()
         if self._running_gate.is_set():
             raise EngineError("weights change only while the engine is paused")
-        self._version = source.version
+        self._version = publication.version
 
     async def sleep(self, level: int = 1) -> None:
         await self.pause()

@@ -16,7 +16,7 @@ from penstock.rollout.engines.base import (
 from penstock.rollout.fleet.router import Route
 from penstock.rollout.fleet.states import ACTIVE, RankState, require_next
 from penstock.rollout.fleet.totals import ended, with_earlier
-from penstock.weights.source import WeightSource
+from penstock.weights.publication import WeightPublication, WeightSite
 
 R = TypeVar("R")
 _GONE = (EngineHealth.FAILED, EngineHealth.CLOSED)
@@ -30,7 +30,7 @@ class Rank:
     """One replica of the engine, as fleet and weight sync see it. Implements `WeightReceiver`.
 
     Invariants: requests are taken only under the rank's present epoch, which it has exactly while it is SERVING or
-    PAUSED; a rank that was STALE is SERVING again only after `update_weights` and `resume`; its counters never fall,
+    PAUSED; a rank that was STALE is SERVING again only after `apply` and `resume`; its counters never fall,
     no matter how often its engine is replaced.
 
     Worked example: a SERVING rank's process is killed. The next call raises, `look` sees that the engine is gone, and
@@ -53,6 +53,11 @@ class Rank:
         self._earlier = EngineStats()
         self._updated = False
         """Whether it has taken weights since the last `pause`."""
+
+    @property
+    def site(self) -> WeightSite:
+        """Where its weights live."""
+        return self.engine.site
 
     @property
     def is_active(self) -> bool:
@@ -104,9 +109,13 @@ class Rank:
         if self.state is RankState.SERVING:
             self.go(RankState.PAUSED)
 
-    async def update_weights(self, source: WeightSource) -> None:
-        """Take over a version; only while paused."""
-        await self._asked(self.engine.update_weights(source))
+    async def prepare(self, publication: WeightPublication) -> None:
+        """Check and fetch a version; it serves meanwhile."""
+        await self._asked(self.engine.prepare(publication))
+
+    async def apply(self, publication: WeightPublication) -> None:
+        """Take over a version that was prepared; only while paused."""
+        await self._asked(self.engine.apply(publication))
         self._updated = True
 
     async def resume(self) -> None:

@@ -22,7 +22,8 @@ from penstock.data_plane.meta import KVBatchMeta
 from penstock.run.verify.findings import Check, Finding, NotChecked, Status, within
 from penstock.run.verify.subject import Subject
 from penstock.training.targets import needs_preparation
-from penstock.weights.digest import tensor_digests
+from penstock.weights.digest import published_digests
+from penstock.weights.site import site_of
 
 R = TypeVar("R")
 
@@ -228,5 +229,9 @@ class _Comparison:
 
 
 async def _weight_digests(subject: Subject) -> dict[str, str]:
-    source = await subject.training.trainer.publish_weights()
-    return await asyncio.to_thread(lambda: tensor_digests(source.tensors()))
+    trainer = subject.training.trainer
+    publication = await trainer.publish_weights([site_of()])
+    try:
+        return await asyncio.to_thread(published_digests, publication)
+    finally:
+        await trainer.release_weights(publication)

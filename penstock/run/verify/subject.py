@@ -87,8 +87,9 @@ def verifiable(config: RunConfig) -> RunConfig:
 async def built(config: RunConfig) -> AsyncIterator[tuple[Serving, Training]]:
     """The parts, as they are when a run begins: the engines have the trainer's weights. Always closed at the end."""
     async with parts_of(config) as (serving, training):
-        synchronizer = WeightSynchronizer(serving.engines.receivers, config.runtime.timeouts.weights_seconds)
-        await synchronizer.publish(await training.trainer.publish_weights())
+        trainer, limit = training.trainer, config.runtime.timeouts.weights_seconds
+        synchronizer = WeightSynchronizer(serving.engines.receivers, limit, trainer.release_weights)
+        await synchronizer.publish(await trainer.publish_weights(synchronizer.sites()))
         yield serving, training
 
 

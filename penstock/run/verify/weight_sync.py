@@ -13,9 +13,13 @@ from penstock.rollout.engines.base import GenerationEngine, GenerationRequest, G
 from penstock.run.verify.findings import Check, Finding, NotChecked, Status, within
 from penstock.run.verify.seen_prompt import asked_prompts
 from penstock.run.verify.subject import Subject
-from penstock.weights.digest import tensor_digests
-from penstock.weights.source import WeightSource
+from penstock.weights.digest import published_digests
+from penstock.weights.policy_weights import PolicyWeights
+from penstock.weights.publication import WeightPublication, WeightSite
+from penstock.weights.publisher import WeightPublisher
+from penstock.weights.site import site_of
 from penstock.weights.synchronizer import WeightSynchronizer
+from penstock.weights.transports.opening import open_weights
 
 _PROBES, _PROBE_TOKENS = 4, 16
 _LOGPROB_BARS = {"float64": 1e-5, "float32": 1e-5, "bfloat16": 1e-2}
@@ -60,12 +64,11 @@ class _Served:
 async def check_weight_sync(subject: Subject) -> Finding:
     """Publish weights that differ in every tensor, compare hashes, publish the real ones again, compare everything."""
     engines, trainer = subject.serving.engines, subject.training.trainer
-    synchronizer = WeightSynchronizer(engines.receivers)
+    synchronizer, publisher = WeightSynchronizer(engines.receivers), WeightPublisher()
     prompts = await asked_prompts(subject, _PROBES)
-    original = await trainer.publish_weights()
-    changed = WeightSource(
-        original.version + 1, lambda: ((name, _changed(tensor)) for name, tensor in original.tensors())
-    )
+    sites = [*synchronizer.sites(), site_of()]
+    original = await trainer.publish_weights(sites)
+    changed = await asyncio.to_thread(_publish_changed, publisher, original, sites)
     before = await _served_by_all(subject, prompts)
     try:
         report = await synchronizer.publish(changed)
@@ -73,8 +76,10 @@ async def check_weight_sync(subject: Subject) -> Finding:
     finally:
         await synchronizer.publish(original)
     after = await _served_by_all(subject, prompts)
-    wrong = _differing(await _digests(changed), meanwhile)
-    unrestored = _differing(await _digests(original), after)
+    wrong = _differing(await asyncio.to_thread(published_digests, changed), meanwhile)
+    unrestored = _differing(await asyncio.to_thread(published_digests, original), after)
+    publisher.close()
+    await trainer.release_weights(original)
     # Every rank before and after, and every rank against the first.
     pairs = [
         *(pair for one, other in zip(before, after, strict=True) for pair in _pairs(one, other)),
@@ -130,6 +135,15 @@ def _changed(tensor: Tensor) -> Tensor:
     return tensor * (1 + 2**-6) + 2**-10
 
 
+def _publish_changed(
+    publisher: WeightPublisher, original: WeightPublication, sites: list[WeightSite]
+) -> WeightPublication:
+    opened = open_weights(original, site_of())
+    tensors = [(name, _changed(tensor)) for name, tensor in opened.tensors()]
+    opened.close()
+    return publisher.publish(original.version + 1, PolicyWeights.given(tensors), sites)
+
+
 async def _served_by_all(subject: Subject, prompts: list[tuple[int, ...]]) -> list[_Served]:
     return [await _served(subject, rank.engine, prompts) for rank in subject.serving.engines.ranks]
 
@@ -145,10 +159,6 @@ async def _served(subject: Subject, engine: GenerationEngine, prompts: list[tupl
         for index, prompt in enumerate(prompts)
     ]
     return _Served(await engine.weight_digests(), tuple(responses))
-
-
-async def _digests(source: WeightSource) -> dict[str, str]:
-    return await asyncio.to_thread(lambda: tensor_digests(source.tensors()))
 
 
 def _differing(wanted: Mapping[str, str], ranks: Sequence[_Served]) -> list[str]:

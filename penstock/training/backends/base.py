@@ -15,7 +15,7 @@ from penstock.training.batching import Rows
 from penstock.training.flops import FlopCounter
 from penstock.training.interface import TrainerSnapshot
 from penstock.training.packing import PlanRule
-from penstock.weights.source import WeightSource
+from penstock.weights.publication import WeightPublication, WeightSite
 
 
 @dataclass(frozen=True)
@@ -130,8 +130,15 @@ class Backend(Protocol):
     def gradients(self) -> Mapping[str, Tensor]:
         """This rank's raw gradients of the open step, by parameter name; for checks, which do not change them."""
 
-    def publish(self, version: int) -> WeightSource:
-        """The current weights as `version`, valid until the next `step`."""
+    def publish(self, version: int, sites: Sequence[WeightSite]) -> WeightPublication:
+        """The current weights as `version`, for receivers at `sites`; without any, for those in this process.
+
+        Those in this process may read them in place, until the next `step`.
+        """
+
+    def release(self, publication: WeightPublication, *, still_read: bool) -> None:
+        """Nobody needs a publication any more, except, with `still_read`, somebody who was given up; from any
+        thread."""
 
     def save(self, version: int) -> TrainerSnapshot:
         """A copy of weights, optimizer, schedule and random state, which later steps do not change."""

@@ -22,7 +22,7 @@ from penstock.training.step import StepState
 from penstock.training.step_worker import StepWorker
 from penstock.weights.hf import load_model, pick_device, silence_progress_bars
 from penstock.weights.lora import attach_lora
-from penstock.weights.source import WeightSource
+from penstock.weights.publication import WeightPublication, WeightSite
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -155,9 +155,16 @@ class LocalTrainer(Trainer):
         """Write the columns that advantages and loss need in addition to those of the rollout."""
         return await self._call(self._worker.prepare, meta)
 
-    async def publish_weights(self) -> WeightSource:
-        """The current weights, valid until the next `finish_train_step`."""
-        return await self._call(self._worker.publish)
+    async def publish_weights(self, sites: Sequence[WeightSite] = ()) -> WeightPublication:
+        """The current weights, for receivers at `sites`; by default, for those in this process.
+
+        They may read the trainer's tensors in place, until the next `finish_train_step`.
+        """
+        return await self._call(self._worker.publish, sites)
+
+    async def release_weights(self, publication: WeightPublication, *, still_read: bool = False) -> None:
+        """All receivers have taken a publication or failed; without this call, it ends when two more are published."""
+        self._worker.release(publication, still_read=still_read)
 
     async def snapshot(self) -> TrainerSnapshot:
         """A copy of weights, optimizer, schedule and RNG state in CPU memory."""

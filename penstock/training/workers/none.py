@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from penstock.data_plane.meta import KVBatchMeta
 from penstock.training.interface import ChunkResult, Prepared, StepResult, Trainer
 from penstock.training.step import StepMachine
 from penstock.training.targets import needs_kl_sums
-from penstock.weights.source import WeightSource
+from penstock.weights.publication import WeightManifest, WeightPublication, WeightSite
 
 
 @dataclass(frozen=True)
@@ -66,8 +67,12 @@ class NoTrainer(Trainer):
         await self._data_plane.put_samples_async(meta.sample_ids, columns, meta.partition_id)
         return Prepared(meta.with_fields(*columns), 0.0)
 
-    async def publish_weights(self) -> WeightSource:
-        return WeightSource(0, lambda: iter(()))
+    async def publish_weights(self, sites: Sequence[WeightSite] = ()) -> WeightPublication:
+        """Version 0, and nothing to read: the engines have it."""
+        return WeightPublication(0, WeightManifest((), ()), ())
+
+    async def release_weights(self, publication: WeightPublication, *, still_read: bool = False) -> None:
+        """There is nothing to release."""
 
     async def snapshot(self) -> NothingTrained:
         return NothingTrained()

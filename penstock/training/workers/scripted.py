@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-
-from torch import Tensor
 
 from penstock.data_plane.meta import KVBatchMeta
 from penstock.training.interface import ChunkResult, Prepared, StepResult
 from penstock.training.step import StepMachine
-from penstock.weights.source import WeightSource
+from penstock.weights.policy_weights import PolicyWeights
+from penstock.weights.publication import WeightPublication, WeightSite
+from penstock.weights.publisher import WeightPublisher
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,7 @@ class ScriptedTrainer:
     machine: StepMachine = field(default_factory=StepMachine)
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     _chunks: int = 0
+    _publisher: WeightPublisher = field(default_factory=WeightPublisher)
 
     async def begin_train_step(self, step_id: int) -> None:
         async with self._turn:
@@ -96,11 +97,11 @@ class ScriptedTrainer:
         """There is no model: nothing is written."""
         return Prepared(meta, 0.0)
 
-    async def publish_weights(self) -> WeightSource:
-        def no_tensors() -> Iterator[tuple[str, Tensor]]:
-            return iter(())
+    async def publish_weights(self, sites: Sequence[WeightSite] = ()) -> WeightPublication:
+        return self._publisher.publish(self.version, PolicyWeights.given(()), sites)
 
-        return WeightSource(self.version, no_tensors)
+    async def release_weights(self, publication: WeightPublication, *, still_read: bool = False) -> None:
+        self._publisher.release(publication, still_read=still_read)
 
     async def snapshot(self) -> ScriptedSnapshot:
         return ScriptedSnapshot(self.version)
@@ -109,4 +110,5 @@ class ScriptedTrainer:
         self.version = int((folder / "scripted.txt").read_text(encoding="utf-8"))
 
     async def close(self) -> None:
-        """Nothing to end."""
+        """Release what was published."""
+        self._publisher.close()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import torch
+
 from penstock.errors import WeightSyncError
+from penstock.runtime.free_memory import free_bytes
 from penstock.weights.plan import sync_plan
 from penstock.weights.publication import (
     CudaIpcEndpoint,
@@ -14,6 +17,10 @@ from penstock.weights.publication import (
 from penstock.weights.transports.base import OpenWeights
 from penstock.weights.transports.in_process import InProcessWeights
 from penstock.weights.transports.shared_memory import SharedMemoryWeights
+from penstock.weights.transports.staging import StagedWeights
+
+_ROOM = 1.25
+"""How much more of a device's memory must be free than the weights take, for them to be staged there."""
 
 
 def open_weights(publication: WeightPublication, site: WeightSite) -> OpenWeights:
@@ -28,3 +35,19 @@ def open_weights(publication: WeightPublication, site: WeightSite) -> OpenWeight
             return SharedMemoryWeights(endpoint, publication.manifest)
         case CudaIpcEndpoint():
             raise WeightSyncError("weights in the memory of another process's GPU cannot be read here")
+
+
+def fetch_weights(publication: WeightPublication, site: WeightSite, device: torch.device) -> OpenWeights:
+    """The same, brought as close to `device` as there is room for: what remains is a copy at the speed of memory."""
+    opened = open_weights(publication, site)
+    if not isinstance(opened, SharedMemoryWeights):
+        return opened
+    if device.type == "cpu":
+        opened.touch()
+        return opened
+    if free_bytes(device) <= _ROOM * publication.manifest.total_bytes:
+        return opened
+    try:
+        return StagedWeights(opened, publication.manifest, device)
+    finally:
+        opened.close()

@@ -16,14 +16,16 @@ from penstock.errors import EngineError, SetupError
 from penstock.rollout.engines.base import EngineHealth, EngineStats, GenerationRequest, GenerationResult
 from penstock.rollout.engines.embedded import weight_update
 from penstock.rollout.engines.embedded.choice import Decoding, make_scheduler
+from penstock.rollout.engines.embedded.incoming import IncomingWeights, close_aside
 from penstock.rollout.engines.embedded.requests import InvalidRequest, Ticket, check_request
-from penstock.rollout.engines.embedded.runner import ModelRunner
+from penstock.rollout.engines.embedded.runner import threads_for_step
 from penstock.rollout.engines.embedded.worker import Phase, Worker
 from penstock.rollout.engines.stop_strings import StopWatch, TokenTexts, stop_watch
 from penstock.weights.digest import tensor_digests
 from penstock.weights.hf import load_model, pick_device, silence_progress_bars
 from penstock.weights.lora import attach_lora, merge_lora
-from penstock.weights.source import WeightSource
+from penstock.weights.publication import WeightPublication, WeightSite
+from penstock.weights.transports.base import OpenWeights
 
 _HEALTH = {
     Phase.RUNNING: EngineHealth.HEALTHY,
@@ -32,24 +34,21 @@ _HEALTH = {
     Phase.CLOSED: EngineHealth.CLOSED,
 }
 
-_SMALL_STEP = 500_000_000
-"""Floating-point operations of a decode step below which the engine keeps to one CPU thread."""
-
 
 class Residency(Enum):
     """What is in memory. AWAKE -> KV_FREED -> WEIGHTS_FREED by `sleep`; `wake` leads back, from WEIGHTS_FREED only to
-    WEIGHTS_UNSET, and `update_weights` from there to AWAKE. An engine that awaits weights begins as WEIGHTS_UNSET."""
+    WEIGHTS_UNSET, and new weights from there to AWAKE. An engine that awaits weights begins as WEIGHTS_UNSET."""
 
     AWAKE = "awake"
     KV_FREED = "asleep (level 1)"
     WEIGHTS_FREED = "asleep (level 2)"
-    WEIGHTS_UNSET = "awake, but without weights until update_weights"
+    WEIGHTS_UNSET = "awake, but without weights until it gets new ones"
 
 
 class EmbeddedEngine:
     """A `GenerationEngine` on one Hugging Face causal LM in this process.
 
-    The model's weights are the engine's own: `update_weights` overwrites them in place, and the model must not be used
+    The model's weights are the engine's own: an update overwrites them in place, and the model must not be used
     elsewhere meanwhile. All tensor work happens in one thread; the methods may be called from any event loop.
 
     Requests wait, in order, while all `max_num_seqs` slots are taken or the engine is paused. `kv_cache` says what an
@@ -62,8 +61,9 @@ class EmbeddedEngine:
     trainer publishes the first version, as it does all later ones.
 
     Worked example, 2 slots: three `generate` calls; two run, one waits. `await pause()` returns at a token boundary,
-    say after 5 tokens each. `await update_weights(source)` with version 1, `await resume()`. The running ones end with
-    `token_versions` (0, 0, 0, 0, 0, 1, 1, ...), the third is all 1.
+    say after 5 tokens each. `await update_weights(publication)` with version 1, `await resume()`. The running ones end
+    with `token_versions` (0, 0, 0, 0, 0, 1, 1, ...), the third is all 1. To pause for less time, `await
+    prepare(publication)` before the pause, and `await apply(publication)` within it.
     """
 
     def __init__(
@@ -107,7 +107,8 @@ class EmbeddedEngine:
         self._tickets: dict[str, Ticket] = {}
         self._residency = Residency.WEIGHTS_UNSET if awaits_weights else Residency.AWAKE
         self._weight_shapes: list[torch.Size] = []
-        self._worker = Worker(name, self._scheduler, threads or _own_threads(model, self._runner))
+        self._incoming = IncomingWeights(name, model, self._runner.device)
+        self._worker = Worker(name, self._scheduler, threads or threads_for_step(model, self._runner))
 
     @classmethod
     def from_pretrained(
@@ -136,6 +137,11 @@ class EmbeddedEngine:
     def name(self) -> str:
         """For messages."""
         return self._name
+
+    @property
+    def site(self) -> WeightSite:
+        """Where its weights live."""
+        return self._incoming.site
 
     async def generate(self, request: GenerationRequest) -> GenerationResult:
         """Generate one response; waits while the slots are taken or the engine is paused."""
@@ -185,18 +191,33 @@ class EmbeddedEngine:
         """Continue generating."""
         await self._worker.resume()
 
-    async def update_weights(self, source: WeightSource) -> None:
-        """Check the whole source, copy it, then take over its version; only while paused.
+    async def prepare(self, publication: WeightPublication) -> None:
+        """Check that published weights fit, and bring them as close as there is room for; it serves meanwhile.
 
-        A source that does not fit raises `WeightSyncError` and changes nothing. A failure while copying leaves weights
-        of two versions mixed, so the engine then counts as failed.
+        A publication that does not fit, or is no longer there, raises `WeightSyncError` and changes nothing.
+        """
+        if self._worker.phase in (Phase.FAILED, Phase.CLOSED):
+            raise self._worker.gone()
+        await self._incoming.prepare(publication)
+
+    async def apply(self, publication: WeightPublication) -> None:
+        """Copy the weights that were prepared, then take over their version; only while paused.
+
+        A failure while copying leaves weights of two versions mixed, so the engine then counts as failed.
         """
         if self._worker.phase is Phase.RUNNING:
-            raise EngineError(f"engine {self._name}: update_weights needs a paused engine; call pause() first")
+            raise EngineError(f"engine {self._name}: weights change only in a paused engine; call pause() first")
         if self._residency is Residency.WEIGHTS_FREED:
-            raise EngineError(f"engine {self._name} is {self._residency.value}: call wake() before update_weights")
-        await self._worker.call(lambda: weight_update.check_source(self._model, source))
-        await self._worker.call(lambda: self._apply(source), fatal=True)
+            raise EngineError(f"engine {self._name} is {self._residency.value}: call wake() before new weights")
+        weights = self._incoming.take(publication)
+        await self._worker.call(lambda: self._take_over(publication.version, weights), fatal=True)
+
+    async def update_weights(self, publication: WeightPublication) -> None:
+        """`prepare` and `apply` in one call; only while paused."""
+        if self._worker.phase is Phase.RUNNING:
+            raise EngineError(f"engine {self._name}: update_weights needs a paused engine; call pause() first")
+        await self.prepare(publication)
+        await self.apply(publication)
 
     async def weight_digests(self) -> dict[str, str]:
         """A hash of every weight that it serves (see `tensor_digests`), tied ones once, taken at a token boundary."""
@@ -216,7 +237,7 @@ class EmbeddedEngine:
         await self._worker.call(lambda: self._free(without_weights), fatal=True)
 
     async def wake(self) -> None:
-        """Take the memory again; after level 2 the engine serves only after `update_weights`."""
+        """Take the memory again; after level 2 the engine serves only once it has new weights."""
         await self._worker.call(self._restore)
 
     def stats(self) -> EngineStats:
@@ -253,13 +274,17 @@ class EmbeddedEngine:
 
     async def close(self) -> None:
         """Abort running requests and end the thread; a second call is a no-op."""
+        self._incoming.drop()
         await self._worker.close()
 
     # In the worker's thread
 
-    def _apply(self, source: WeightSource) -> None:
-        weight_update.copy_weights(self._model, source)
-        self._scheduler.weights_changed(source.version, self._recompute)
+    def _take_over(self, version: int, weights: OpenWeights) -> None:
+        try:
+            weight_update.copy_weights(self._model, weights.tensors())
+        finally:
+            close_aside(weights)
+        self._scheduler.weights_changed(version, self._recompute)
         if self._residency is Residency.WEIGHTS_UNSET:
             self._residency = Residency.AWAKE
 
@@ -280,13 +305,3 @@ class EmbeddedEngine:
             self._scheduler.attach_weights()
         self._scheduler.restore()
         self._residency = Residency.WEIGHTS_UNSET if freed else Residency.AWAKE
-
-
-def _own_threads(model: Any, runner: ModelRunner) -> int:
-    """One thread if a decode step on the CPU is small; 0 for torch's count.
-
-    More threads then gain little when alone on the machine, and lose much when they share it with a trainer: each of
-    the step's many small operations waits for any thread that is not currently running.
-    """
-    operations = 2 * runner.slots * sum(parameter.numel() for parameter in model.parameters())
-    return 1 if runner.device.type == "cpu" and operations < _SMALL_STEP else 0

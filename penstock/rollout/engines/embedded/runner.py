@@ -17,6 +17,8 @@ from penstock.weights.hf import CausalLM
 
 _WIDTH_STEP = 16
 """Decode attention covers the longest active row, rounded up to this many positions."""
+_SMALL_STEP = 500_000_000
+"""Floating-point operations of a decode step below which the engine keeps to one CPU thread."""
 
 
 class ModelRunner:
@@ -164,3 +166,13 @@ class ModelRunner:
         tokens_S[1:] += torch.arange(1, self.slots, device=self.device) % self.vocabulary
         mixed_SV = self.decode(tokens_S, positions_S, self.max_model_len)
         return bool((same_SV == same_SV[0]).all()) and bool((mixed_SV[0] == same_SV[0]).all())
+
+
+def threads_for_step(model: Any, runner: ModelRunner) -> int:
+    """One thread if a decode step on the CPU is small; 0 for torch's count.
+
+    More threads then gain little when alone on the machine, and lose much when they share it with a trainer: each of
+    the step's many small operations waits for any thread that is not currently running.
+    """
+    operations = 2 * runner.slots * sum(parameter.numel() for parameter in model.parameters())
+    return 1 if runner.device.type == "cpu" and operations < _SMALL_STEP else 0

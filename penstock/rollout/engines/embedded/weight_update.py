@@ -1,4 +1,4 @@
-"""Taking over a source's weights: everything is checked before anything is written."""
+"""Taking over published weights: everything is checked before anything is written."""
 
 from __future__ import annotations
 
@@ -8,45 +8,58 @@ import torch
 from torch import Tensor, nn
 
 from penstock.errors import WeightSyncError
-from penstock.weights.source import WeightSource
+from penstock.weights.publication import WeightPublication
 
 _SHOWN = 5
 """Mismatches that an error message names."""
 
 
-def check_source(model: nn.Module, source: WeightSource) -> None:
-    """Every parameter must be given, under any of its names, in its shape, and nothing else.
+class WeightTargets:
+    """What a model's weights are, for checks in any thread: it stays true while they are freed or updated."""
 
-    Iterates over the source once; `copy_weights` iterates over a lazy source again, so no copy of the whole model is
-    held in between.
-    """
-    targets = dict(model.named_parameters(remove_duplicate=False))
-    given: set[int] = set()
-    problems: list[str] = []
-    for name, tensor in source.tensors():
-        target = targets.get(name)
-        if target is None:
-            problems.append(f"{name} is not a weight of the model")
-        elif target.shape != tensor.shape:
-            problems.append(f"{name} has shape {list(tensor.shape)} instead of {list(target.shape)}")
-        if target is not None:
-            given.add(id(target))
-    problems += [f"{name} is missing" for name, target in model.named_parameters() if id(target) not in given]
-    if problems:
-        more = f"; and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
-        raise WeightSyncError(
-            f"weights of version {source.version} do not fit {type(model).__name__}; nothing was changed: "
-            + "; ".join(problems[:_SHOWN])
-            + more
-        )
+    def __init__(self, model: nn.Module) -> None:
+        self._model_name = type(model).__name__
+        named = list(model.named_parameters(remove_duplicate=False))
+        self._shapes = {name: (id(parameter), parameter.shape, parameter.dtype) for name, parameter in named}
+        self._names = {id(parameter): name for name, parameter in model.named_parameters()}
+
+    def check(self, publication: WeightPublication) -> None:
+        """Every parameter must be given, under any of its names, in its shape, and nothing else.
+
+        Weights of another floating-point dtype are converted as they are copied.
+        """
+        missing = dict(self._names)
+        problems: list[str] = []
+        for entry in publication.manifest.entries:
+            target = self._shapes.get(entry.name)
+            if target is None:
+                problems.append(f"{entry.name} is not a weight of the model")
+                continue
+            parameter, shape, dtype = target
+            missing.pop(parameter, None)
+            if shape != entry.shape:
+                problems.append(f"{entry.name} has shape {list(entry.shape)} instead of {list(shape)}")
+            if dtype.is_floating_point != entry.dtype.startswith(("float", "bfloat")):
+                problems.append(f"{entry.name} is of {entry.dtype} instead of {str(dtype).removeprefix('torch.')}")
+        problems += [f"{name} is missing" for name in missing.values()]
+        if problems:
+            more = f"; and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
+            raise WeightSyncError(
+                f"weights of version {publication.version} do not fit {self._model_name}; nothing was changed: "
+                + "; ".join(problems[:_SHOWN])
+                + more
+            )
 
 
-def copy_weights(model: nn.Module, source: WeightSource) -> None:
-    """Overwrite the model's weights in place with those of a checked source."""
+def copy_weights(model: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> None:
+    """Overwrite the model's weights in place with checked ones; returns when nothing reads them any more."""
     targets = dict(model.named_parameters(remove_duplicate=False))
     with torch.no_grad():
-        for name, tensor in source.tensors():
+        for name, tensor in tensors:
             targets[name].copy_(tensor, non_blocking=False)
+    device = next(model.parameters()).device
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()
 
 
 def free_weights(parameters: Iterable[nn.Parameter]) -> list[torch.Size]:

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import asdict, replace
+from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any
 
@@ -24,14 +24,14 @@ from penstock.rollout.engines.process.wire import (
     Frame,
     decode_error,
     decode_result,
+    encode_publication,
     encode_request,
     receive,
 )
 from penstock.runtime.cancellation import to_the_end
 from penstock.runtime.silence import Silence
 from penstock.runtime.threads import in_daemon_thread
-from penstock.weights.shared_memory import write_weights
-from penstock.weights.source import WeightSource
+from penstock.weights.publication import WeightPublication, WeightSite
 
 _CLOSE_SECONDS = 10.0
 """How long a live process may take to abort running requests."""
@@ -45,13 +45,11 @@ _Reply = Future[Frame]
 class ProcessEngine:
     """A `GenerationEngine` whose model and thread live in an `EngineProcess`; every call is made there.
 
-    Weights go through shared memory: written there on this side, copied from there on the other, regardless of the
-    source and target device. `stats` and `health` are as of the last message, at most a fraction of a second old.
+    Published weights are read by the process itself; only what describes them passes through here. `stats` and `health`
+    are as of the last message, at most a fraction of a second old.
 
     A process that ends, for any reason, fails the engine: pending calls raise `EngineError`. One that is stopped, or
     hangs as a whole, shows no sign of life: it is SILENT, and killed after `timeouts.silence_seconds`.
-
-    Two simultaneous weight updates would mix in the shared memory: the synchronizer makes one after the other.
 
     Invariants: every call has an entry in `_open` until it is answered, so none waits for a process that is gone; one
     thread writes to the connection and one reads from it, and neither holds up an event loop.
@@ -69,8 +67,6 @@ class ProcessEngine:
         """Why this side has killed the process, where it has."""
         self._over = threading.Event()
         """The reader has ended."""
-        self._shared_by: asyncio.Future[dict[str, Any]] | None = None
-        """The last writing to the shared memory; it may outlast an update that was given up."""
         self._process, self._name = process, process.name
         self._state = EngineState(EngineHealth.PAUSED)
         self._numbers = itertools.count(START_CALL + 1)
@@ -89,28 +85,34 @@ class ProcessEngine:
         for thread in self._threads:
             thread.start()
         try:
-            self._await_start(started)
+            self._site = self._await_start(started)
         except BaseException:
             self._closing = True
             self._process.kill()
             self._end()
             raise
 
-    def _await_start(self, started: _Reply) -> None:
+    def _await_start(self, started: _Reply) -> WeightSite:
         limit = self._timeouts.start_seconds
         try:
-            started.result(limit)
+            answer = started.result(limit)
         except TimeoutError:
             raise SetupError(
                 f"engine {self._name}: its process {self.pid} is not ready after {limit:g} s; if the model takes "
                 "longer to load, raise runtime.timeouts.start_seconds"
             ) from None
         self._serves = True
+        return WeightSite(**answer.head["ok"])
 
     @property
     def name(self) -> str:
         """For messages."""
         return self._name
+
+    @property
+    def site(self) -> WeightSite:
+        """Where its weights live: its process, and the device that it computes on."""
+        return self._site
 
     @property
     def pid(self) -> int:
@@ -148,16 +150,20 @@ class ProcessEngine:
         """Continue generating."""
         await self._ask("resume")
 
-    async def update_weights(self, source: WeightSource) -> None:
-        """Write the source to the shared memory, and have it checked and copied there; only while paused."""
-        self._require_process()
+    async def prepare(self, publication: WeightPublication) -> None:
+        """Have published weights checked and fetched in the process; it serves meanwhile."""
+        await self._ask("prepare", publication=encode_publication(publication))
+
+    async def apply(self, publication: WeightPublication) -> None:
+        """Copy the weights that were prepared, then take over their version; only while paused."""
+        await self._ask("apply", publication=encode_publication(publication))
+
+    async def update_weights(self, publication: WeightPublication) -> None:
+        """`prepare` and `apply` in one call; only while paused."""
         if self.health() is EngineHealth.HEALTHY:
             raise EngineError(f"engine {self._name}: update_weights needs a paused engine; call pause() first")
-        if self._shared_by is not None and not self._shared_by.done():
-            raise EngineError(f"engine {self._name}: weights that were given up are still being written for it")
-        self._shared_by = in_daemon_thread("penstock-engine-weights", self._shared, source)
-        shared = await asyncio.shield(self._shared_by)
-        await self._ask("update_weights", **shared)
+        await self.prepare(publication)
+        await self.apply(publication)
 
     async def weight_digests(self) -> dict[str, str]:
         """A hash of every weight that it serves, taken at a token boundary."""
@@ -170,7 +176,7 @@ class ProcessEngine:
         await self._ask("sleep", level=level)
 
     async def wake(self) -> None:
-        """Take the memory again; after level 2 the engine serves only after `update_weights`."""
+        """Take the memory again; after level 2 the engine serves only once it has new weights."""
         await self._ask("wake")
 
     def stats(self) -> EngineStats:
@@ -214,14 +220,6 @@ class ProcessEngine:
     def _require_process(self) -> None:
         if self._gone:
             raise EngineError(self._gone)
-
-    def _shared(self, source: WeightSource) -> dict[str, Any]:
-        try:
-            places = write_weights(self._process.memory, source)
-        except OSError as error:
-            self._require_process()
-            raise EngineError(f"engine {self._name}: weights could not be written to shared memory: {error}") from error
-        return {"version": source.version, "places": [asdict(place) for place in places]}
 
     async def _ask(self, call: str, body: bytes = b"", **head: Any) -> Frame:
         number, reply = self._call(call, body, **head)

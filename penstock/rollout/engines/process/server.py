@@ -13,6 +13,7 @@ import sys
 import time
 import traceback
 from collections.abc import Awaitable, Callable
+from dataclasses import asdict
 from typing import Any, ClassVar, NoReturn
 
 from penstock.config.sections.model import ModelConfig
@@ -23,15 +24,14 @@ from penstock.rollout.engines.process.wire import (
     HEARTBEAT_SECONDS,
     EngineState,
     Frame,
+    decode_publication,
     decode_request,
     encode_error,
     encode_result,
     read_frame,
 )
 from penstock.rollout.handle import HFTokenizer
-from penstock.runtime.memory import SharedMemory
 from penstock.weights.hf import load_tokenizer
-from penstock.weights.shared_memory import TensorPlace, read_weights
 
 _STATE_SECONDS = 0.02
 """How often a changed state is reported when no other message carries it."""
@@ -44,8 +44,8 @@ Answer = tuple[Any, bytes]
 class Server:
     """Runs each call in its own task, so calls overlap as they do on an engine in the same process."""
 
-    def __init__(self, writer: asyncio.StreamWriter, memory: SharedMemory) -> None:
-        self._writer, self._memory = writer, memory
+    def __init__(self, writer: asyncio.StreamWriter) -> None:
+        self._writer = writer
         self._engine: EmbeddedEngine | None = None
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._told: EngineState | None = None
@@ -102,7 +102,7 @@ class Server:
     async def _start(self, frame: Frame) -> Answer:
         # Off the loop, so that the end of the connection is heard while a large model loads.
         self._engine = await asyncio.to_thread(_engine, frame.head)
-        return None, b""
+        return asdict(self._engine.site), b""
 
     async def _generate(self, frame: Frame) -> Answer:
         request = decode_request(frame.head["request"], frame.body)
@@ -124,9 +124,12 @@ class Server:
         await self._served.resume()
         return None, b""
 
-    async def _update_weights(self, frame: Frame) -> Answer:
-        places = [TensorPlace(**place | {"shape": tuple(place["shape"])}) for place in frame.head["places"]]
-        await self._served.update_weights(read_weights(self._memory, places, frame.head["version"]))
+    async def _prepare(self, frame: Frame) -> Answer:
+        await self._served.prepare(decode_publication(frame.head["publication"]))
+        return None, b""
+
+    async def _apply(self, frame: Frame) -> Answer:
+        await self._served.apply(decode_publication(frame.head["publication"]))
         return None, b""
 
     async def _weight_digests(self, _: Frame) -> Answer:
@@ -151,7 +154,8 @@ class Server:
         "preempt": _preempt,
         "pause": _pause,
         "resume": _resume,
-        "update_weights": _update_weights,
+        "prepare": _prepare,
+        "apply": _apply,
         "weight_digests": _weight_digests,
         "sleep": _sleep,
         "wake": _wake,
@@ -166,16 +170,16 @@ def _engine(head: dict[str, Any]) -> EmbeddedEngine:
     )
 
 
-async def _main(connection: int, memory: int) -> None:
+async def _main(connection: int) -> None:
     reader, writer = await asyncio.open_connection(sock=socket.socket(fileno=connection))
-    await Server(writer, SharedMemory(memory)).serve(reader)
+    await Server(writer).serve(reader)
     writer.close()
     with contextlib.suppress(OSError):
         await writer.wait_closed()
 
 
 def main() -> NoReturn:
-    """Serve the connection and the memory whose descriptors are the process's first two arguments."""
+    """Serve the connection whose descriptor is the process's first argument."""
     # What a library says must not fail or hang with the display of the run.
     sys.stdout, output = guarded(sys.stdout, "stdout")
     sys.stderr, errors = guarded(sys.stderr, "stderr")
@@ -187,7 +191,7 @@ def main() -> NoReturn:
 
     try:
         with asyncio.Runner() as runner:
-            runner.run(_main(int(sys.argv[1]), int(sys.argv[2])))
+            runner.run(_main(int(sys.argv[1])))
             leave(0)  # a thread may still be inside a step, or loading a model, that nobody wants
     except BaseException:  # noqa: BLE001 - the process's last message, for any error
         traceback.print_exc()

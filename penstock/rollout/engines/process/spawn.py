@@ -13,13 +13,12 @@ from typing import Any
 from penstock.config.sections.model import ModelConfig
 from penstock.rollout.engines.process.wire import Frame
 from penstock.runtime.cpu import let_idle_threads_sleep
-from penstock.runtime.memory import SharedMemory
 from penstock.runtime.threads import in_lasting_thread
 
 _LAUNCH = (
     "import signal; "
     "[signal.signal(number, signal.SIG_IGN) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)]; "
-    "import sys; from penstock.runtime.orphans import end_with_parent; end_with_parent(int(sys.argv[3])); "
+    "import sys; from penstock.runtime.orphans import end_with_parent; end_with_parent(int(sys.argv[2])); "
     "from penstock.rollout.engines.process.server import main; main()"
 )
 """A batch system that ends a job signals all of its processes; this one ends when its controller no longer needs it,
@@ -42,15 +41,13 @@ class EngineProcess:
     def __init__(self, model: ModelConfig, device: str, **engine: Any) -> None:
         self.name: str = engine.get("name", "embedded")
         """The engine's."""
-        self.memory = SharedMemory.create("penstock-weights")
         self.connection, theirs = socket.socketpair()
         let_idle_threads_sleep()
         try:
             # The kernel ends it with the thread that started it, and this one may be done when the model is loaded.
-            self._process = in_lasting_thread(lambda: _started(theirs.fileno(), self.memory.fd))
+            self._process = in_lasting_thread(lambda: _started(theirs.fileno()))
         except OSError:
             self.connection.close()
-            self.memory.close()
             raise
         finally:
             theirs.close()
@@ -77,7 +74,6 @@ class EngineProcess:
             self._process.kill()
             status = self._killed_status()
         self.connection.close()
-        self.memory.close()
         return status
 
     def _killed_status(self) -> int:
@@ -87,13 +83,13 @@ class EngineProcess:
             return -signal.SIGKILL
 
 
-def _started(connection: int, memory: int) -> subprocess.Popen[bytes]:
+def _started(connection: int) -> subprocess.Popen[bytes]:
     path = os.pathsep.join(path or os.getcwd() for path in sys.path)
     return subprocess.Popen(
-        [sys.executable, "-P", "-c", _LAUNCH, str(connection), str(memory), str(os.getpid())],
+        [sys.executable, "-P", "-c", _LAUNCH, str(connection), str(os.getpid())],
         stdin=subprocess.DEVNULL,
         stdout=2,  # a library's prints must not get into the command's output
         env={**os.environ, "PYTHONPATH": path},
-        pass_fds=(connection, memory),
+        pass_fds=(connection,),
         start_new_session=True,
     )

@@ -41,6 +41,16 @@ from penstock.rollout.engines.base import (
     SamplingParams,
 )
 from penstock.rollout.engines.embedded.requests import InvalidRequest
+from penstock.runtime.memory import MemoryAddress
+from penstock.weights.publication import (
+    CudaIpcEndpoint,
+    Endpoint,
+    InProcessEndpoint,
+    SharedMemoryEndpoint,
+    TensorEntry,
+    WeightManifest,
+    WeightPublication,
+)
 
 HEARTBEAT_SECONDS = 0.5
 """How often an engine's process reports its state even if nothing has changed."""
@@ -182,6 +192,42 @@ def decode_result(head: dict[str, Any], body: bytes) -> GenerationResult:
         finish_reason=FinishReason(head["finish_reason"]),
         stop_string=head["stop_string"],
         kept_ids=tuple(np.split(ids_K.astype(np.int32), np.cumsum(kept)[:-1])) if kept else (),
+    )
+
+
+_ENDPOINTS: dict[str, type[Endpoint]] = {
+    kind.__name__: kind for kind in (InProcessEndpoint, SharedMemoryEndpoint, CudaIpcEndpoint)
+}
+
+
+def encode_publication(publication: WeightPublication) -> dict[str, Any]:
+    """Published weights as JSON: what they are and where to read them."""
+    endpoints = []
+    for endpoint in publication.endpoints:
+        fields = asdict(endpoint)
+        if isinstance(endpoint, CudaIpcEndpoint):
+            fields["handles"] = [handle.hex() for handle in endpoint.handles]
+        endpoints.append({"kind": type(endpoint).__name__, **fields})
+    return asdict(publication) | {"endpoints": endpoints}
+
+
+def decode_publication(content: dict[str, Any]) -> WeightPublication:
+    """The inverse of `encode_publication`."""
+    manifest = content["manifest"]
+    entries = tuple(TensorEntry(**entry | {"shape": tuple(entry["shape"])}) for entry in manifest["entries"])
+    endpoints = []
+    for endpoint in content["endpoints"]:
+        fields = {name: value for name, value in endpoint.items() if name != "kind"}
+        if "address" in fields:
+            fields["address"] = MemoryAddress(**fields["address"])
+        if "handles" in fields:
+            fields["handles"] = tuple(bytes.fromhex(handle) for handle in fields["handles"])
+        endpoints.append(_ENDPOINTS[endpoint["kind"]](**fields))
+    return WeightPublication(
+        content["version"],
+        WeightManifest(entries, tuple(manifest["buckets"])),
+        tuple(endpoints),
+        content["number"],
     )
 
 

@@ -21,8 +21,9 @@ from penstock.training.batching import Microbatch, build_microbatch
 from penstock.training.flops import FlopCounter, peak_tflops
 from penstock.training.packing import Batching, PlanRule
 from penstock.training.targets import uses_reference
-from penstock.weights.hf import named_weights
-from penstock.weights.source import WeightSource
+from penstock.weights.policy_weights import PolicyWeights
+from penstock.weights.publication import WeightPublication, WeightSite
+from penstock.weights.publisher import WeightPublisher
 
 
 class LocalBackend(Backend):
@@ -62,6 +63,7 @@ class LocalBackend(Backend):
         self._optimizer = PolicyOptimizer(model, training.optimizer, training.max_steps)
         self._flops = FlopCounter.of(model)
         self._home = self._policy.device
+        self._publisher = WeightPublisher()
 
     @property
     def ranks(self) -> int:
@@ -154,8 +156,11 @@ class LocalBackend(Backend):
     def gradients(self) -> Mapping[str, Tensor]:
         return self._optimizer.gradients()
 
-    def publish(self, version: int) -> WeightSource:
-        return WeightSource(version, lambda: named_weights(self._model))
+    def publish(self, version: int, sites: Sequence[WeightSite]) -> WeightPublication:
+        return self._publisher.publish(version, PolicyWeights.of(self._model), sites)
+
+    def release(self, publication: WeightPublication, *, still_read: bool) -> None:
+        self._publisher.release(publication, still_read=still_read)
 
     def save(self, version: int) -> LocalSnapshot:
         return LocalSnapshot.of(self._model, self._optimizer, version)
@@ -179,6 +184,7 @@ class LocalBackend(Backend):
 
     def teardown(self) -> None:
         self._lanes.close()
+        self._publisher.close()
 
     def _wait_for_device(self) -> None:
         """Timings are the device's, and its errors surface in the call that caused them."""

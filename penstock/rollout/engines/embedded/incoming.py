@@ -1,0 +1,61 @@
+"""Published weights on their way into an engine: checked and fetched while it serves, taken while it is paused."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import torch
+
+from penstock.errors import EngineError
+from penstock.rollout.engines.embedded.weight_update import WeightTargets
+from penstock.runtime.threads import in_daemon_thread
+from penstock.weights.publication import WeightPublication, WeightSite
+from penstock.weights.site import site_of
+from penstock.weights.transports.base import OpenWeights
+from penstock.weights.transports.opening import fetch_weights
+
+
+class IncomingWeights:
+    """Holds at most one publication that is ready to be applied.
+
+    Invariant: whoever takes it reads it undisturbed; what is replaced or taken is closed in a thread of its own, as
+    unmapping much memory takes its time.
+    """
+
+    def __init__(self, name: str, model: Any, device: torch.device) -> None:
+        self._name, self._device = name, device
+        self._targets = WeightTargets(model)
+        self._ready: tuple[WeightPublication, OpenWeights] | None = None
+        self.site: WeightSite = site_of(device)
+
+    async def prepare(self, publication: WeightPublication) -> None:
+        """Check and fetch, off the event loop; raises `WeightSyncError` if it does not fit or is no longer there."""
+        self.drop()
+        fetched = await in_daemon_thread(f"engine-{self._name}-weights", self._fetch, publication)
+        self.drop()
+        self._ready = publication, fetched
+
+    def take(self, publication: WeightPublication) -> OpenWeights:
+        """What was prepared; whoever takes it calls `close_aside` with it."""
+        if self._ready is None or self._ready[0].number != publication.number:
+            raise EngineError(
+                f"engine {self._name}: weights of version {publication.version} were not prepared; call prepare() first"
+            )
+        (_, weights), self._ready = self._ready, None
+        return weights
+
+    def drop(self) -> None:
+        """Forget what nobody has taken."""
+        if self._ready is not None:
+            (_, weights), self._ready = self._ready, None
+            close_aside(weights)
+
+    def _fetch(self, publication: WeightPublication) -> OpenWeights:
+        self._targets.check(publication)
+        return fetch_weights(publication, self.site, self._device)
+
+
+def close_aside(weights: OpenWeights) -> None:
+    """Close weights without waiting for it."""
+    threading.Thread(target=weights.close, name="penstock-weights-close", daemon=True).start()
