@@ -100,6 +100,10 @@ class DataPlaneError(PenstockError):
     failure_kind = FailureKind.INFRA
 
 
+class DataPlaneLost(DataPlaneError):
+    """The owner of the data plane has closed it, has ended, or does not answer; its rows are lost."""
+
+
 class MissingRowError(DataPlaneError):
     """A row or field that was asked for is not there; the message names it."""
 

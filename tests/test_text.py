@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,11 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.config.reading.loading import dump_config, parse_config
-from penstock.controller.bookkeeping.snapshot import ControllerSnapshot, ControllerState
+from penstock.controller.bookkeeping.snapshot import ControllerSnapshot, ControllerState, SavedController
 from penstock.controller.failures.classify import classify, describe
 from penstock.data_plane import fields
+from penstock.data_plane.adapters.memory import MemoryDataPlane
 from penstock.data_plane.client import SampleBatch
 from penstock.data_plane.columns import ObjectColumn
+from penstock.data_plane.meta import KVBatchMeta
+from penstock.data_plane.row_keeper import RowKeeper
 from penstock.errors import ConfigError, FailureKind
 from penstock.observe.events import EventLog
 from penstock.observe.report.build import write_report
@@ -101,12 +105,20 @@ def test_a_snapshot_with_any_text_is_read_as_it_was_written(environment: str, re
         buffer={"tags": [{"environment": name}]},
     )
     rows = SampleBatch(("g_g0",), {fields.REWARD: torch.zeros(1), fields.RESPONSE_TEXT: ObjectColumn((said,))})
+    plane = MemoryDataPlane()
+    plane.register_partition("p", fields.ROW_SCHEMA)
+    plane.put_samples(rows.sample_ids, rows.columns, "p")
+    meta = KVBatchMeta("p", rows.sample_ids, frozenset(rows.columns), (0,))
+    keeper = RowKeeper(plane)
     with TemporaryDirectory() as folder:
-        ControllerSnapshot(state, b"\1", rows).write(Path(folder))
-        found = ControllerSnapshot.read(Path(folder))
+        held = asyncio.run(keeper.hold(meta, sorted(meta.fields)))
+        ControllerSnapshot(state, b"\1", held).write(Path(folder))
+        found = SavedController.read(Path(folder))
+        plane.clear_samples(rows.sample_ids, "p")
+        assert found.rows is not None
+        asyncio.run(keeper.load(found.rows, "p"))
     assert found.state == state
-    assert found.rows is not None
-    assert found.rows.columns[fields.RESPONSE_TEXT] == ObjectColumn((said,))
+    assert plane.get_samples(meta, [fields.RESPONSE_TEXT])[fields.RESPONSE_TEXT] == ObjectColumn((said,))
 
 
 @settings(max_examples=30, deadline=None)

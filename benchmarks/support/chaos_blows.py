@@ -29,7 +29,7 @@ class Blow(Enum):
     DISPLAY_LOST = "display lost"
     """Nobody reads what it prints any more. It must go on; SIGKILL some steps later."""
     ENGINE_STOPPED = "engine stopped"
-    """SIGSTOP to its engine's process. It must end by itself, with an error that says so and no process left behind."""
+    """SIGSTOP to its engine's process. It must kill and replace that process and go on; SIGKILL some steps later."""
 
     @property
     def fault(self) -> Kind | None:
@@ -55,7 +55,7 @@ def plan_blows(kills: int, seed: int) -> list[Blow]:
     if not kills:
         return []
     others = [Blow.DISPLAY_LOST, Blow.ENGINE_STOPPED, Blow.CHECKPOINT_FLIPPED]
-    blows = [*others, *[Blow.KILLED] * max(0, kills - 2)]  # two of the others end in a kill, too
+    blows = [*others, *[Blow.KILLED] * max(0, kills - 3)]  # all of the others end in a kill, too
     random.Random(seed).shuffle(blows)
     return blows
 

@@ -143,12 +143,13 @@ class WatchedController(SingleController):
 
 def install(plan: FaultPlan, notes: Notes) -> None:
     """Put the faulty parts where a run takes its parts from."""
+    from penstock.data_plane import opening
     from penstock.run import build, life
 
     Faulty.injector, Faulty.notes, Faulty.prompt_of = Injector(plan, notes), notes, {}
     build._ENGINES["embedded"] = FaultyEngine
     build._TRAINERS["local", "local"] = FaultyTrainer
-    build._DATA_PLANES["memory"] = FaultyDataPlane
+    opening.ADAPTERS["memory"] = lambda config: FaultyDataPlane()
     life.SingleController = WatchedController  # type: ignore[misc]
 
 

@@ -139,16 +139,26 @@ class ChaosRun:
         if blow.fault is not None and blow is not Blow.CHECKPOINT_FLIPPED:
             self._note("fault", kind=blow.fault.value, call=0)
         if blow is Blow.ENGINE_STOPPED:
-            engine = stop_engine(process)
-            self._note("struck")
-            wait_until(lambda: process.poll() is not None, "a run whose engine is stopped ends")
-            wait_until(lambda: is_gone(engine), "the stopped engine is gone")
-            if process.returncode != 1 or "no sign of life" not in self.output():
-                raise RuntimeError(f"code {process.returncode} for a stopped engine:\n{self.output()}")
-            return
+            self._stop_engine(process)
         if blow is Blow.DISPLAY_LOST:
             self._lose_display(process)
         process.kill()
+
+    def _stop_engine(self, process: subprocess.Popen[bytes]) -> None:
+        engine = stop_engine(process)
+        self._note("struck")
+        wait_until(lambda: is_gone(engine), "the stopped engine is gone")
+        wait_until(
+            lambda: process.poll() is not None or self._tells("engine_replaced"),
+            "a run whose engine is stopped gets another one, and says so in its events",
+        )
+        before = self._steps_finished()
+        wait_until(
+            lambda: process.poll() is not None or self._steps_finished() > before + 1,
+            "a run with a new engine goes on",
+        )
+        if process.poll() == 1:
+            raise RuntimeError(f"code {process.returncode} for a stopped engine:\n{self.output()}")
 
     def _lose_display(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None

@@ -50,8 +50,15 @@ class WeightSyncConfig(Section):
 class DataPlaneConfig(Section):
     """Where tensors live between producers and consumers."""
 
-    adapter: Literal["memory"] = "memory"
-    """`memory`: in this process, without copies."""
+    adapter: Literal["memory", "shm"] = "memory"
+    """`memory`: in this process, without copies. `shm`: in memory that processes of this machine share (Linux)."""
+    capacity_gb: PositiveFloat = 8.0
+    """With `shm`: how much rows may take, in GB of 10^9 bytes. Memory is taken from the machine as it is used; columns
+    added to rows that are already there may take half as much on top."""
+    when_full: Literal["wait", "refuse"] = "wait"
+    """With `shm`, if rows do not fit now: `wait` until others are cleared, or `refuse` with an error."""
+    full_seconds: PositiveFloat = 600.0
+    """With `shm` and `when_full: wait`: how long to wait for room before it is an error."""
 
 
 class RuntimeConfig(Section):

@@ -11,8 +11,8 @@ from penstock.controller.bookkeeping.group_book import GroupBook
 from penstock.controller.bookkeeping.ledger import Ledger
 from penstock.controller.bookkeeping.recording import Recording
 from penstock.controller.bookkeeping.run_totals import run_totals
-from penstock.controller.bookkeeping.saved_state import SavedState
-from penstock.controller.bookkeeping.snapshot import ControllerSnapshot
+from penstock.controller.bookkeeping.snapshot import ControllerSnapshot, SavedController
+from penstock.controller.bookkeeping.state_keeper import StateKeeper
 from penstock.controller.bookkeeping.throughput import Throughput
 from penstock.controller.bookkeeping.work_queue import WorkQueue
 from penstock.controller.failures.cut_off import CutOffWatch
@@ -22,8 +22,8 @@ from penstock.controller.failures.watchdog import Watchdog
 from penstock.controller.parts import Parts
 from penstock.controller.pumps.advantage import AdvantagePump
 from penstock.controller.pumps.dynamic_sampling import DynamicSampling
+from penstock.controller.pumps.engine_care import EngineCare
 from penstock.controller.pumps.in_flight import InFlight
-from penstock.controller.pumps.minibatches import Minibatches
 from penstock.controller.pumps.pump_group import PumpGroup
 from penstock.controller.pumps.rollout import RolloutPump
 from penstock.controller.pumps.train import TrainPump
@@ -32,7 +32,7 @@ from penstock.controller.pumps.weight_sync import WeightSync
 from penstock.errors import PenstockError, RunStuck
 from penstock.runtime.cancellation import ended_within
 from penstock.runtime.ending import Ending
-from penstock.training.targets import needs_preparation, sequence_metrics
+from penstock.training.targets import needs_preparation
 
 AfterStep = Callable[[int, dict[str, float]], Awaitable[None]]
 """Called with the number of finished steps and the step's flat metrics, before the next step begins."""
@@ -54,7 +54,7 @@ class SingleController:
     """
 
     def __init__(self, config: RunConfig, parts: Parts, after_step: AfterStep) -> None:
-        self._parts = parts
+        self._parts = parts = parts.for_controller()
         self._after_step = after_step
         self._max_minutes = config.training.max_minutes
         self._weights_due = config.training.backend != "none"
@@ -74,7 +74,7 @@ class SingleController:
         self.ledger = Ledger(parts.stream, parts.record_end)
         work = WorkQueue(self.ledger, parts.buffer)
         self.book = GroupBook(parts, self.ledger, work, self.drops, recording, config.rollout.failure.max_redispatches)
-        self._saved = SavedState(
+        self._state = StateKeeper(
             parts,
             self.ledger,
             self.book,
@@ -98,12 +98,13 @@ class SingleController:
             limit_seconds=timeouts.weights_seconds,
             ending=self._ending,
         )
+        self.care = EngineCare(parts, self.sync, config.rollout.failure)
         settings = TrainPumpSettings(
             config.training,
             config.data.partial_step,
             fixed_chunks=config.deterministic,
             prepares=needs_preparation(config.algorithm, config.training),
-            minibatches=Minibatches(config.training.minibatches_per_step, sequence_metrics(config.algorithm)),
+            minibatches=config.training.minibatches_per_step,
             filter=DynamicSampling(config.algorithm.dynamic_sampling),
         )
         self.training = TrainPump(
@@ -126,6 +127,7 @@ class SingleController:
             stop=config.rollout.failure.on_stall == "stop",
             grace_seconds=timeouts.stop_seconds,
             give_up=parts.give_up,
+            waits_for_engines=lambda: parts.engines.waits_for_engines,
         )
 
     def diagnosis(self) -> dict[str, Any]:
@@ -187,6 +189,7 @@ class SingleController:
             pumps.start("rollout pump", self._dispatch()),
             pumps.start("advantage pump", self.advantages.run()),
             pumps.start("watchdog", self.watchdog.run()),
+            pumps.start("engine care", self.care.run()),
         ]
         training = pumps.start("train pump", self._train())
         stopping = pumps.start("limit on time", self._stopped())
@@ -259,17 +262,18 @@ class SingleController:
 
     async def snapshot(self) -> ControllerSnapshot:
         """Everything but the trainer; to be taken between two steps, from `after_step` or after `run`."""
-        return await self._saved.take()
+        return await self._state.take()
 
-    async def restore(self, snapshot: ControllerSnapshot) -> None:
-        """Continue from a snapshot; call it before `run`, with the trainer's own checkpoint already loaded."""
-        await self._saved.restore(snapshot)
+    async def restore(self, saved: SavedController) -> None:
+        """Continue from a checkpoint; call it before `run`, with the trainer's own checkpoint already loaded."""
+        await self._state.restore(saved)
 
     async def publish_first(self) -> None:
         """Bring the weights that the run begins with to the engines; `run` does this unless it has been done."""
         if self._weights_due:
             self._weights_due = False
-            await self.sync.publish()
+            async with self.sync.weights_change:
+                await self.sync.publish()
 
     async def _stopped(self) -> str:
         limit = None if self._max_minutes is None else self._max_minutes * 60

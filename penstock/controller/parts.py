@@ -2,20 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
 from penstock.buffer.replay_buffer import ReplayBuffer
 from penstock.controller.bookkeeping.ledger import Record
 from penstock.controller.failures.causes import FailureCauses
+from penstock.data_plane import fields
 from penstock.data_plane.client import DataPlaneClient
+from penstock.data_plane.narrow import NarrowClient
+from penstock.data_plane.row_keeper import RowKeeper
 from penstock.observe.events import EventLog
 from penstock.observe.samples import SampleLog
 from penstock.observe.timeline import Timeline
 from penstock.rollout.fleet import EngineFleet
 from penstock.rollout.manager import GroupSource
 from penstock.rollout.prompts import PromptStream
+from penstock.rollout.sample_texts import SampleTexts
 from penstock.training.interface import Trainer
+
+READABLE = frozenset(
+    {
+        fields.REWARD,
+        fields.RESPONSE_LENGTH,
+        fields.TRUNCATED,
+        fields.SAMPLE_MASK,
+        fields.KL_TO_GO_SUM,
+        fields.KL_TO_GO_SQUARE_SUM,
+    }
+)
+"""All that the controller ever reads of rows: one number per sample each. `response_length` is the sum of the token
+mask."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +48,10 @@ class Parts:
     events: EventLog
     timeline: Timeline = field(default_factory=Timeline.off)
     samples: SampleLog = field(default_factory=SampleLog)
-    read_tokens: Callable[[Sequence[int]], str] | None = None
-    """Token ids as text, special tokens included; for the prompts of kept samples."""
+    texts: SampleTexts | None = None
+    """Reads the samples that are shown, where rollouts are made; None: next to the data plane, responses only."""
+    rows: RowKeeper | None = None
+    """Keeps the rows of ready groups for checkpoints; None: next to the data plane."""
     record_end: Record | None = None
     """Takes a line of the ledger whenever a prompt ends."""
     activities: Mapping[str, Callable[[], str]] = field(default_factory=dict)
@@ -41,3 +60,12 @@ class Parts:
     """Knows why environments and rewards failed so far; None makes one for the controller's own rollouts."""
     give_up: Callable[[str], None] | None = None
     """Ends the process; called from a thread, with the place, when the event loop stays blocked after a stall."""
+
+    def for_controller(self) -> Parts:
+        """The same for the controller's own use: with a client that reads `READABLE` only."""
+        return replace(
+            self,
+            data_plane=NarrowClient(self.data_plane, READABLE, "controller"),
+            texts=self.texts or SampleTexts(self.data_plane),
+            rows=self.rows or RowKeeper(self.data_plane),
+        )

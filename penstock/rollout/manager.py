@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from penstock.data_plane import fields
-from penstock.data_plane.client import DataPlaneClient
+from penstock.data_plane.client import DataPlaneClient, SampleBatch
 from penstock.data_plane.columns import JaggedColumn
 from penstock.data_plane.meta import KVBatchMeta
 from penstock.rollout.engines.base import SamplingParams
@@ -42,6 +42,13 @@ class GroupSource(Protocol):
         """Produce one group for the visit. Rows are in the data plane if and only if this returns."""
 
 
+class GroupWriter(Protocol):
+    """Takes every group whose rows are in the data plane, before the controller learns of it."""
+
+    async def write(self, visit: PromptVisit, start_version: int, pushed: PushedGroup, rows: SampleBatch) -> None:
+        """Take a group; if this raises, the group does not count, and its rows are cleared."""
+
+
 @crosses
 @dataclass(frozen=True)
 class RolloutSettings:
@@ -65,24 +72,29 @@ class RolloutManager(GroupSource):
         tokenizer: Tokenizer,
         data_plane: DataPlaneClient,
         settings: RolloutSettings,
+        writer: GroupWriter | None = None,
     ) -> None:
+        """`writer` records groups, if they are to be recorded."""
         self._engine = engine
         self._environment = environment
         self._tokenizer = tokenizer
         self._data_plane = data_plane
         self._settings = settings
+        self._writer = writer
 
     async def generate_and_push(self, visit: PromptVisit, group_id: str, start_version: int) -> PushedGroup:
         """Generate, score and write one group. Rows are in the data plane if and only if this returns."""
         trajectories, is_cut = await self._sample(visit, group_id)
         columns = group_columns(trajectories)
         sample_ids = [fields.sample_id(group_id, i) for i in range(len(trajectories))]
+        pushed = _describe(sample_ids, columns[fields.INPUT_IDS], trajectories, start_version, self._environment.name)
         try:
             await self._data_plane.put_samples_async(sample_ids, columns, PARTITION)
+            if self._writer is not None:
+                await self._writer.write(visit, start_version, pushed, SampleBatch(tuple(sample_ids), columns))
         except BaseException:
             await self._data_plane.clear_samples_async(sample_ids, PARTITION)
             raise
-        pushed = _describe(sample_ids, columns[fields.INPUT_IDS], trajectories, start_version, self._environment.name)
         return replace(pushed, prompt_cut=is_cut)
 
     async def _sample(self, visit: PromptVisit, group_id: str) -> tuple[list[Trajectory], bool]:

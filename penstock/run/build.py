@@ -10,8 +10,8 @@ from penstock.buffer.replay_buffer import ReplayBuffer
 from penstock.buffer.samplers.factory import make_sampler
 from penstock.config.models import RunConfig
 from penstock.data_plane import fields
-from penstock.data_plane.adapters.memory import MemoryDataPlane
 from penstock.data_plane.client import DataPlaneClient
+from penstock.data_plane.opening import open_data_plane
 from penstock.errors import ConfigError
 from penstock.rollout.engines.base import SamplingParams
 from penstock.rollout.environments.base import Environment, Split
@@ -25,7 +25,7 @@ from penstock.rollout.recorded import Recording
 from penstock.rollout.replay import RecordedEnvironment, RecordedStream, ReplaySource
 from penstock.run.build_engines import NO_PROCESSES, Processes, build_fleet
 from penstock.run.plan import lanes_on_gpu, planned_steps, prompt_room, stop_token_problems
-from penstock.run.rollouts import open_recording, recorded, rollout_notes
+from penstock.run.rollouts import open_recording, recording_writer, rollout_notes
 from penstock.runtime.cancellation import ended_within
 from penstock.runtime.cpu import lanes_for_rest, threads_for_half
 from penstock.training.interface import Trainer
@@ -36,7 +36,6 @@ from penstock.weights.facts import ModelFacts, read_facts
 from penstock.weights.hf import load_tokenizer, pick_device, silence_progress_bars
 
 _TRAINERS = {"local": LocalTrainer}
-_DATA_PLANES = {"memory": MemoryDataPlane}
 _CLOSE_SECONDS = 30.0
 """How long an environment may take to close; each of its parts has less."""
 
@@ -119,7 +118,7 @@ def _environment(config: RunConfig, recording: Recording | None, rewards: Reward
 
 def build_data_plane(config: RunConfig) -> DataPlaneClient:
     """Where rows are between rollouts and trainer."""
-    data_plane = _DATA_PLANES[config.data_plane.adapter]()
+    data_plane = open_data_plane(config.data_plane)
     data_plane.register_partition(PARTITION, fields.ROW_SCHEMA)
     return data_plane
 
@@ -170,8 +169,8 @@ def _group_source(config: RunConfig, serving: Serving, data_plane: DataPlaneClie
         config.rollout.generation_timeout_seconds,
         prompt_room(config),
     )
-    manager = RolloutManager(serving.engines, serving.environment, serving.tokenizer, data_plane, settings)
-    return recorded(manager, config, serving.hf_tokenizer, data_plane)
+    writer = recording_writer(config, serving.hf_tokenizer)
+    return RolloutManager(serving.engines, serving.environment, serving.tokenizer, data_plane, settings, writer)
 
 
 def build_trainer(config: RunConfig, data_plane: DataPlaneClient) -> Trainer:

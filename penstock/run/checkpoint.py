@@ -136,6 +136,8 @@ class CheckpointStore:
         if not self.has(snapshot.step):
             self._begun = snapshot.step
             self._writing = asyncio.create_task(self._write(snapshot))
+        else:
+            snapshot.controller.release()
 
     def note_value(self, step: int, value: float | None) -> None:
         """Note a value of `best_metric` that became known only after the checkpoint of its step was written."""
@@ -224,8 +226,11 @@ class CheckpointStore:
         """Write a whole checkpoint into a new folder, the seal last, and flush it to disk."""
         shutil.rmtree(draft, ignore_errors=True)
         (draft / CONTROLLER_FOLDER).mkdir(parents=True)
-        snapshot.trainer.write(draft)
-        snapshot.controller.write(draft / CONTROLLER_FOLDER)
+        try:
+            snapshot.trainer.write(draft)
+            snapshot.controller.write(draft / CONTROLLER_FOLDER)
+        finally:
+            snapshot.controller.release()
         (draft / SETTINGS_FILE).write_text(self._run.settings, encoding="utf-8")
         self._tokenizer.save_pretrained(draft)
         if snapshot.records is not None:

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from penstock.config.models import CheckpointConfig
 from penstock.config.reading.loading import load_config
-from penstock.controller.bookkeeping.snapshot import ControllerSnapshot
+from penstock.controller.bookkeeping.snapshot import SavedController
 from penstock.controller.controller import SingleController
+from penstock.data_plane.row_keeper import inspect_rows
 from penstock.errors import CheckpointError
 from penstock.run.checkpoint import CONTROLLER_FOLDER, SETTINGS_FILE, CheckpointStore, Snapshot
 from penstock.run.checkpoint_check import damage
@@ -86,4 +87,6 @@ def _look(folder: Path, run_id: str, step: int) -> None:
     if problems:
         raise CheckpointError(f"what was written does not read back: {'; '.join(problems)}")
     load_config(folder / SETTINGS_FILE)
-    ControllerSnapshot.read(folder / CONTROLLER_FOLDER)
+    saved = SavedController.read(folder / CONTROLLER_FOLDER)
+    if saved.rows is not None:
+        inspect_rows(saved.rows)

@@ -50,8 +50,8 @@ class Part:
 
     @property
     def install(self) -> str | None:
-        """The command that installs it; None if this version has no use for it."""
-        if not self.used:
+        """The command that installs it; None if this version has no use for it, or it is part of Penstock."""
+        if not self.used or not self.requirement:
             return None
         return f"pip install '{self.requirement}'"
 
@@ -96,6 +96,20 @@ gpus = ", ".join(devices) if devices else "no CUDA device"
 print(json.dumps({"detail": f"{torch.get_num_threads()} CPU threads, {gpus}"}))
 """
 
+_SHM_PROBE = """
+import json
+from penstock.data_plane.adapters.shm.owner import ShmOwner
+from penstock.data_plane.field_spec import objects
+from penstock.data_plane.opening import connect
+owner = ShmOwner(1_000_000)
+client = connect(owner.address())
+client.register_partition("p", [objects("x")])
+assert owner.count_samples("p") == 0
+client.close()
+owner.close()
+print(json.dumps({"detail": "processes of this user can share rows"}))
+"""
+
 PARTS: tuple[Part, ...] = (
     Part("torch", "training and generation", "torch", ("torch",), "torch>=2.6", True, True, _TORCH_PROBE),
     Part("transformers", "models and tokenizers", "transformers", ("transformers",), "transformers>=5.17", True, True),
@@ -128,6 +142,7 @@ PARTS: tuple[Part, ...] = (
     ),
     Part("datasets", "datasets", "datasets", ("datasets",), "datasets>=3", used=True, extra="data"),
     Part("pyarrow", "Parquet files", "pyarrow", ("pyarrow",), "pyarrow>=15", used=True, extra="data"),
+    Part("shared memory", "data_plane.adapter `shm`", "penstock", (), "", used=True, probe=_SHM_PROBE),
     Part("ray", "clusters", "ray", ("ray",), "ray"),
     Part("TransferQueue", "data plane", "transfer_queue", ("TransferQueue",), "TransferQueue"),
     Part(

@@ -15,6 +15,7 @@ from penstock.controller.bookkeeping.traced_trainer import TracedTrainer
 from penstock.controller.controller import SingleController
 from penstock.controller.failures.causes import FailureCauses
 from penstock.controller.parts import Parts
+from penstock.data_plane.row_keeper import RowKeeper
 from penstock.errors import (
     EngineError,
     OverlongData,
@@ -26,6 +27,7 @@ from penstock.errors import (
 )
 from penstock.observe.loggers.base import Logger
 from penstock.observe.report.reading import Lines
+from penstock.rollout.sample_texts import SampleTexts
 from penstock.run.announcements import (
     tell_event,
     tell_evictions,
@@ -224,7 +226,8 @@ class RunLife:
             stream=training.stream,
             manager=training.manager,
             engines=serving.engines,
-            read_tokens=serving.tokenizer.decode_raw,
+            texts=SampleTexts(training.data_plane, serving.tokenizer.decode_raw),
+            rows=RowKeeper(training.data_plane),
             trainer=trainer,
             buffer=training.buffer,
             data_plane=training.data_plane,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from penstock.config.models import RunConfig
 from penstock.config.reading.loading import load_config
-from penstock.controller.bookkeeping.snapshot import ControllerSnapshot
+from penstock.controller.bookkeeping.snapshot import SavedController
 from penstock.errors import ConfigError, SetupError
 from penstock.run.checkpoint import CONTROLLER_FOLDER, SETTINGS_FILE
 from penstock.run.checkpoint_check import require_good
@@ -27,7 +27,7 @@ class ResumePoint:
 
     checkpoint: Path | None
     """None: it was killed before its first checkpoint, and starts over."""
-    snapshot: ControllerSnapshot | None
+    snapshot: SavedController | None
     superseded: tuple[str, ...] = ()
     """Folders in `checkpoints/` that are set aside: of later steps, or not checkpoints at all."""
     changes: tuple[Change, ...] = ()
@@ -55,7 +55,7 @@ def resume_point(directory: RunDirectory, config: RunConfig, checkpoint: str | N
     found = chosen_checkpoint(folder, checkpoint, config.checkpoint)
     require_good(found, directory.run_id, "resume", lambda path: records_fit(directory, path))
     allowed = _allowed_changes(load_config(found / SETTINGS_FILE), config, found.name, directory)
-    snapshot = ControllerSnapshot.read(found / CONTROLLER_FOLDER)
+    snapshot = SavedController.read(found / CONTROLLER_FOLDER)
     return ResumePoint(found, snapshot, _names(superseded(folder, step_of(found))), allowed)
 
 

@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from penstock.config.models import RunConfig
-from penstock.data_plane.client import DataPlaneClient
-from penstock.rollout.manager import GroupSource
 from penstock.rollout.recorded import FOLDER, Recording, RecordingFolder, RecordingInfo, read_info
-from penstock.rollout.recorder import RecordingSource
+from penstock.rollout.recording_writer import RecordingWriter
 from penstock.rollout.replay import check_model, check_settings
 from penstock.weights.facts import ModelFacts
 
@@ -44,12 +42,12 @@ def open_recording(config: RunConfig, tokenizer: Any, facts: ModelFacts) -> Reco
     return recording
 
 
-def recorded(source: GroupSource, config: RunConfig, tokenizer: Any, data_plane: DataPlaneClient) -> GroupSource:
-    """The source, with every group written to the run directory if `rollout.record` asks for it."""
+def recording_writer(config: RunConfig, tokenizer: Any) -> RecordingWriter | None:
+    """What writes every group to the run directory, if `rollout.record` asks for it."""
     if not config.rollout.record:
-        return source
+        return None
     info = RecordingInfo(settings=shared_settings(config), tokenizer=tokenizer_digest(tokenizer))
-    return RecordingSource(source, data_plane, RecordingFolder(Path(config.run_dir) / FOLDER, info, opened=False))
+    return RecordingWriter(RecordingFolder(Path(config.run_dir) / FOLDER, info, opened=False))
 
 
 def tokenizer_digest(tokenizer: Any) -> str:

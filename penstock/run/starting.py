@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
@@ -114,12 +115,13 @@ async def _leave(_: Training) -> None:
 
 def _begin(config: RunConfig) -> _Begun:
     processes = begin_processes(config)
-    try:
+    with contextlib.ExitStack() as undo:
+        undo.callback(end_processes, processes)
         data_plane = build.build_data_plane(config)
-        return _Begun(build.build_trainer(config, data_plane), data_plane, processes)
-    except BaseException:
-        end_processes(processes)
-        raise
+        undo.callback(data_plane.close)
+        begun = _Begun(build.build_trainer(config, data_plane), data_plane, processes)
+        undo.pop_all()
+    return begun
 
 
 def _serving(config: RunConfig, begun: _Begun) -> Serving:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from penstock.algorithms.reduction import MetricParts, numbers
 from penstock.data_plane.meta import KVBatchMeta
 from penstock.runtime.wire.crossing import crosses
 from penstock.weights.publication import WeightPublication, WeightSite
@@ -36,8 +37,23 @@ class StepResult:
     """The trainer's weight version after the step."""
     nonfinite_groups: tuple[str, ...] = ()
     """Groups whose loss was not finite, or all groups if only the gradient was not; empty for a sound step."""
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    """Flat keys without prefix (`loss`, `grad_norm`, `lr`, …), equal to those of the whole batch in one call."""
+    measured: MetricParts = field(default_factory=dict)
+    """What it measured, with what is needed to merge it with other steps of the same batch."""
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Flat keys without prefix (`loss`, `grad_norm`, `lr`, …), equal to those of the whole batch in one call."""
+        found = numbers(self.measured)
+        return found | _speeds(found)
+
+
+def _speeds(amounts: dict[str, float]) -> dict[str, float]:
+    """Rates, which follow from amounts and are never merged themselves."""
+    if not amounts.get("train_seconds"):
+        return {}
+    achieved = amounts.get("total_flops", 0.0) / amounts["train_seconds"] / 1e12
+    peak = amounts.get("theoretical_tflops")
+    return {"achieved_tflops": achieved} | ({} if peak is None else {"mfu": achieved / peak})
 
 
 @crosses

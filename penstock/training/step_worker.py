@@ -12,7 +12,7 @@ from typing import TypeVar
 from torch import Tensor
 
 from penstock.algorithms.losses import LossSum
-from penstock.algorithms.reduction import MetricAccumulator, Normaliser
+from penstock.algorithms.reduction import MetricAccumulator, MetricParts, Normaliser, StepMetric
 from penstock.config.sections.algorithm import AlgorithmConfig
 from penstock.config.sections.training import TrainingConfig
 from penstock.data_plane.client import DataPlaneClient
@@ -20,7 +20,7 @@ from penstock.data_plane.columns import JaggedColumn
 from penstock.data_plane.fields import INPUT_IDS, group_of
 from penstock.data_plane.meta import KVBatchMeta
 from penstock.errors import NonFiniteError, StepStateError
-from penstock.training.backends.base import Backend, Counts, MicrobatchRows, Objective, Pass
+from penstock.training.backends.base import Backend, MicrobatchRows, Objective, Pass
 from penstock.training.batching import Rows, TrainColumns
 from penstock.training.interface import ChunkResult, Prepared, StepResult, TrainerSnapshot
 from penstock.training.objective import load_loss, policy_objective
@@ -44,6 +44,17 @@ class _Accumulated:
     metrics: MetricAccumulator = field(default_factory=MetricAccumulator)
     losses: list[tuple[Tensor, tuple[str, ...]]] = field(default_factory=list)
     """Each microbatch's loss sum and groups, to name the groups at fault if a loss is not finite."""
+
+    def measured(self) -> dict[str, StepMetric]:
+        """The loss's metrics and the amounts, as this rank has them."""
+        metrics = self.metrics.reduce(tokens=self.tokens, sequences=self.sequences)
+        amounts = {
+            "tokens": self.tokens,
+            "sequences": self.sequences,
+            "microbatches": float(self.microbatches),
+            "total_flops": self.flops,
+        }
+        return metrics | {name: StepMetric(amount, Normaliser.NONE) for name, amount in amounts.items()}
 
 
 class StepWorker:
@@ -142,28 +153,41 @@ class StepWorker:
         started = time.perf_counter()
         gathered = self._gathered
         with self._machine.finishing(step_id) as commit:
-            counts = self._backend.reduce(Counts(gathered.tokens, gathered.sequences))
-            metrics = gathered.metrics.reduce(tokens=counts.tokens, sequences=counts.sequences)
-            by_tokens = loss_normaliser(self._algorithm) is Normaliser.TOKENS
-            count = counts.tokens if by_tokens else counts.sequences
+            measured = dict(self._backend.reduce(gathered.measured()))
+            count = measured[loss_normaliser(self._algorithm).value].value
             stepped = nonfinite = False
             if count > 0:
                 self._backend.scale(1 / count)
-                metrics["grad_norm"] = self._backend.norm()
-                nonfinite = not (math.isfinite(metrics["loss"]) and math.isfinite(metrics["grad_norm"]))
+                norm = self._backend.norm()
+                measured["grad_norm"] = StepMetric(norm, Normaliser.TOKENS, measured["tokens"].value)
+                nonfinite = not (math.isfinite(measured["loss"].value) and math.isfinite(norm))
                 if not nonfinite:
                     with commit():
-                        metrics["lr"] = self._backend.step(metrics["grad_norm"])
+                        measured["lr"] = StepMetric(self._backend.step(norm), Normaliser.MAX)
                     stepped = self._moved = True
             self._drop()
+        groups = self._guilty(gathered, measured) if nonfinite else ()
         if nonfinite and self._training.nonfinite == "stop":
-            raise _nonfinite_error(step_id, metrics, gathered, moved=self._moved)
+            raise _nonfinite_error(step_id, measured, groups, moved=self._moved)
         updated = self._tick() if last else stepped
-        metrics = {name: value for name, value in metrics.items() if stepped or math.isfinite(value)}
-        metrics |= {"empty_steps": float(count == 0), "nonfinite_steps": float(nonfinite)}
-        metrics |= self._amounts(gathered, gathered.seconds + time.perf_counter() - started)
-        groups = _guilty_groups(gathered) if nonfinite else ()
-        return StepResult(step_id, updated, self.version, groups, metrics)
+        measured = {name: metric for name, metric in measured.items() if stepped or math.isfinite(metric.value)}
+        measured["empty_steps"] = StepMetric(float(count == 0), Normaliser.MIN)
+        measured["nonfinite_steps"] = StepMetric(float(nonfinite), Normaliser.NONE)
+        measured |= self._speed(gathered.seconds + time.perf_counter() - started)
+        return StepResult(step_id, updated, self.version, groups, measured)
+
+    def _guilty(self, gathered: _Accumulated, measured: MetricParts) -> tuple[str, ...]:
+        """This rank's groups that may be why the step is not finite."""
+        elsewhere = self._backend.ranks > 1 and not math.isfinite(measured["loss"].value)
+        return _guilty_groups(gathered, elsewhere=elsewhere)
+
+    def _speed(self, seconds: float) -> dict[str, StepMetric]:
+        """How long the step took, and on what; every rank took as long."""
+        peak = self._backend.peak_tflops
+        return {
+            "train_seconds": StepMetric(seconds, Normaliser.NONE),
+            "ranks": StepMetric(float(self._backend.ranks), Normaliser.MAX),
+        } | ({} if peak is None else {"theoretical_tflops": StepMetric(peak, Normaliser.MAX)})
 
     def _tick(self) -> bool:
         """The batch is over: a new version, and the next learning rate, if its updates changed the weights."""
@@ -246,35 +270,22 @@ class StepWorker:
         """End the backend's threads and communicators."""
         self._backend.teardown()
 
-    def _amounts(self, gathered: _Accumulated, seconds: float) -> dict[str, float]:
-        achieved = gathered.flops / seconds / 1e12
-        amounts = {
-            "tokens": gathered.tokens,
-            "sequences": gathered.sequences,
-            "microbatches": float(gathered.microbatches),
-            "train_seconds": seconds,
-            "ranks": float(self._backend.ranks),
-            "total_flops": gathered.flops,
-            "achieved_tflops": achieved,
-        }
-        peak = self._backend.peak_tflops
-        return amounts if peak is None else amounts | {"theoretical_tflops": peak, "mfu": achieved / peak}
-
     def _drop(self) -> None:
         self._backend.drop()
         self._gathered = _Accumulated()
 
 
-def _guilty_groups(gathered: _Accumulated) -> tuple[str, ...]:
-    """Groups of the microbatches whose loss is not finite; all groups if every loss is finite."""
+def _guilty_groups(gathered: _Accumulated, *, elsewhere: bool) -> tuple[str, ...]:
+    """Groups of the microbatches whose loss is not finite. If every loss is: all groups, unless it was `elsewhere`."""
     guilty = [groups for loss, groups in gathered.losses if not math.isfinite(float(loss))]
-    named = guilty or [groups for _, groups in gathered.losses]
+    named = guilty or ([] if elsewhere else [groups for _, groups in gathered.losses])
     return tuple(dict.fromkeys(group for part in named for group in part))
 
 
-def _nonfinite_error(step_id: int, metrics: dict[str, float], gathered: _Accumulated, *, moved: bool) -> NonFiniteError:
+def _nonfinite_error(step_id: int, measured: MetricParts, groups: Sequence[str], *, moved: bool) -> NonFiniteError:
     weights = "weights as the updates before this one left them" if moved else "weights untouched"
+    loss, norm = measured["loss"].value, measured["grad_norm"].value
     return NonFiniteError(
-        f"step {step_id + 1}: loss {metrics['loss']}, gradient norm {metrics['grad_norm']}, {weights}; groups "
-        f"{', '.join(_guilty_groups(gathered))}. Set training.nonfinite to skip to continue without such steps"
+        f"step {step_id + 1}: loss {loss}, gradient norm {norm}, {weights}; groups "
+        f"{', '.join(groups)}. Set training.nonfinite to skip to continue without such steps"
     )

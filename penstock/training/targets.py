@@ -80,17 +80,6 @@ def loss_normaliser(algorithm: AlgorithmConfig) -> Normaliser:
     return Normaliser.TOKENS if per_token else Normaliser.SEQUENCES
 
 
-def sequence_metrics(algorithm: AlgorithmConfig) -> frozenset[str]:
-    """The loss's metrics that are means over sequences."""
-    if loss_normaliser(algorithm) is Normaliser.TOKENS:
-        return frozenset()
-    own = {"loss", "policy_loss"}
-    if isinstance(algorithm.loss, GspoLoss):
-        own |= {"clip_fraction", "clip_low_fraction", "clip_high_fraction", "ratio_mean"}
-        own |= {"advantage_negative_fraction", "advantage_positive_fraction"}
-    return frozenset(own)
-
-
 def target_columns(
     columns: TrainColumns,
     sources_T: Tensor,

@@ -163,11 +163,13 @@ class RefusesOnce(MemoryDataPlane):
         super().__init__()
         self._column, self.refused = column, 0
 
-    async def put_samples_async(self, sample_ids: Sequence[str], columns: Mapping[str, Any], partition: str) -> None:
+    async def put_samples_async(
+        self, sample_ids: Sequence[str], columns: Mapping[str, Any], partition: str, tags: Any = None
+    ) -> None:
         if self._column in columns and not self.refused:
             self.refused += 1
             raise DataPlaneError("no space left")
-        await super().put_samples_async(sample_ids, columns, partition)
+        await super().put_samples_async(sample_ids, columns, partition, tags)
 
 
 async def test_rows_that_cannot_be_written_are_an_infra_failure_of_their_group() -> None:

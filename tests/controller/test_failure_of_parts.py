@@ -13,7 +13,6 @@ from penstock.rollout.engines.scripted import ScriptedEngine, ScriptedResponse
 from penstock.training.interface import ChunkResult, StepResult
 from penstock.training.workers.scripted import ScriptedTrainer
 from penstock.weights.publication import WeightPublication
-from penstock.weights.synchronizer import WeightSynchronizer
 from tests.support.scripted_run import ScriptedRun, quick, scripted_config
 
 
@@ -50,8 +49,7 @@ class TakesNoWeights(ScriptedEngine):
 async def test_an_engine_that_takes_no_weights_is_told_and_counted_while_the_others_go_on() -> None:
     run = ScriptedRun(scripted_config(), prompts=8)
     run._build()
-    broken = TakesNoWeights(quick, name="second")
-    run.controller.sync._synchronizer = WeightSynchronizer([run.engine, broken])
+    run.engines.add_rank(TakesNoWeights(quick, name="second"))
     assert await run.controller.run() == "data_exhausted"
     told = run.names("engine_out_of_service")
     assert [(event["engine"], event["version"], event["cause"]) for event in told] == [
@@ -102,7 +100,8 @@ async def test_a_run_without_any_engine_left_ends_with_its_error_and_blames_no_p
     def script(request: GenerationRequest) -> ScriptedResponse:
         return ScriptedResponse(60.0 if request.prompt_ids[0] >= 4 else 0.0)
 
-    run = ScriptedRun(scripted_config(), prompts=8, script=script)
+    config = scripted_config(rollout={"failure": {"engine_replacements": 0}})
+    run = ScriptedRun(config, prompts=8, script=script)
     run.after_step = lambda steps: run.engine.close()
     with pytest.raises(EngineError, match="no engine is left to generate \\(scripted\\): "):
         await run.run()

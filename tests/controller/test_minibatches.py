@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.algorithms.reduction import Normaliser, StepMetric
 from penstock.controller.pumps.minibatches import merge_results, split_groups
 from penstock.data_plane.fields import sample_id
 from penstock.data_plane.meta import KVBatchMeta
@@ -32,9 +33,25 @@ def test_shares_hold_every_group_once_and_differ_by_one_at_most(groups: int, par
     assert max(sizes) - min(sizes) <= 1
 
 
+def result(version: int = 1, **metrics: StepMetric) -> StepResult:
+    return StepResult(0, True, version, measured=metrics)
+
+
+def over_tokens(value: float, tokens: float) -> StepMetric:
+    return StepMetric(value, Normaliser.TOKENS, tokens)
+
+
+def amount(value: float) -> StepMetric:
+    return StepMetric(value, Normaliser.NONE)
+
+
+def largest(value: float) -> StepMetric:
+    return StepMetric(value, Normaliser.MAX)
+
+
 def test_results_are_merged_as_those_of_one_step() -> None:
-    one = StepResult(3, True, 4, metrics={"tokens": 10.0, "loss": 1.0, "ratio_max": 1.0, "lr": 0.1, "approx_kl": 0.0})
-    two = StepResult(3, True, 5, metrics={"tokens": 30.0, "loss": 3.0, "ratio_max": 1.5, "lr": 0.1, "approx_kl": 0.4})
+    one = result(4, tokens=amount(10), loss=over_tokens(1, 10), ratio_max=largest(1), approx_kl=over_tokens(0, 10))
+    two = result(5, tokens=amount(30), loss=over_tokens(3, 30), ratio_max=largest(1.5), approx_kl=over_tokens(0.4, 30))
     merged = merge_results([one, two])
     assert merged.version == 5
     assert merged.metrics["tokens"] == 40
@@ -46,14 +63,21 @@ def test_results_are_merged_as_those_of_one_step() -> None:
 
 
 def test_means_over_sequences_are_weighted_by_sequences() -> None:
-    one = StepResult(0, True, 1, metrics={"tokens": 10.0, "sequences": 3.0, "loss": 1.0, "empty_steps": 0.0})
-    two = StepResult(0, True, 1, metrics={"tokens": 30.0, "sequences": 1.0, "loss": 3.0, "empty_steps": 0.0})
-    assert merge_results([one, two], {"loss"}).metrics["loss"] == pytest.approx(1.5)
+    one = result(tokens=amount(10), loss=StepMetric(1, Normaliser.SEQUENCES, 3))
+    two = result(tokens=amount(30), loss=StepMetric(3, Normaliser.SEQUENCES, 1))
+    assert merge_results([one, two]).metrics["loss"] == pytest.approx(1.5)
+
+
+def test_speeds_are_those_of_all_updates_together() -> None:
+    one = result(total_flops=amount(2e12), train_seconds=amount(1.0), theoretical_tflops=largest(4.0))
+    two = result(total_flops=amount(4e12), train_seconds=amount(3.0), theoretical_tflops=largest(4.0))
+    merged = merge_results([one, two]).metrics
+    assert (merged["achieved_tflops"], merged["mfu"]) == (1.5, 0.375)
 
 
 def test_an_empty_update_neither_empties_the_step_nor_hides_its_drift() -> None:
-    full = StepResult(0, True, 1, metrics={"tokens": 10.0, "approx_kl": 0.2, "empty_steps": 0.0})
-    empty = StepResult(0, True, 1, metrics={"tokens": 0.0, "empty_steps": 1.0})
+    full = result(tokens=amount(10), approx_kl=over_tokens(0.2, 10), empty_steps=StepMetric(0, Normaliser.MIN))
+    empty = result(tokens=amount(0), empty_steps=StepMetric(1, Normaliser.MIN))
     merged = merge_results([full, empty]).metrics
     assert merged["empty_steps"] == 0
     assert merged["approx_kl_last"] == 0.2

@@ -6,8 +6,11 @@ import asyncio
 import threading
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from penstock.errors import EngineError
+from penstock.rollout.fleet.placement import RankLoad, choose
 from penstock.rollout.fleet.router import Route, Router
 from penstock.runtime.time_limit import TimeLimit
 from tests.fleet.manual_engine import settled
@@ -21,6 +24,25 @@ async def test_without_a_rank_requests_wait_and_one_that_joins_gets_them_all() -
     epoch = router.join("a")
     assert [await task for task in waiting] == [Route("a", epoch)] * 3
     assert router.waiting == 0
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.booleans()), min_size=1, max_size=4),
+    st.lists(st.sampled_from(["", "g", "h", "i"]), max_size=20),
+)
+def test_it_places_as_the_pure_function_says(ranks: list[tuple[int, bool]], groups: list[str]) -> None:
+    router, homes = Router(), dict[str, str]()
+    loads = {f"r{number}": [0, slots, silent] for number, (slots, silent) in enumerate(ranks)}
+    for name, (_, slots, silent) in loads.items():
+        router.join(name, slots, lambda silent=silent: bool(silent))  # type: ignore[misc]
+    for group in groups:
+        wanted = choose([RankLoad(name, *load) for name, load in loads.items()], homes.get(group))  # type: ignore[arg-type]
+        placed = router.place(group)
+        assert placed is not None
+        assert placed.rank == wanted
+        loads[placed.rank][0] += 1
+        if group:
+            homes[group] = placed.rank
 
 
 async def test_a_rank_from_another_thread_wakes_those_who_wait() -> None:

@@ -23,7 +23,7 @@ from penstock.rollout.environments.base import Split
 from penstock.rollout.manager import PARTITION, GroupSource, PushedGroup, RolloutManager, RolloutSettings
 from penstock.rollout.prompts import Prompt, PromptVisit
 from penstock.rollout.recorded import FOLDER, RecordedGroup, Recording, RecordingFolder, RecordingInfo
-from penstock.rollout.recorder import RecordingSource
+from penstock.rollout.recording_writer import RecordingWriter
 from penstock.rollout.replay import (
     RecordedEnvironment,
     RecordedStream,
@@ -51,11 +51,11 @@ def answer(request: GenerationRequest) -> ScriptedResponse:
     return ScriptedResponse(0.0, token_ids=tuple(range(11, 12 + request.prompt_ids[0])))
 
 
-def recording_source(plane: MemoryDataPlane, run_dir: Path) -> RecordingSource:
+def recording_source(plane: MemoryDataPlane, run_dir: Path) -> RolloutManager:
     settings = RolloutSettings(3, SamplingParams(max_new_tokens=8), seed=0, generation_timeout_seconds=5)
     environment = ScriptedEnvironment(9, lambda prompt: int(prompt.text) / 7)
-    manager = RolloutManager(ScriptedEngine(answer), environment, NumberTokenizer(), plane, settings)
-    return RecordingSource(manager, plane, RecordingFolder(run_dir / FOLDER, INFO))
+    writer = RecordingWriter(RecordingFolder(run_dir / FOLDER, INFO))
+    return RolloutManager(ScriptedEngine(answer), environment, NumberTokenizer(), plane, settings, writer)
 
 
 async def record(run_dir: Path, *visits: PromptVisit) -> list[PushedGroup]:

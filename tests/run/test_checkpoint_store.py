@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from penstock.config.models import CheckpointConfig
-from penstock.controller.bookkeeping.snapshot import ControllerSnapshot, ControllerState
+from penstock.controller.bookkeeping.snapshot import ControllerSnapshot, ControllerState, SavedController
 from penstock.errors import CheckpointError, SetupError
 from penstock.run.checkpoint import CheckpointOwner, CheckpointStore, Snapshot
 from penstock.run.checkpoint_check import damage
@@ -89,7 +89,7 @@ async def test_the_latest_are_kept(tmp_path: Path) -> None:
     await store.finish()
     assert names(tmp_path) == ["step_2", "step_10"]
     assert saved == [1, 2, 10]
-    assert ControllerSnapshot.read(tmp_path / "run/checkpoints/step_10/controller").ends == b"\1\0"
+    assert SavedController.read(tmp_path / "run/checkpoints/step_10/controller").ends == b"\1\0"
 
 
 @pytest.mark.parametrize(
@@ -323,7 +323,7 @@ def test_a_damaged_controller_state_is_named(tmp_path: Path) -> None:
     folder = tmp_path / "step_1" / "controller"
     folder.mkdir(parents=True)
     ControllerSnapshot(STATE, b"", None).write(folder)
-    assert ControllerSnapshot.read(folder).ends == b""
+    assert SavedController.read(folder).ends == b""
     (folder / "state.json").write_text("{}")
     with pytest.raises(SetupError, match="step_1"):
-        ControllerSnapshot.read(folder)
+        SavedController.read(folder)

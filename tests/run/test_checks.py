@@ -292,6 +292,7 @@ def test_a_run_says_its_warnings_on_the_console_and_in_its_events(
     assert shown.count("may be trained without a correction") == 1
 
 
+@pytest.mark.long
 def test_a_run_with_data_of_a_relative_path_goes_on_from_another_folder(
     make_config: ConfigMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -243,6 +243,7 @@ def test_a_run_that_gives_up_says_why_also_where_its_last_checkpoint_fails(
     assert str(caught.value.__cause__) == "no space left"
 
 
+@pytest.mark.long
 def test_a_run_that_was_stopped_early_stays_so(make_config: ConfigMaker) -> None:
     early_stop = {"metric": "train/version", "reached": 2.0}
     run_dir = penstock.train(make_config(**{"training.early_stop": early_stop, "training.max_steps": 6})).run_dir

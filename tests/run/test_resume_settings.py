@@ -208,6 +208,7 @@ def test_a_run_with_ready_groups_goes_on_with_everything_else_changed(make_confi
     assert set(ends(run_dir).values()) == {1}
 
 
+@pytest.mark.long
 def test_a_run_without_a_checkpoint_begins_anew_with_any_settings(make_config: ConfigMaker) -> None:
     quick = {"eval.at_start": False, "eval.at_end": False, "checkpoint.at_end": False}
     run_dir = penstock.train(make_config(**quick)).run_dir

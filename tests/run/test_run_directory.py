@@ -138,6 +138,7 @@ class TestFromScratch:
         assert contents(project) == before
         assert [path.name for path in tmp_path.iterdir()] == ["project"]
 
+    @pytest.mark.long
     def test_without_a_run_it_is_a_run_like_any_other(self, make_config: ConfigMaker, tmp_path: Path) -> None:
         (tmp_path / "run").mkdir()
         (tmp_path / "run" / "notes.txt").write_text("mine")
@@ -199,6 +200,7 @@ class TestCheckpointsMovedAway:
         assert not draft.exists()
         assert penstock.resume(killed).summary["steps"] == 3, "it still never had a checkpoint"
 
+    @pytest.mark.long
     def test_a_first_one_that_the_disk_refuses_is_no_word_of_a_checkpoint(
         self, make_config: ConfigMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -73,8 +73,8 @@ class TestStoppedEngine:
     @pytest.mark.parametrize(
         ("kind", "call", "resumes"),
         [
-            ("update", 1, False),
-            pytest.param("update", 3, True, marks=pytest.mark.long),
+            ("update", 2, False),
+            pytest.param("update", 4, True, marks=pytest.mark.long),
             pytest.param("generation", 30, True, marks=pytest.mark.long),
         ],
     )
@@ -100,12 +100,29 @@ class TestStoppedEngine:
             check_resumed(run_dir)
 
     @pytest.mark.long
-    @pytest.mark.parametrize(("kind", "call"), [("update", 3), ("generation", 30)])
-    def test_without_a_limit_on_stalls_its_silence_ends_it(
+    @pytest.mark.parametrize(("kind", "call"), [("update", 4), ("generation", 30)])
+    def test_without_a_limit_on_stalls_its_silence_has_it_replaced_and_the_run_goes_on(
+        self, config: Any, monkeypatch: pytest.MonkeyPatch, kind: str, call: int
+    ) -> None:
+        engines = get_stuck(kind, call, monkeypatch.setattr)
+        settings = config(**{"runtime.timeouts": {"silence_seconds": 2.0}})
+        assert penstock.train(settings).stopped_by == "data_exhausted"
+        run_dir = Path(settings.run_dir)
+        assert ends(run_dir) == Counter({(0, str(number)): 1 for number in range(1, PROMPTS + 1)})
+        (lost,) = (line for line in lines(run_dir / "events.jsonl") if line["event"] == "engine_lost")
+        assert "showed no sign of life" in lost["cause"]
+        assert "runtime.timeouts.silence_seconds" in lost["cause"]
+        wait_until_gone(engines[0].pid)
+
+    @pytest.mark.long
+    @pytest.mark.parametrize(("kind", "call"), [("update", 4), ("generation", 30)])
+    def test_without_replacements_its_silence_ends_the_run(
         self, config: Any, monkeypatch: pytest.MonkeyPatch, kind: str, call: int
     ) -> None:
         get_stuck(kind, call, monkeypatch.setattr)
-        settings = config(**{"runtime.timeouts": {"silence_seconds": 2.0}})
+        settings = config(
+            **{"runtime.timeouts": {"silence_seconds": 2.0}, "rollout.failure": {"engine_replacements": 0}}
+        )
         with pytest.raises((WeightSyncError, EngineError), match=r"showed no sign of life for \d+ s") as caught:
             penstock.train(settings)
         assert "runtime.timeouts.silence_seconds" in str(caught.value)
@@ -114,7 +131,7 @@ class TestStoppedEngine:
         check_resumed(Path(settings.run_dir))
 
     @pytest.mark.long
-    @pytest.mark.parametrize(("kind", "call"), [("update", 3), ("generation", 30)])
+    @pytest.mark.parametrize(("kind", "call"), [("update", 4), ("generation", 30)])
     def test_the_limit_on_time_ends_it(
         self, config: Any, monkeypatch: pytest.MonkeyPatch, kind: str, call: int
     ) -> None:
@@ -127,7 +144,7 @@ class TestStoppedEngine:
 
     @pytest.mark.long
     def test_one_that_goes_on_in_time_has_lost_nothing(self, config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        engines = get_stuck("update", 3, monkeypatch.setattr)
+        engines = get_stuck("update", 4, monkeypatch.setattr)
         settings = config(**{"rollout.failure": {"stall_seconds": 3.0}, "runtime.timeouts": {"silence_seconds": 30.0}})
         told: list[str] = []
 
@@ -196,7 +213,7 @@ REPORTS = {"rollout.failure": {"backoff_seconds": 0, "stall_seconds": 3.0}}
 
 class TestCtrlC:
     @pytest.mark.long
-    @pytest.mark.parametrize(("kind", "call"), [("update", 3), ("generation", 30)])
+    @pytest.mark.parametrize(("kind", "call"), [("update", 4), ("generation", 30)])
     def test_the_first_ends_a_run_whose_engine_is_stopped(self, config: Any, kind: str, call: int) -> None:
         with Started(config(**PLAIN, **REPORTS), kind, call) as run:
             run.until("it may be stopped")

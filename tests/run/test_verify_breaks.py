@@ -16,12 +16,14 @@ from penstock.data_plane.adapters.memory import MemoryDataPlane
 from penstock.data_plane.client import SampleBatch
 from penstock.data_plane.columns import Column, JaggedColumn, ObjectColumn
 from penstock.data_plane.meta import KVBatchMeta, Tags
+from penstock.data_plane.opening import ADAPTERS
 from penstock.rollout.engines.base import GenerationRequest, GenerationResult
 from penstock.rollout.engines.embedded import EmbeddedEngine, weight_update
 from penstock.run.verify.memory import estimate_memory
 from penstock.training import step_worker
 from penstock.training.interface import ChunkResult
 from penstock.training.step_worker import StepWorker
+from penstock.weights.hf import named_weights
 from penstock.weights.publication import WeightPublication
 from tests.run.conftest import ConfigMaker
 from tests.run.verifying import Verified, Verify, verify
@@ -134,7 +136,7 @@ class TestGradients:
 
         def stepping(self: StepWorker, step_id: int) -> None:
             real(self, step_id)
-            weights = dict(self._backend.publish(self.version).tensors())
+            weights = dict(named_weights(self._backend._model))
             weights["model.norm.weight"].add_(1e-7)
 
         monkeypatch.setattr(StepWorker, "abort", stepping)
@@ -219,7 +221,7 @@ class TestDataPlane:
         self, verify: Verify, monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Column], Column]
     ) -> None:
         plane = type("Spoiling", (_Plane,), {"spoil": staticmethod(spoil)})
-        monkeypatch.setitem(_planes(), "memory", plane)
+        monkeypatch.setitem(ADAPTERS, "memory", lambda config: plane())
         row = only_fails(verify(), "data_plane")
         assert row["figures"]["wrong"] >= 1
         assert row["figures"]["first_wrong"]
@@ -237,7 +239,7 @@ class TestDataPlane:
                 if "again-verify1_g2" in sample_ids:
                     super().clear_samples(["again-verify1_g2"], partition_id)
 
-        monkeypatch.setitem(_planes(), "memory", Losing)
+        monkeypatch.setitem(ADAPTERS, "memory", lambda config: Losing())
         assert "again-verify1_g2" in only_fails(verify(), "data_plane")["error"]
 
     def test_rows_that_are_not_cleared(self, verify: Verify, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,15 +247,8 @@ class TestDataPlane:
             def clear_samples(self, sample_ids: Sequence[str], partition_id: str) -> None:
                 super().clear_samples([name for name in sample_ids if name != "verify0_g1"], partition_id)
 
-        monkeypatch.setitem(_planes(), "memory", Hoarding)
+        monkeypatch.setitem(ADAPTERS, "memory", lambda config: Hoarding())
         assert only_fails(verify(), "data_plane")["figures"]["rows_left"] == 1
-
-
-def _planes() -> dict[str, Any]:
-    from penstock.run import build
-
-    planes: dict[str, Any] = build._DATA_PLANES
-    return planes
 
 
 class TestWeightSync:
@@ -271,7 +266,7 @@ class TestWeightSync:
         real, calls = weight_update.copy_weights, itertools.count()
 
         def once(model: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> None:
-            if next(calls) == 0:
+            if next(calls) < 2:  # the first time when the engine starts
                 real(model, tensors)
 
         monkeypatch.setattr(weight_update, "copy_weights", once)
@@ -294,12 +289,22 @@ class TestWeightSync:
         monkeypatch.setattr(EmbeddedEngine, "generate", stale)
         assert only_fails(verify(), "weight_sync")["figures"]["unchanged_generation"] == 1
 
-    def test_a_sync_that_raises_is_a_failed_row(self, verify: Verify, monkeypatch: pytest.MonkeyPatch) -> None:
+    @pytest.mark.parametrize("applied", [0, 1])
+    def test_a_sync_that_raises_is_a_failed_row(
+        self, applied: int, verify: Verify, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Without the weights that a run begins with, nothing else can be checked."""
+        real, calls = EmbeddedEngine.apply, itertools.count()
+
         async def refusing(self: EmbeddedEngine, publication: WeightPublication) -> None:
-            raise ConnectionError("nobody there")
+            if next(calls) >= applied:
+                raise ConnectionError("nobody there")
+            await real(self, publication)
 
         monkeypatch.setattr(EmbeddedEngine, "apply", refusing)
-        assert "nobody there" in only_fails(verify(), "weight_sync")["explanation"]
+        verified = verify()
+        assert "nobody there" in only_fails(verified, "weight_sync")["explanation"]
+        assert bool(verified.with_status("skip")) is (applied == 0)
 
 
 class TestMemory:

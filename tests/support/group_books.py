@@ -8,6 +8,8 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+import torch
+
 from penstock.buffer.replay_buffer import ReplayBuffer
 from penstock.buffer.samplers.windowed import Windowed
 from penstock.buffer.slots import Slot
@@ -18,11 +20,13 @@ from penstock.controller.bookkeeping.recording import Recording
 from penstock.controller.bookkeeping.work_queue import WorkQueue
 from penstock.controller.failures.drops import DropBook
 from penstock.controller.parts import Parts
+from penstock.data_plane import fields
 from penstock.data_plane.adapters.memory import MemoryDataPlane
 from penstock.data_plane.meta import KVBatchMeta
 from penstock.errors import RecordError
 from penstock.observe.events import EventLog
 from penstock.observe.timeline import Timeline
+from penstock.rollout.fleet.fleet import EngineFleet
 from penstock.rollout.manager import PARTITION, PushedGroup
 from penstock.rollout.prompts import Prompt, PromptStream
 from penstock.training.workers.scripted import ScriptedTrainer
@@ -69,25 +73,26 @@ class Book:
         sampler = Windowed(2, max_staleness=0, over_sampling=True)
         self.buffer = ReplayBuffer(sampler, PERMITS)
         self.data_plane = MemoryDataPlane()
-        self.data_plane.register_partition(PARTITION, ("reward",))
+        self.data_plane.register_partition(PARTITION, fields.schema(fields.REWARD))
         self.events = FragileLog()
         self.events.subscribe(lambda name, event: self.told.append((name, dict(event))))
         self.ledger = Ledger(stream, self._record)
         self.work = WorkQueue(self.ledger, self.buffer)
         failure = FailureConfig(max_dropped_prompts=self.max_dropped, on_drop=self.on_drop)  # type: ignore[arg-type]
         self.drops = DropBook(failure, 2)
+        engines = EngineFleet()
         timeline = Timeline(self.trace, clock=itertools.count(1.0).__next__)
         parts = Parts(
             stream,
             None,  # type: ignore[arg-type]
-            (),
+            engines,
             ScriptedTrainer(),
             self.buffer,
             self.data_plane,
             self.events,
             timeline,
         )
-        self.book = GroupBook(parts, self.ledger, self.work, self.drops, Recording(timeline, self.buffer, ()), 3)
+        self.book = GroupBook(parts, self.ledger, self.work, self.drops, Recording(timeline, self.buffer, engines), 3)
 
     def _record(self, line: Any) -> None:
         if self.ledger_fails:
@@ -103,7 +108,7 @@ class Book:
     def committed(self, slot: Slot) -> None:
         sample = f"{slot.group_id}_g0"
         meta = KVBatchMeta(PARTITION, (sample,), frozenset({"reward"}), (1,))
-        self.data_plane.put_samples([sample], {}, PARTITION)
+        self.data_plane.put_samples([sample], {fields.REWARD: torch.zeros(1)}, PARTITION)
         self.book.commit(slot.group_id, PushedGroup(meta, slot.start_version))
 
     def selected(self, count: int = 1) -> list[Slot]:

@@ -108,7 +108,12 @@ class ScriptedRun:
     trainer: ScriptedTrainer = field(default_factory=ScriptedTrainer)
     steps: list[dict[str, float]] = field(default_factory=list)
     events: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    ranks: int = 1
     engine: ScriptedEngine = field(init=False)
+    """The first rank's first one."""
+    engines: EngineFleet = field(init=False)
+    another: Callable[[str], ScriptedEngine] | None = None
+    """Makes the engine of a rank that died; None makes one like the first."""
     data_plane: MemoryDataPlane = field(default_factory=MemoryDataPlane)
     buffer: ReplayBuffer = field(init=False)
     controller: SingleController = field(init=False)
@@ -126,7 +131,14 @@ class ScriptedRun:
     def _build(self) -> None:
         config = self.config
         environment = ScriptedEnvironment(self.prompts, self.reward)
-        self.engine = ScriptedEngine(self.script)
+        names = [f"scripted-{number}" for number in range(self.ranks)] if self.ranks > 1 else ["scripted"]
+        self.engine, *others = (ScriptedEngine(self.script, name=name) for name in names)
+        self.engines = EngineFleet(
+            [self.engine, *others],
+            anew=self.config.deterministic,
+            build=self._another,
+            replacements=self.config.rollout.failure.engine_replacements,
+        )
         self.data_plane.register_partition(PARTITION, fields.ROW_SCHEMA)
         n = config.training.prompt_groups_per_step
         sampler = make_sampler(config.staleness, n, config.deterministic)
@@ -139,7 +151,6 @@ class ScriptedRun:
             config.seed,
             config.rollout.generation_timeout_seconds,
         )
-        engines = EngineFleet([self.engine])
         parts = Parts(
             stream=PromptStream(
                 environment.prompts(Split.TRAIN),
@@ -147,8 +158,8 @@ class ScriptedRun:
                 shuffle=config.data.shuffle,
                 seed=config.seed,
             ),
-            manager=RolloutManager(engines, environment, NumberTokenizer(), self.data_plane, settings),
-            engines=engines,
+            manager=RolloutManager(self.engines, environment, NumberTokenizer(), self.data_plane, settings),
+            engines=self.engines,
             trainer=TracedTrainer(self.trainer, self.timeline),
             buffer=self.buffer,
             data_plane=self.data_plane,
@@ -164,6 +175,9 @@ class ScriptedRun:
                 await found
 
         self.controller = SingleController(config, parts, after_step)
+
+    def _another(self, name: str) -> ScriptedEngine:
+        return ScriptedEngine(self.script, name=name) if self.another is None else self.another(name)
 
     @property
     def trained_groups(self) -> list[str]:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from penstock.rollout.engines.base import EngineStats
 from penstock.rollout.fleet import EngineFleet
 
 TRAINER_BUSY = ("timing/train_busy_s", "timing/finish_s", "timing/logprobs_s")
@@ -16,6 +17,7 @@ TRAINER_BUSY = ("timing/train_busy_s", "timing/finish_s", "timing/logprobs_s")
 class _Counters:
     tokens: int
     slot_seconds: float
+    ranks: Mapping[str, EngineStats]
 
 
 class Throughput:
@@ -60,8 +62,19 @@ class Throughput:
             "rollout/tokens_generated": float(self._tokens_before + now.tokens - self._first.tokens),
             "timing/generation_busy_s": generation_busy,
             "timing/overlap_efficiency": max(generation_busy, training_busy) / seconds,
+            **_by_rank(before.ranks, now.ranks, seconds),
         }
 
     def _read(self) -> _Counters:
         stats = self._engines.stats()
-        return _Counters(stats.tokens_generated, stats.slot_seconds)
+        return _Counters(stats.tokens_generated, stats.slot_seconds, self._engines.rank_stats())
+
+
+def _by_rank(before: Mapping[str, EngineStats], now: Mapping[str, EngineStats], seconds: float) -> dict[str, float]:
+    figures: dict[str, float] = {}
+    for name, stats in now.items():
+        earlier = before.get(name, EngineStats())
+        tokens = stats.tokens_generated - earlier.tokens_generated
+        figures[f"rollout/engine/{name}/tokens_s"] = tokens / seconds
+        figures[f"rollout/engine/{name}/busy_s"] = stats.slot_seconds - earlier.slot_seconds
+    return figures

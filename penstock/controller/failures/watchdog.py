@@ -23,6 +23,9 @@ class Watchdog:
     So a stall is reported after one to two intervals, once per stall: not again until there has been progress. A
     blocked event loop cannot look; then a thread reports where in the code the loop is stuck. If a stall should stop
     the run, that thread calls `give_up` when the loop is still blocked `grace_seconds` later.
+
+    While requests wait for an engine rank that may come back, that is what is reported, and it stops nothing: whether a
+    rank comes back has limits of its own.
     """
 
     def __init__(
@@ -35,6 +38,7 @@ class Watchdog:
         stop: bool,
         grace_seconds: float = 0.0,
         give_up: Callable[[str], None] | None = None,
+        waits_for_engines: Callable[[], bool] = lambda: False,
     ) -> None:
         self._progress = progress
         self._diagnosis = diagnosis
@@ -43,10 +47,11 @@ class Watchdog:
         self._stop = stop
         self._grace_seconds = grace_seconds
         self._give_up = give_up if stop else None
+        self._waits_for_engines = waits_for_engines
 
     async def run(self) -> None:
         """Watch until cancelled; raises `RunStalled` if a stall should stop the run."""
-        last, reported = self._progress(), False
+        last, reported = self._progress(), set[str]()
         with LoopWatch(
             max(self._stall_seconds, _LEAST_BLOCKED_SECONDS),
             self._report_blocked,
@@ -55,12 +60,13 @@ class Watchdog:
         ):
             while True:
                 await asyncio.sleep(self._stall_seconds)
-                now = self._progress()
+                now, waits = self._progress(), self._waits_for_engines()
+                what = "waiting_for_engines" if waits else "stalled"
                 if now != last:
-                    last, reported = now, False
-                elif not reported:
-                    reported = True
-                    self._report()
+                    last, reported = now, set()
+                elif what not in reported:
+                    reported.add(what)
+                    self._report(waits=waits)
 
     def _report_blocked(self, place: str) -> None:
         self._events.emit(
@@ -69,9 +75,12 @@ class Watchdog:
             event_loop=f"blocked, so no pump runs, in {place}; move the blocking call to a thread",
         )
 
-    def _report(self) -> None:
+    def _report(self, *, waits: bool) -> None:
         facts = dict(self._diagnosis())
+        if waits:
+            self._events.emit("waiting_for_engines", seconds=self._stall_seconds, **facts)
+            return
         self._events.emit("stalled", seconds=self._stall_seconds, **facts)
         if self._stop:
-            first, *waits = diagnosis_lines({"seconds": self._stall_seconds, **facts})
-            raise RunStalled(f"{first} (rollout.failure.stall_seconds). {'; '.join(waits)}")
+            first, *parts = diagnosis_lines({"seconds": self._stall_seconds, **facts})
+            raise RunStalled(f"{first} (rollout.failure.stall_seconds). {'; '.join(parts)}")

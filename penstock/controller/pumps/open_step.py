@@ -9,11 +9,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from penstock.algorithms.custom import CustomCodeError
+from penstock.algorithms.reduction import Normaliser, StepMetric
 from penstock.buffer.slots import Slot
 from penstock.controller.bookkeeping.step_stats import StepStats
 from penstock.controller.failures.classify import causes, classify, describe
 from penstock.controller.pumps.advantage import ScoredChunk
-from penstock.controller.pumps.minibatches import Minibatches, merge_results, split_groups
+from penstock.controller.pumps.minibatches import merge_results, split_groups
 from penstock.data_plane.meta import KVBatchMeta
 from penstock.errors import FailureKind, NonFiniteError, StepStateError, TrainerStuck
 from penstock.observe.events import EventLog
@@ -34,9 +35,7 @@ class OpenStep:
     ended, so that a pass that failed before the optimizer ran can be repeated from them.
     """
 
-    def __init__(
-        self, step_id: int, trainer: Trainer, events: EventLog, attempts: int, minibatches: Minibatches
-    ) -> None:
+    def __init__(self, step_id: int, trainer: Trainer, events: EventLog, attempts: int, minibatches: int) -> None:
         self.step_id = step_id
         self.slots: list[Slot] = []
         self.stats = StepStats()
@@ -103,7 +102,7 @@ class OpenStep:
         self.stats.add_chunk(chunk, slots, trainer_version)
         if chunk.valid_tokens == 0:
             return
-        if self._minibatches.count > 1:
+        if self._minibatches > 1:
             self._held_back.append(chunk.without(chunk.untrained_groups()).meta)
             return
         self._trainable.append(chunk.meta)
@@ -116,7 +115,9 @@ class OpenStep:
             return await self._train_minibatches()
         await self._reap(0)
         if not self._begun:
-            return StepResult(self.step_id, updated=False, version=version, metrics={"empty_steps": 1.0})
+            return StepResult(
+                self.step_id, updated=False, version=version, measured={"empty_steps": StepMetric(1.0, Normaliser.MIN)}
+            )
         return await self._finish_one(last=True)
 
     async def _finish_one(self, *, last: bool) -> StepResult:
@@ -137,7 +138,7 @@ class OpenStep:
     async def _train_minibatches(self) -> StepResult:
         """One update after the other; one that fails before its optimizer ran is replayed by itself."""
         results: list[StepResult] = []
-        parts = split_groups(self._held_back, self._minibatches.count)
+        parts = split_groups(self._held_back, self._minibatches)
         for place, part in enumerate(parts):
             self._trainable = [part]
             try:
@@ -151,7 +152,7 @@ class OpenStep:
                     "updates had changed the weights, which are now between two versions: resume from the last "
                     "checkpoint"
                 ) from error
-        return merge_results(results, self._minibatches.by_sequences)
+        return merge_results(results)
 
     async def abandon(self) -> None:
         """Drop everything the trainer accumulated."""

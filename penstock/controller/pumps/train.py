@@ -20,7 +20,9 @@ from penstock.controller.pumps.train_settings import FinishedStep, StepHook, Tra
 from penstock.controller.pumps.weight_sync import WeightSync
 from penstock.data_plane.meta import KVBatchMeta
 from penstock.errors import WeightSyncError
+from penstock.rollout.sample_texts import SampleTexts
 from penstock.runtime.cancellation import to_the_end
+from penstock.training.interface import StepResult
 
 
 class Filled(Enum):
@@ -52,7 +54,7 @@ class TrainPump:
         self._book = book
         self._buffer = parts.buffer
         self._events = parts.events
-        self._samples = SampleKeeper(parts.samples, parts.data_plane, parts.events, parts.read_tokens)
+        self._samples = SampleKeeper(parts.samples, parts.texts or SampleTexts(parts.data_plane), parts.events)
         self._recording = recording
         self._lane = recording.lane("train pump")
         self._advantages = advantages
@@ -194,6 +196,18 @@ class TrainPump:
     async def _close(self, step: OpenStep, started: float) -> None:
         """Finish the step and everything after it: rows, version, weights, metrics."""
         self._wait_for("the trainer to finish the step")
+        async with self._sync.weights_change:
+            result, lost = await self._finish(step)
+        seconds = time.monotonic() - started
+        metrics = {f"train/{name}": value for name, value in result.metrics.items()} | step.stats.metrics()
+        self._wait_for("the end-of-step work (evaluation, checkpoint, logs)")
+        self._recording.step_ended()
+        await self._on_step(FinishedStep(step.step_id, result, metrics, seconds))
+        if lost is not None:
+            raise lost
+
+    async def _finish(self, step: OpenStep) -> tuple[StepResult, WeightSyncError | None]:
+        """Everything from the optimizer to the published weights."""
         try:
             result = await step.finish(self._buffer.clock.trainer_version)
         except BaseException:
@@ -211,14 +225,7 @@ class TrainPump:
         self._drops.settle()
         self._buffer.advance(trainer_version=result.version, step=step.step_id + 1)
         self.between_steps = True
-        lost = await self._publish(step) if result.updated else None
-        seconds = time.monotonic() - started
-        metrics = {f"train/{name}": value for name, value in result.metrics.items()} | step.stats.metrics()
-        self._wait_for("the end-of-step work (evaluation, checkpoint, logs)")
-        self._recording.step_ended()
-        await self._on_step(FinishedStep(step.step_id, result, metrics, seconds))
-        if lost is not None:
-            raise lost
+        return result, await self._publish(step) if result.updated else None
 
     async def _publish(self, step: OpenStep) -> WeightSyncError | None:
         """Bring the new weights to the engines; if none takes them, the step itself still counts as done."""

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from penstock.config.sections.training import TrainingConfig
 from penstock.controller.pumps.dynamic_sampling import DynamicSampling
-from penstock.controller.pumps.minibatches import Minibatches
 from penstock.training.interface import StepResult
 
 
@@ -35,7 +34,7 @@ class TrainPumpSettings:
     """Deterministic mode: chunks of exactly `min_groups_per_chunk` groups, even if more are ready."""
     prepares: bool
     """Whether the trainer adds columns to rows before they are scored and trained."""
-    minibatches: Minibatches
-    """The updates that a step makes."""
+    minibatches: int
+    """How many updates a step makes."""
     filter: DynamicSampling
     """Which groups are replaced rather than trained."""

@@ -10,7 +10,9 @@ from penstock.controller.failures.classify import describe
 from penstock.controller.parts import Parts
 from penstock.controller.pumps.in_flight import InFlight
 from penstock.errors import WeightSyncError
+from penstock.rollout.fleet import Rank, RankState
 from penstock.runtime.ending import Ending
+from penstock.weights.publication import WeightPublication
 from penstock.weights.synchronizer import SyncReport, WeightSynchronizer
 
 UpdateMode = Literal["in_flight", "drain", "abort_stale"]
@@ -45,6 +47,9 @@ class WeightSync:
         self._lane = recording.lane("weight sync")
         self._engines = parts.engines
         self._synchronizer = WeightSynchronizer(parts.engines.receivers, limit_seconds, parts.trainer.release_weights)
+        self.weights_change = asyncio.Lock()
+        """Held from the optimizer's beginning until the engines serve what it made, so that nobody reads weights that
+        are between two versions, and held by a refresh."""
         self._ending = ending
         self._in_flight = in_flight
         self._mode = mode
@@ -60,6 +65,8 @@ class WeightSync:
     async def publish(self) -> SyncReport | None:
         """Bring the current version to every engine; the buffer's clock learns it when they serve it.
 
+        `weights_change` is the caller's.
+
         Returns None if the run is ending and by then groups were not drained or no engine has answered: the engines
         keep the version they have.
         """
@@ -73,6 +80,23 @@ class WeightSync:
             self._in_flight.abort(self._buffer.stale_inflight())
         return await self._copy()
 
+    async def refresh(self, rank: Rank) -> SyncReport:
+        """Bring the current version to one rank alone, which serves it then; the others go on meanwhile.
+
+        Without a trainer nothing is published: a new engine has loaded the weights itself.
+        """
+        async with self.weights_change:
+            giving_up = asyncio.create_task(self._give_up_in_time())
+            try:
+                with self._lane.span(f"copying weights to {rank.name}"):
+                    publication = await self._trainer.publish_weights(self._synchronizer.sites([rank.name]))
+                    if not publication.endpoints:
+                        rank.go(RankState.SERVING)
+                        return SyncReport(publication.version, 0.0)
+                    return await self._synchronizer.publish(publication, [rank.name])
+            finally:
+                giving_up.cancel()
+
     async def catch_up(self) -> None:
         """Bring the engines to the trainer's version if they are behind; for when no group is in flight."""
         if self._buffer.clock.served_version < self._buffer.clock.trainer_version:
@@ -83,11 +107,14 @@ class WeightSync:
         self._lane.switch("waiting for running groups to end")
         drained = asyncio.create_task(self._in_flight.drain())
         ending = asyncio.create_task(self.run_is_ending.wait())
+        # Groups may be waiting for a rank that was lost, which a refresh brings back.
+        self.weights_change.release()
         try:
             await asyncio.wait({drained, ending}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             drained.cancel()
             ending.cancel()
+            await self.weights_change.acquire()
             self.waiting_for = "a finished step"
             self._lane.switch(None)
         return drained.done() and not drained.cancelled()
@@ -98,9 +125,9 @@ class WeightSync:
         try:
             with self._lane.span("copying weights to the engines"):
                 publication = await self._trainer.publish_weights(self._synchronizer.sites())
-                report = await self._synchronizer.publish(publication)
+                report = await self._publish_to_all(publication)
         except WeightSyncError as error:
-            if not (self._ending.begun.is_set() or self.run_is_ending.is_set()):
+            if not self._is_ending:
                 raise
             self._events.emit("weights_not_published", cause=describe(error))
             current = asyncio.current_task()
@@ -122,6 +149,19 @@ class WeightSync:
             prepare_s=round(report.prepare_seconds, 6),
         )
         return report
+
+    async def _publish_to_all(self, publication: WeightPublication) -> SyncReport:
+        """If the last rank is dead, the version counts as served: when it is replaced it serves no other."""
+        try:
+            return await self._synchronizer.publish(publication)
+        except WeightSyncError:
+            if self._is_ending or not self._engines.is_coming_back:
+                raise
+            return SyncReport(publication.version, 0.0)
+
+    @property
+    def _is_ending(self) -> bool:
+        return self._ending.begun.is_set() or self.run_is_ending.is_set()
 
     async def _give_up_in_time(self) -> None:
         await self._ending.over(_SHARE)

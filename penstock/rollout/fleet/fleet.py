@@ -88,11 +88,9 @@ class EngineFleet(Membership):
                 result = await rank.generate(request, route)
             except RankLeft:
                 continue
-            except RequestAborted:
-                raise
             except EngineError:
                 losses += 1
-                if self._closed or rank.is_active or losses > _MOST_LOSSES:
+                if self._closed or mine.aborted or rank.is_active or losses > _MOST_LOSSES:
                     raise
                 continue
             finally:

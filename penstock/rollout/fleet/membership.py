@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 
 from penstock.errors import EngineError, PenstockError, SetupError
@@ -77,15 +78,16 @@ class Membership:
     @property
     def is_lost(self) -> bool:
         """Whether there are ranks, and none of them serves or can come back."""
-        return bool(self._ranks) and not any(self._may_serve(rank) for rank in self._ranks.values())
+        return bool(self._ranks) and not any(self.may_serve(rank) for rank in self._ranks.values())
 
     @property
     def is_coming_back(self) -> bool:
         """Whether no rank is active, but a dead one is being replaced."""
         returning = (RankState.DEAD, RankState.STARTING)
-        return not self.router.active and any(r.state in returning and self._may_serve(r) for r in self.ranks)
+        return not self.router.active and any(r.state in returning and self.may_serve(r) for r in self.ranks)
 
-    def _may_serve(self, rank: Rank) -> bool:
+    def may_serve(self, rank: Rank) -> bool:
+        """Whether it serves, or may come back."""
         if rank.state is not RankState.DEAD:
             return True
         return self._kept is not None and self._build is not None and rank.deaths <= self._replacements
@@ -182,7 +184,11 @@ class Membership:
 
     def _changed(self, rank: Rank) -> None:
         if rank.is_active and rank.epoch is None:
-            rank.epoch = self.router.join(rank.name, rank.engine.stats().slots, lambda: rank.is_silent)
+            stats = rank.engine.stats()
+            rank.epoch = self.router.join(rank.name, stats.slots, lambda: rank.is_silent)
+            if rank.lost_at is not None:
+                seconds, rank.lost_at = round(time.monotonic() - rank.lost_at, 3), None
+                self.emit("engine_replaced", engine=rank.name, version=stats.version, seconds=seconds)
         elif not rank.is_active and rank.epoch is not None:
             rank.epoch = None
             self.router.leave(rank.name)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from penstock.errors import EngineError, RequestAborted
+from penstock.errors import EngineError
 from penstock.rollout.engines.base import (
     EngineHealth,
     EngineStats,
@@ -49,6 +50,8 @@ class Rank:
         """What its last engine died of."""
         self.deaths = 0
         """How often in a row its engine died, without taking the next step's weights in between."""
+        self.lost_at: float | None = None
+        """When it died (monotonic), until it serves again."""
         self._on_change = on_change
         self._earlier = EngineStats()
         self._updated = False
@@ -84,6 +87,7 @@ class Rank:
         """The engine, or the attempt to build one, has failed for good."""
         self.deaths += 1
         self.error = error
+        self.lost_at = self.lost_at or time.monotonic()
         self.go(RankState.DEAD, str(error))
 
     def take(self, engine: GenerationEngine) -> None:
@@ -134,8 +138,6 @@ class Rank:
         engine = self.engine
         try:
             return await call
-        except RequestAborted:
-            raise
         except EngineError as error:
             if engine is self.engine:
                 self.look(error)

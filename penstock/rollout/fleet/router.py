@@ -103,8 +103,7 @@ class Router:
     def place(self, group_id: str = "") -> Route | None:
         """The next request of a group goes there, and counts until `done`; None without an active rank."""
         with self._lock:
-            loads = [RankLoad(name, seat.requests, seat.slots, seat.is_silent()) for name, seat in self._active.items()]
-            name = choose(loads, self._homes.get(group_id))
+            name = self._chosen(self._homes.get(group_id))
             if name is None:
                 return None
             if group_id:
@@ -115,6 +114,15 @@ class Router:
             seat = self._active[name]
             seat.requests += 1
             return Route(name, seat.epoch)
+
+    def _chosen(self, home: str | None) -> str | None:
+        """What `choose` says; most requests are at home with room for them, and need no look at the other ranks."""
+        seat = None if home is None else self._active.get(home)
+        if seat is not None and (seat.slots == 0 or seat.requests < seat.slots) and not seat.is_silent():
+            return home
+        return choose(
+            [RankLoad(name, seat.requests, seat.slots, seat.is_silent()) for name, seat in self._active.items()], home
+        )
 
     async def route(self, group_id: str = "", check: Callable[[], None] = lambda: None) -> Route:
         """`place`, after waiting for a rank if there is none; the wait does not count against the request's limit.

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from penstock.algorithms.cut_off import CUT_OFFS, MOSTLY
-from penstock.algorithms.reduction import MetricAccumulator
+from penstock.algorithms.reduction import MetricAccumulator, numbers
 from penstock.config.sections.algorithm import AlgorithmConfig, KlConfig, NoCorrection, ReinforceLoss
 from penstock.data_plane import fields
 from penstock.run.verify.findings import Check, Finding, Status
@@ -73,4 +73,4 @@ async def _metrics(subject: Subject, algorithm: AlgorithmConfig) -> tuple[dict[s
         plain = plain.model_copy(update={"loss": ReinforceLoss()})
     gathered = MetricAccumulator()
     gathered.add(policy_objective(plain, trainer_T, ones_T, targets).metrics)
-    return gathered.reduce(tokens=len(rows_T), sequences=len(set(rows_T.tolist()))), len(rows_T)
+    return numbers(gathered.reduce(tokens=len(rows_T), sequences=len(set(rows_T.tolist())))), len(rows_T)

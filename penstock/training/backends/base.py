@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from penstock.algorithms.losses import LossSum
+from penstock.algorithms.reduction import MetricParts
 from penstock.training.batching import Rows
 from penstock.training.flops import FlopCounter
 from penstock.training.interface import TrainerSnapshot
@@ -53,16 +54,6 @@ class Objective(Protocol):
 
     def __call__(self, logprobs_T: Tensor, entropy_T: Tensor, sources_T: Tensor) -> LossSum:
         """The un-normalised loss of these tokens; `sources_T` are their places in the chunk."""
-
-
-@dataclass(frozen=True)
-class Counts:
-    """What a step is divided by, and how much it was."""
-
-    tokens: float = 0.0
-    """Valid tokens."""
-    sequences: float = 0.0
-    """Valid sequences."""
 
 
 class Backend(Protocol):
@@ -109,8 +100,8 @@ class Backend(Protocol):
         computed; with `reference`, those of the policy that training started from.
         """
 
-    def reduce(self, counts: Counts) -> Counts:
-        """The counts of all ranks together; replicas of a rank count once."""
+    def reduce(self, measured: MetricParts) -> MetricParts:
+        """Counts and metrics of all ranks, merged by `merge_metrics`; replicas of a rank count once."""
 
     def scale(self, factor: float) -> None:
         """Multiply the step's gradients, and sum them over all ranks; called once for a step."""

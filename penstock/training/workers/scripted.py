@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from penstock.algorithms.reduction import Normaliser, StepMetric
 from penstock.data_plane.meta import KVBatchMeta
 from penstock.training.interface import ChunkResult, Prepared, StepResult
 from penstock.training.step import StepMachine
@@ -80,8 +81,8 @@ class ScriptedTrainer:
                 updated = self._chunks > 0
                 with commit():
                     self.version += int(updated and last)
-            metrics = {"empty_steps": float(not updated)}
-            result = StepResult(step_id, updated=updated, version=self.version, metrics=metrics)
+            measured = {"empty_steps": StepMetric(float(not updated), Normaliser.MIN)}
+            result = StepResult(step_id, updated=updated, version=self.version, measured=measured)
             self.finished.append(result)
             return result
 

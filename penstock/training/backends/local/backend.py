@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from penstock.algorithms.losses import LossSum
+from penstock.algorithms.reduction import MetricParts
 from penstock.config.sections.algorithm import AlgorithmConfig
 from penstock.config.sections.training import TrainingConfig
 from penstock.runtime.lanes import Lanes
-from penstock.training.backends.base import Backend, Counts, MicrobatchRows, Objective, Pass
+from penstock.training.backends.base import Backend, MicrobatchRows, Objective, Pass
 from penstock.training.backends.local.checkpointing import LocalSnapshot, load_trainer
 from penstock.training.backends.local.optimizer import PolicyOptimizer
 from penstock.training.backends.local.policy import Policy
@@ -133,8 +134,8 @@ class LocalBackend(Backend):
     def _laid_out(self, rows: MicrobatchRows) -> Microbatch:
         return build_microbatch(rows.rows, rows.indices, self._batching, rows.wanted_S).to(self._policy.device)
 
-    def reduce(self, counts: Counts) -> Counts:
-        return counts
+    def reduce(self, measured: MetricParts) -> MetricParts:
+        return measured
 
     def scale(self, factor: float) -> None:
         self._optimizer.scale_gradients(factor)

@@ -1,0 +1,105 @@
+"""What crosses between the owner and its clients in other processes; never the rows themselves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from penstock.data_plane.adapters.shm.layout import PutLayout
+from penstock.data_plane.client import DataPlaneAddress
+from penstock.data_plane.meta import Tags
+from penstock.errors import DataPlaneError
+from penstock.runtime.memory import MemoryAddress
+from penstock.runtime.wire.crossing import crosses
+
+ONE_WAY = 0
+"""The number of calls that nobody waits for."""
+
+
+@crosses
+class WhenFull(Enum):
+    """What happens to a put that the capacity has no room for now."""
+
+    WAIT = "wait"
+    REFUSE = "refuse"
+
+
+@crosses
+@dataclass(frozen=True)
+class ShmAddress(DataPlaneAddress):
+    """Where the processes of one machine and one user find the data plane, as long as its owner lives."""
+
+    socket: str
+    """Name of the owner's socket, in the abstract namespace: it is in no file system."""
+    memory: MemoryAddress
+    full_seconds: float
+    """How long a put waits for room."""
+
+
+@crosses
+@dataclass(frozen=True)
+class Call:
+    """One call of the store; `number` is the caller's, for the answer."""
+
+    number: int
+    method: str
+    arguments: tuple[Any, ...]
+
+
+@crosses
+@dataclass(frozen=True)
+class Answer:
+    """What a call returned, or the error it raised."""
+
+    number: int
+    value: Any
+    error: Exception | None = None
+
+
+@crosses
+@dataclass(frozen=True)
+class PutRequest:
+    """Everything about a put but its bytes."""
+
+    partition_id: str
+    sample_ids: tuple[str, ...]
+    layout: PutLayout
+    tags: tuple[Tags, ...] | None
+
+
+@crosses
+@dataclass(frozen=True)
+class Room:
+    """Memory for a put, to be filled and committed."""
+
+    number: int
+    offset: int
+    size: int
+
+
+@crosses
+@dataclass(frozen=True)
+class BufferPlace:
+    """The buffer of an earlier put, leased to a reader until it releases it."""
+
+    number: int
+    offset: int
+    layout: PutLayout
+
+
+@crosses
+@dataclass(frozen=True)
+class Found:
+    """Where the fields of some rows lie: for each field, the buffer of each row and the row's index in it."""
+
+    buffers: tuple[BufferPlace, ...]
+    places: dict[str, tuple[tuple[int, ...], tuple[int, ...]]]
+
+
+class PutWithdrawn(DataPlaneError):
+    """A put stopped waiting for room; nothing was written."""
+
+    def __init__(self, used: int, capacity: int) -> None:
+        self.used, self.capacity = used, capacity
+        super().__init__(f"{used / 1e9:.3f} of {capacity / 1e9:.3f} GB are in use")

@@ -1,0 +1,249 @@
+"""The link of clients in other processes: metadata over a socket, rows through the shared memory."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import socket
+import threading
+import weakref
+from collections.abc import Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as WaitedTooLong
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from penstock.data_plane.adapters.shm.messages import ONE_WAY, Answer, Call, Found, PutRequest, Room, ShmAddress
+from penstock.data_plane.adapters.shm.reading import Places, ReadBuffer
+from penstock.data_plane.field_spec import FieldSpec
+from penstock.data_plane.meta import KVBatchMeta
+from penstock.data_plane.schema import Schema
+from penstock.errors import DataPlaneError, DataPlaneLost, MemoryLost, WireError
+from penstock.runtime.memory import SharedMemory
+from penstock.runtime.wire import framing
+
+_ANSWER_SECONDS = 60.0
+"""For calls that do not wait for anybody but the owner."""
+
+
+class RemoteLink:
+    """One connection to the owner, for any number of threads.
+
+    Two threads belong to it: one takes answers to those who wait for them, one tells the owner which buffers are no
+    longer read. Invariants: as long as a view or a reserved piece of memory is in use here, the connection stays open,
+    also after `close`, because the owner uses that memory again once the connection is gone; once the owner is gone,
+    every call, also those that wait, raises `DataPlaneLost`.
+    """
+
+    def __init__(self, address: ShmAddress) -> None:
+        self.full_seconds = address.full_seconds
+        self._owner = address.memory.process
+        self._socket = socket.socket(socket.AF_UNIX)
+        try:
+            memory = SharedMemory.open(address.memory)
+            self._memory = memory.view(0, memory.size)
+            memory.close()
+            self._socket.connect(f"\0{address.socket}")
+        except (OSError, MemoryLost) as error:
+            self._socket.close()
+            raise self._lost() from error
+        self._lock = threading.Lock()
+        self._sending = threading.Lock()
+        self._numbers = itertools.count(ONE_WAY + 1)
+        self._calls: dict[int, Future[Any]] = {}
+        self._numbers_of: weakref.WeakKeyDictionary[Future[Any], int] = weakref.WeakKeyDictionary()
+        self._is_closed = self._is_lost = False
+        self._holds = 0
+        """Leases and reservations that are in use here."""
+        self._let_go: SimpleQueue[int | None] = SimpleQueue()
+        """Numbers of buffers that are no longer read; None to look whether it is over."""
+        for target, name in ((self._receive, "answers"), (self._release, "releases")):
+            threading.Thread(target=target, name=f"penstock-shm-{name}", daemon=True).start()
+
+    def register(self, partition_id: str, fields: Sequence[FieldSpec]) -> None:
+        """See `Link`."""
+        self._call("register", partition_id, tuple(fields))
+
+    def schema(self, partition_id: str) -> Schema:
+        """See `Link`."""
+        return Schema(self._call("schema", partition_id))
+
+    def reserve(self, request: PutRequest) -> Future[Any]:
+        """See `Link`."""
+        return self._begin("reserve", request)
+
+    def memory_of(self, reserved: Room) -> memoryview:
+        """See `Link`."""
+        return self._memory[reserved.offset : reserved.offset + reserved.size]
+
+    def commit(self, reserved: Room) -> None:
+        """See `Link`."""
+        try:
+            self._call("commit", reserved.number, even_closed=True)
+        finally:
+            self._holds_less(1)
+
+    def abandon(self, reserved: Room) -> None:
+        """See `Link`."""
+        self._tell("abandon", reserved.number)
+        self._holds_less(1)
+
+    def find(self, partition_id: str, sample_ids: Sequence[str], names: Sequence[str]) -> Places:
+        """See `Link`."""
+        places: Places = self._call("find", partition_id, tuple(sample_ids), tuple(names))
+        return places
+
+    def claim(self, partition_id: str, task_name: str, fields: Sequence[str], count: int) -> Future[KVBatchMeta]:
+        """See `Link`."""
+        return self._begin("claim", partition_id, task_name, tuple(fields), count)
+
+    def withdraw(self, future: Future[Any]) -> None:
+        """See `Link`."""
+        number = self._numbers_of.get(future)
+        if number is not None and not future.done():
+            self._tell("withdraw", number)
+
+    def give_back(self, meta: KVBatchMeta) -> None:
+        """See `Link`."""
+        self._tell("give_back", meta)
+
+    def status(self, partition_id: str, task_name: str) -> dict[str, bool]:
+        """See `Link`."""
+        claimed: dict[str, bool] = self._call("status", partition_id, task_name)
+        return claimed
+
+    def clear(self, sample_ids: Sequence[str], partition_id: str) -> None:
+        """See `Link`."""
+        self._call("clear", tuple(sample_ids), partition_id)
+
+    def count(self, partition_id: str) -> int:
+        """See `Link`."""
+        return int(self._call("count", partition_id))
+
+    def close(self) -> None:
+        """See `Link`; the connection ends with the last view."""
+        with self._lock:
+            self._is_closed = True
+            waiting, self._calls = self._calls, {}
+        for future in waiting.values():
+            future.set_exception(DataPlaneError("this client of the data plane is closed"))
+        self._holds_less(0)
+
+    def _call(self, method: str, *arguments: Any, even_closed: bool = False) -> Any:
+        future = self._begin(method, *arguments, even_closed=even_closed)
+        try:
+            return future.result(_ANSWER_SECONDS)
+        except WaitedTooLong:
+            raise DataPlaneLost(
+                f"the owner of the data plane, process {self._owner}, has not answered for {_ANSWER_SECONDS:g} s"
+            ) from None
+
+    def _begin(self, method: str, *arguments: Any, even_closed: bool = False) -> Future[Any]:
+        future: Future[Any] = Future()
+        number = next(self._numbers)
+        with self._lock:
+            if self._is_closed and not even_closed:
+                raise DataPlaneError("this client of the data plane is closed")
+            if self._is_lost:
+                raise self._lost()
+            self._calls[number] = future
+            self._numbers_of[future] = number
+        self._send(Call(number, method, arguments))
+        return future
+
+    def _tell(self, method: str, *arguments: Any) -> None:
+        """A call that nobody waits for; nothing if the owner is gone."""
+        self._send(Call(ONE_WAY, method, arguments))
+
+    def _send(self, call: Call) -> None:
+        pieces = framing.message(call)
+        try:
+            with self._sending:
+                framing.send_message(self._socket, pieces)
+        except OSError:
+            self._end()
+
+    def _receive(self) -> None:
+        try:
+            while True:
+                answer = framing.receive(self._socket)
+                if not isinstance(answer, Answer):
+                    raise WireError(f"expected an answer, got a {type(answer).__name__}")
+                self._settle(answer)
+        except (EOFError, OSError, WireError):
+            self._end()
+        finally:
+            self._socket.close()
+
+    def _settle(self, answer: Answer) -> None:
+        value = answer.value
+        # Taken note of even if nobody waits any more: what nobody keeps is let go at once.
+        if isinstance(value, Found):
+            value = self._leased(value)
+        with self._lock:
+            future = self._calls.pop(answer.number, None)
+            self._holds += isinstance(value, Room)
+        if future is None:
+            if isinstance(value, Room):
+                self.abandon(value)
+            elif isinstance(value, KVBatchMeta):
+                self.give_back(value)
+        elif answer.error is not None:
+            future.set_exception(answer.error)
+        else:
+            future.set_result(value)
+
+    def _leased(self, found: Found) -> Places:
+        buffers = []
+        for place in found.buffers:
+            view = self._memory[place.offset : place.offset + place.layout.size]
+            with self._lock:
+                self._holds += 1
+            weakref.finalize(view, self._let_go.put, place.number).atexit = False
+            buffers.append(ReadBuffer(view, place.layout))
+        return {
+            name: [(buffers[which], row) for which, row in zip(*places, strict=True)]
+            for name, places in found.places.items()
+        }
+
+    def _release(self) -> None:
+        """Tell the owner what is no longer read, several at a time."""
+        while not self._is_over():
+            gone = [self._let_go.get()]
+            try:
+                while True:
+                    gone.append(self._let_go.get_nowait())
+            except Empty:
+                pass
+            numbers = tuple(number for number in gone if number is not None)
+            if numbers:
+                self._tell("release", numbers)
+            self._holds_less(len(numbers))
+
+    def _is_over(self) -> bool:
+        with self._lock:
+            return self._is_lost or (self._is_closed and self._holds <= 0)
+
+    def _holds_less(self, count: int) -> None:
+        with self._lock:
+            self._holds -= count
+            over = self._is_closed and self._holds <= 0
+        if over:
+            self._end()
+
+    def _end(self) -> None:
+        """The connection is over, for one reason or another: nobody waits for answers any longer."""
+        with self._lock:
+            first, self._is_lost = not self._is_lost, True
+            waiting, self._calls = self._calls, {}
+        if first:
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
+            self._let_go.put(None)
+        for future in waiting.values():
+            future.set_exception(self._lost())
+
+    def _lost(self) -> DataPlaneLost:
+        return DataPlaneLost(
+            f"the data plane is gone: its owner, process {self._owner}, has closed it or has ended; its rows are lost"
+        )

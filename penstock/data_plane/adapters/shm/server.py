@@ -1,0 +1,209 @@
+"""Serves clients of other processes: a thread with an event loop and a socket that has no name in a file system."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+from penstock.data_plane.adapters.shm.messages import ONE_WAY, Answer, BufferPlace, Call, Found, Room
+from penstock.data_plane.adapters.shm.store import Buffer, Reservation, Store
+from penstock.data_plane.field_spec import FieldSpec
+from penstock.data_plane.meta import KVBatchMeta
+from penstock.errors import DataPlaneError, WireError
+from penstock.runtime.wire import framing
+
+_BACKLOG = 128
+_CLOSE_SECONDS = 5.0
+
+
+class Server:
+    """Accepts connections of this user's processes until it is closed; each is one client.
+
+    Whatever a client holds (memory it is writing to, buffers it reads, calls that wait) ends with its connection, so a
+    client that is killed leaves nothing behind.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self.socket_name = f"penstock-{os.getpid()}-{secrets.token_hex(8)}"
+        self._store = store
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.bind(f"\0{self.socket_name}")
+        self._socket.listen(_BACKLOG)
+        self._connections: set[asyncio.Task[None]] = set()
+        self._loop = asyncio.SelectorEventLoop()
+        self._ended = asyncio.Event()
+        self._thread = threading.Thread(target=self._run, name="penstock-shm-server", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End all connections; clients find the data plane gone."""
+        self._loop.call_soon_threadsafe(self._ended.set)
+        self._thread.join(_CLOSE_SECONDS)
+
+    def _run(self) -> None:
+        try:
+            self._loop.run_until_complete(self._serve())
+        finally:
+            self._loop.close()
+
+    async def _serve(self) -> None:
+        server = await asyncio.start_unix_server(self._connected, sock=self._socket)
+        try:
+            await self._ended.wait()
+        finally:
+            server.close()
+            for task in self._connections:
+                task.cancel()
+            if self._connections:
+                await asyncio.wait(self._connections, timeout=_CLOSE_SECONDS)
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections.add(task)
+        try:
+            # The client is gone, or does not speak as one, or the server is being closed.
+            with contextlib.suppress(EOFError, WireError, asyncio.CancelledError):
+                if _is_own_user(writer):
+                    await _Connection(self._store, writer).serve(reader)
+        finally:
+            self._connections.discard(task)
+            writer.transport.abort()
+
+
+def _is_own_user(writer: asyncio.StreamWriter) -> bool:
+    """Names in the abstract namespace can be found by every user."""
+    connection = writer.get_extra_info("socket")
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return bool(struct.unpack("3i", credentials)[1] == os.getuid())
+
+
+class _Connection:
+    """One client: carries out its calls, and knows what it holds."""
+
+    def __init__(self, store: Store, writer: asyncio.StreamWriter) -> None:
+        self._store, self._writer = store, writer
+        self._loop = asyncio.get_running_loop()
+        self._waiting: dict[int, Future[Any]] = {}
+        self._reserved: dict[int, Reservation] = {}
+        self._leases: dict[int, list[Buffer]] = {}
+        self._is_open = True
+        self._calls: dict[str, Callable[..., Any]] = {
+            "register": self._register,
+            "schema": self._schema,
+            "commit": self._commit,
+            "abandon": self._abandon,
+            "find": self._find,
+            "release": self._release,
+            "withdraw": self._withdraw,
+            "give_back": store.give_back,
+            "status": store.status,
+            "clear": store.clear,
+            "count": store.count,
+        }
+
+    async def serve(self, reader: asyncio.StreamReader) -> None:
+        """Until the client is gone."""
+        try:
+            while True:
+                call = await framing.read(reader)
+                if not isinstance(call, Call):
+                    raise WireError(f"expected a call, got a {type(call).__name__}")
+                self._carry_out(call)
+        finally:
+            self._is_open = False
+            for number in tuple(self._reserved):
+                self._abandon(number)
+            self._leases.clear()
+            for future in tuple(self._waiting.values()):
+                self._store.withdraw(future)
+
+    def _carry_out(self, call: Call) -> None:
+        try:
+            if call.method == "reserve":
+                self._later(call, self._store.reserve(*call.arguments), self._room)
+            elif call.method == "claim":
+                self._later(call, self._store.claim(*call.arguments), lambda meta: meta)
+            else:
+                self._answer(call.number, self._calls[call.method](*call.arguments))
+        except DataPlaneError as error:
+            self._answer(call.number, None, error)
+        except (KeyError, TypeError, ValueError) as error:
+            self._answer(call.number, None, DataPlaneError(f"{call.method}: {type(error).__name__}: {error}"))
+
+    def _answer(self, number: int, value: Any, error: Exception | None = None) -> None:
+        if number != ONE_WAY and self._is_open:
+            framing.write(self._writer, Answer(number, value, error))
+
+    def _later(self, call: Call, future: Future[Any], made: Callable[[Any], Any]) -> None:
+        """Answer when a wait has ended, from the thread of the loop."""
+        if future.done():
+            self._ended(call, made, future)
+            return
+
+        def wake(ended: Future[Any]) -> None:
+            if not self._loop.is_closed():
+                self._loop.call_soon_threadsafe(self._ended, call, made, ended)
+
+        self._waiting[call.number] = future
+        future.add_done_callback(wake)
+
+    def _ended(self, call: Call, made: Callable[[Any], Any], future: Future[Any]) -> None:
+        self._waiting.pop(call.number, None)
+        error = future.exception()
+        if error is not None:
+            self._answer(call.number, None, error if isinstance(error, Exception) else DataPlaneError(str(error)))
+        elif self._is_open:
+            self._answer(call.number, made(future.result()))
+        elif isinstance(granted := future.result(), KVBatchMeta):
+            self._store.give_back(granted)
+        else:
+            granted.give_up_buffer()
+
+    def _room(self, reservation: Reservation) -> Room:
+        buffer = reservation.buffer
+        self._reserved[buffer.number] = reservation
+        return Room(buffer.number, buffer.region.offset, buffer.region.size)
+
+    def _register(self, partition_id: str, fields: tuple[FieldSpec, ...]) -> None:
+        self._store.register(partition_id, fields)
+
+    def _schema(self, partition_id: str) -> tuple[FieldSpec, ...]:
+        return tuple(self._store.schema(partition_id).specs.values())
+
+    def _commit(self, number: int) -> None:
+        self._store.commit(self._reserved.pop(number))
+
+    def _abandon(self, number: int) -> None:
+        self._reserved.pop(number).give_up_buffer()
+
+    def _find(self, partition_id: str, sample_ids: tuple[str, ...], names: tuple[str, ...]) -> Found:
+        buffers: dict[Buffer, int] = {}
+        places = {}
+        for name, cells in self._store.find(partition_id, sample_ids, names).items():
+            which = tuple(buffers.setdefault(stored.buffer, len(buffers)) for stored, _ in cells)
+            places[name] = (which, tuple(row for _, row in cells))
+        for buffer in buffers:
+            self._leases.setdefault(buffer.number, []).append(buffer)
+        found = tuple(BufferPlace(each.number, each.region.offset, each.layout) for each in buffers)
+        return Found(found, places)
+
+    def _release(self, numbers: tuple[int, ...]) -> None:
+        for number in numbers:
+            leases = self._leases[number]
+            leases.pop()
+            if not leases:
+                del self._leases[number]
+
+    def _withdraw(self, number: int) -> None:
+        future = self._waiting.get(number)
+        if future is not None:
+            self._store.withdraw(future)

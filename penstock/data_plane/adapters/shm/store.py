@@ -1,0 +1,301 @@
+"""The owner's side: index, memory, claims and puts that wait."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+
+from penstock.data_plane.adapters.shm.layout import ColumnLayout, PutLayout
+from penstock.data_plane.adapters.shm.messages import PutRequest, PutWithdrawn, WhenFull
+from penstock.data_plane.adapters.shm.space import Space, aligned
+from penstock.data_plane.claims import ClaimWithdrawn
+from penstock.data_plane.field_spec import FieldKind, FieldSpec
+from penstock.data_plane.index import RowIndex
+from penstock.data_plane.meta import KVBatchMeta
+from penstock.data_plane.schema import Schema
+from penstock.errors import DataPlaneError
+
+
+def memory_for(capacity: int) -> int:
+    """Bytes of the arena: the capacity, and half of it for fields that are added to rows already there.
+
+    Whoever adds such fields is about to free these rows, and must not wait for them to be freed.
+    """
+    return aligned(capacity) + aligned(capacity // 2)
+
+
+class Region:
+    """A piece of memory; it is free again once nobody refers to it: no row, no reader and no writer."""
+
+    __slots__ = ("_freed", "offset", "size")
+
+    def __init__(self, offset: int, size: int, freed: Callable[[int, int], None]) -> None:
+        self.offset, self.size, self._freed = offset, size, freed
+
+    def __del__(self) -> None:
+        self._freed(self.offset, self.size)
+
+
+@dataclass(frozen=True, eq=False)
+class Buffer:
+    """What one put wrote, or is about to write."""
+
+    number: int
+    region: Region
+    layout: PutLayout
+
+
+@dataclass(frozen=True, eq=False)
+class StoredField:
+    """One field of a put."""
+
+    buffer: Buffer
+    layout: ColumnLayout
+
+
+class Reservation:
+    """Memory for a put that is being written, until it is committed or abandoned."""
+
+    def __init__(self, buffer: Buffer, request: PutRequest) -> None:
+        self.request = request
+        self._buffer: Buffer | None = buffer
+
+    @property
+    def buffer(self) -> Buffer:
+        """The memory."""
+        if self._buffer is None:
+            raise DataPlaneError("a put was committed or abandoned before")
+        return self._buffer
+
+    def give_up_buffer(self) -> Buffer:
+        """The memory, which is no longer this reservation's: others may still refer to the reservation."""
+        buffer, self._buffer = self.buffer, None
+        return buffer
+
+
+@dataclass(frozen=True, eq=False)
+class _WaitingPut:
+    request: PutRequest
+    adds: bool
+    """Whether all of its rows are there already."""
+    future: Future[Reservation] = field(default_factory=Future)
+
+
+@dataclass(frozen=True, eq=False)
+class _WaitingClaim:
+    partition_id: str
+    task_name: str
+    fields: tuple[str, ...]
+    count: int
+    future: Future[KVBatchMeta] = field(default_factory=Future)
+
+
+class Store:
+    """Rows in one arena of shared memory. Every method may be called from any thread, and none blocks.
+
+    A put is two calls: `reserve` gives memory, now or once there is room, and `commit` makes the rows appear, all at
+    once. What `find` returns refers to buffers; as long as a reader keeps them, their memory is not used again.
+
+    Invariants: memory is used by at most one put at a time; new rows are granted only within `capacity`; puts wait in
+    order, but those that add fields to rows already there go first, and may use all of `memory`; a future ends once.
+
+    Worked example: with room for 100, a put of 80 is granted, and one of 30 waits. The rows of the first are cleared
+    while a reader holds them: the second goes on waiting. The reader drops its last view: the second is granted.
+    """
+
+    def __init__(self, memory: memoryview, capacity: int, when_full: WhenFull) -> None:
+        self.capacity = aligned(capacity)
+        self._when_full = when_full
+        self._space = Space(len(memory))
+        self._memory = memory
+        self._lock = threading.RLock()
+        self._index: RowIndex[StoredField] | None = RowIndex(self._tokens)
+        self._puts: deque[_WaitingPut] = deque()
+        self._claims: list[_WaitingClaim] = []
+        self._numbers = 0
+        self._freed: deque[tuple[int, int]] = deque()
+        self._news: SimpleQueue[bool] = SimpleQueue()
+        # Memory is freed wherever the last reference is dropped, perhaps in the middle of a method: puts that wait
+        # for it are granted in a thread of their own.
+        threading.Thread(target=self._reclaim_forever, name="penstock-shm-reclaim", daemon=True).start()
+
+    @property
+    def used(self) -> int:
+        """Bytes that rows, readers and writers hold."""
+        with self._lock:
+            self._reclaim()
+            return self._space.used
+
+    def require_open(self) -> None:
+        """Raise `DataPlaneError` once it is closed."""
+        self._open_index()
+
+    def register(self, partition_id: str, fields: Sequence[FieldSpec]) -> None:
+        """As `DataPlaneClient.register_partition`."""
+        with self._lock:
+            self._open_index().register(partition_id, fields)
+
+    def schema(self, partition_id: str) -> Schema:
+        """The partition's fields."""
+        with self._lock:
+            return self._open_index().schema(partition_id)
+
+    def reserve(self, request: PutRequest) -> Future[Reservation]:
+        """Memory for a put that has passed the schema's check; `withdraw` ends the wait."""
+        with self._lock:
+            index = self._open_index()
+            index.schema(request.partition_id).require_known(
+                (column.name for column in request.layout.columns), request.partition_id
+            )
+            waiting = _WaitingPut(request, index.has_all(request.partition_id, request.sample_ids))
+            self._refuse_if_too_large(waiting)
+            self._puts.append(waiting)
+            self._grant_puts()
+            if not waiting.future.done() and self._when_full is WhenFull.REFUSE:
+                self._puts.remove(waiting)
+                raise DataPlaneError(self._full(waiting))
+            return waiting.future
+
+    def commit(self, reservation: Reservation) -> None:
+        """The rows are written: let them appear."""
+        request, buffer = reservation.request, reservation.give_up_buffer()
+        stored = {layout.name: StoredField(buffer, layout) for layout in buffer.layout.columns}
+        with self._lock:
+            self._open_index().put(request.partition_id, request.sample_ids, stored, request.tags)
+            self._grant_claims()
+
+    def find(
+        self, partition_id: str, sample_ids: Sequence[str], names: Sequence[str]
+    ) -> dict[str, list[tuple[StoredField, int]]]:
+        """Where the fields of rows are; whoever keeps the result keeps the memory."""
+        with self._lock:
+            return self._open_index().cells(partition_id, sample_ids, names)
+
+    def claim(self, partition_id: str, task_name: str, fields: Sequence[str], count: int) -> Future[KVBatchMeta]:
+        """Rows for a task, now or once they are there; `withdraw` ends the wait."""
+        with self._lock:
+            self._open_index().schema(partition_id).require_known(fields, partition_id)
+            waiting = _WaitingClaim(partition_id, task_name, tuple(fields), count)
+            self._claims.append(waiting)
+            self._grant_claims()
+            return waiting.future
+
+    def withdraw(self, future: Future[Reservation] | Future[KVBatchMeta]) -> None:
+        """End a wait, with `PutWithdrawn` or `ClaimWithdrawn`; nothing if it has ended."""
+        with self._lock:
+            for put in [put for put in self._puts if put.future is future]:
+                self._puts.remove(put)
+                put.future.set_exception(PutWithdrawn(self._space.used, self.capacity))
+                self._grant_puts()
+            for claim in [claim for claim in self._claims if claim.future is future]:
+                self._claims.remove(claim)
+                ready = self._open_index().free(claim.partition_id, claim.task_name, claim.fields)
+                claim.future.set_exception(ClaimWithdrawn(ready))
+
+    def give_back(self, meta: KVBatchMeta) -> None:
+        """Rows that were granted to somebody who no longer wants them; nothing once the store is closed."""
+        with self._lock:
+            if self._index is not None:
+                self._index.give_back(meta.partition_id, str(meta.task_name), meta.sample_ids)
+                self._grant_claims()
+
+    def status(self, partition_id: str, task_name: str) -> dict[str, bool]:
+        """As `DataPlaneClient.check_consumption_status`."""
+        with self._lock:
+            return self._open_index().status(partition_id, task_name)
+
+    def clear(self, sample_ids: Iterable[str], partition_id: str) -> None:
+        """As `DataPlaneClient.clear_samples`."""
+        with self._lock:
+            self._open_index().clear(partition_id, sample_ids)
+            self._grant_puts()
+
+    def count(self, partition_id: str) -> int:
+        """As `DataPlaneClient.count_samples`."""
+        with self._lock:
+            return self._open_index().count(partition_id)
+
+    def close(self) -> None:
+        """Forget everything; whoever waits gets an error. Views that readers hold stay valid."""
+        with self._lock:
+            self._index = None
+            waiting: list[_WaitingPut | _WaitingClaim] = [*self._puts, *self._claims]
+            self._puts.clear()
+            self._claims.clear()
+            self._memory = memoryview(b"")
+        for each in waiting:
+            each.future.set_exception(DataPlaneError("the data plane is closed"))
+        self._news.put(False)
+
+    def _open_index(self) -> RowIndex[StoredField]:
+        if self._index is None:
+            raise DataPlaneError("the data plane is closed")
+        return self._index
+
+    def _refuse_if_too_large(self, put: _WaitingPut) -> None:
+        size, most = put.request.layout.size, self._space.size if put.adds else self.capacity
+        if size > most:
+            raise DataPlaneError(
+                f"a put of {size / 1e9:.3f} GB can never fit: data_plane.capacity_gb is {self.capacity / 1e9:.3f}; "
+                "raise it, or write fewer rows at once"
+            )
+
+    def _full(self, put: _WaitingPut) -> str:
+        return (
+            f"the data plane is full: {self._space.used / 1e9:.3f} of {self.capacity / 1e9:.3f} GB are in use, and a "
+            f"put needs {put.request.layout.size / 1e9:.3f} GB (data_plane.capacity_gb, data_plane.when_full)"
+        )
+
+    def _grant_puts(self) -> None:
+        """Give memory to puts that wait, as far as there is any; the lock is held."""
+        self._reclaim()
+        for adds in (True, False):
+            for put in [put for put in self._puts if put.adds is adds]:
+                buffer = self._take(put)
+                if buffer is None:
+                    break
+                self._puts.remove(put)
+                put.future.set_result(Reservation(buffer, put.request))
+
+    def _take(self, put: _WaitingPut) -> Buffer | None:
+        size = put.request.layout.size
+        if not put.adds and self._space.used + aligned(size) > self.capacity:
+            return None
+        offset = self._space.take(size)
+        if offset is None:
+            return None
+        self._numbers += 1
+        return Buffer(self._numbers, Region(offset, size, self._free), put.request.layout)
+
+    def _free(self, offset: int, size: int) -> None:
+        """Called wherever the last reference to a region is dropped, so it takes no lock."""
+        self._freed.append((offset, size))
+        self._news.put(True)
+
+    def _reclaim(self) -> None:
+        while self._freed:
+            self._space.give(*self._freed.popleft())
+
+    def _reclaim_forever(self) -> None:
+        while self._news.get():
+            with self._lock:
+                self._grant_puts()
+
+    def _grant_claims(self) -> None:
+        """Give every claim that waits its rows, if they are all there; the lock is held."""
+        for claim in tuple(self._claims):
+            meta = self._open_index().claim(claim.partition_id, claim.task_name, claim.fields, claim.count)
+            if meta is not None:
+                self._claims.remove(claim)
+                claim.future.set_result(meta)
+
+    def _tokens(self, stored: StoredField, row: int) -> int:
+        """Tokens of a row, read where they lie."""
+        if stored.layout.kind is not FieldKind.PER_TOKEN:
+            return 0
+        begin, end = stored.layout.bounds(self._memory[stored.buffer.region.offset :], row)
+        return end - begin

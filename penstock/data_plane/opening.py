@@ -1,0 +1,38 @@
+"""Data planes by name: open one here, or connect to one that another process has opened."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from penstock.config.models import DataPlaneConfig
+from penstock.data_plane.adapters.memory import MemoryDataPlane
+from penstock.data_plane.adapters.shm.client import ShmDataPlane
+from penstock.data_plane.adapters.shm.messages import ShmAddress, WhenFull
+from penstock.data_plane.adapters.shm.owner import ShmOwner
+from penstock.data_plane.adapters.shm.remote import RemoteLink
+from penstock.data_plane.client import DataPlaneAddress, DataPlaneClient, DataPlaneOwner
+from penstock.errors import DataPlaneError
+
+
+def _shm(config: DataPlaneConfig) -> DataPlaneOwner:
+    return ShmOwner(int(config.capacity_gb * 1e9), WhenFull(config.when_full), config.full_seconds)
+
+
+ADAPTERS: Final[dict[str, Callable[[DataPlaneConfig], DataPlaneOwner]]] = {
+    "memory": lambda config: MemoryDataPlane(),
+    "shm": _shm,
+}
+"""By `data_plane.adapter`."""
+
+
+def open_data_plane(config: DataPlaneConfig) -> DataPlaneOwner:
+    """The data plane that the settings ask for; it lives until the owner's `close`, and no longer than this process."""
+    return ADAPTERS[config.adapter](config)
+
+
+def connect(address: DataPlaneAddress) -> DataPlaneClient:
+    """A client, in any process, of the data plane with this address. Raises `DataPlaneLost` if its owner is gone."""
+    if isinstance(address, ShmAddress):
+        return ShmDataPlane(RemoteLink(address))
+    raise DataPlaneError(f"{type(address).__name__} is not the address of a data plane")

@@ -1,0 +1,215 @@
+"""Ranks that die in the middle of a run: it goes on, every prompt is trained once, and the rank comes back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from penstock.config.models import RunConfig
+from penstock.errors import EngineError
+from penstock.rollout.engines.base import GenerationRequest
+from penstock.rollout.engines.scripted import ScriptedEngine, ScriptedResponse
+from penstock.rollout.fleet import RankState
+from penstock.training.interface import StepResult
+from penstock.training.workers.scripted import ScriptedTrainer
+from penstock.weights.publication import WeightPublication, WeightSite
+from tests.support.scripted_run import ScriptedRun, scripted_config
+
+
+def config(replacements: int = 3, **sections: Any) -> RunConfig:
+    failure = {"engine_replacements": replacements, **sections.pop("failure", {})}
+    return scripted_config(rollout={"failure": failure}, **sections)
+
+
+def dies_at(run_of: list[ScriptedRun], prompt: int, times: int = 1) -> Any:
+    """A script under which the rank that gets this prompt dies, as often as it is said."""
+    left = [times]
+
+    def script(request: GenerationRequest) -> ScriptedResponse:
+        if request.prompt_ids[0] == prompt and left[0]:
+            left[0] -= 1
+            (run,) = run_of
+            holders = [rank.engine for rank in run.engines.ranks if request.request_id in _running(rank.engine)]
+            for engine in holders:
+                assert isinstance(engine, ScriptedEngine)
+                asyncio.get_running_loop().call_soon(engine.fail, "its process was killed")
+            return ScriptedResponse(60.0)
+        return ScriptedResponse(0.0, (1, 2))
+
+    return script
+
+
+def _running(engine: Any) -> Any:
+    return engine._running
+
+
+def scripted_run(prompt: int, times: int = 1, ranks: int = 1, **options: Any) -> ScriptedRun:
+    run_of: list[ScriptedRun] = []
+    run_of.append(ScriptedRun(config(**options), prompts=8, script=dies_at(run_of, prompt, times), ranks=ranks))
+    return run_of[0]
+
+
+def check_whole(run: ScriptedRun) -> None:
+    """Every prompt was trained exactly once, and no prompt was blamed."""
+    assert Counter(run.trained_groups) == Counter(set(run.trained_groups))
+    assert len(run.trained_groups) == 8
+    assert run.names("rollout_retried") == run.names("prompt_dropped") == []
+    assert run.rows_left == 0
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("prompt", [0, 2, 5, 7])
+async def test_a_rank_that_dies_is_replaced_and_the_run_goes_on(ranks: int, prompt: int) -> None:
+    run = scripted_run(prompt, ranks=ranks)
+    assert await run.run() == "data_exhausted"
+    check_whole(run)
+    (lost,) = run.names("engine_lost")
+    assert "its process was killed" in lost["cause"]
+    for back in run.names("engine_replaced"):
+        assert back["engine"] == lost["engine"]
+    if ranks == 1:
+        assert len(run.names("engine_replaced")) == 1
+        assert run.engines.stats().version == 2
+    assert run.steps[-1]["failures/engines_lost"] == 1
+
+
+async def test_a_rank_comes_back_at_the_version_that_is_served_by_a_publication_to_it_alone() -> None:
+    updates: list[tuple[str, int]] = []
+
+    class Noting(ScriptedEngine):
+        async def apply(self, publication: WeightPublication) -> None:
+            updates.append((self.name, publication.version))
+            await super().apply(publication)
+
+    run = scripted_run(5)
+    run.another = lambda name: Noting(run.script, name=name)
+    await run.run()
+    (back,) = run.names("engine_replaced")
+    assert updates[0] == (back["engine"], back["version"]) == ("scripted", 1)
+
+
+async def test_a_rank_that_keeps_dying_ends_the_run_with_its_error() -> None:
+    run = scripted_run(5, times=100, replacements=2)
+    with pytest.raises(EngineError, match=r"no engine is left to generate \(scripted\): .*its process was killed"):
+        await run.run()
+    assert len(run.names("engine_lost")) == 3
+    assert len(run.names("engine_replaced")) == 2
+    assert "engine_replacements = 2" in run.names("engine_not_replaced")[-1]["cause"]
+    assert run.names("prompt_dropped") == []
+
+
+async def test_without_replacements_it_ends_with_the_first_death() -> None:
+    run = scripted_run(5, replacements=0)
+    with pytest.raises(EngineError, match="its process was killed"):
+        await run.run()
+    assert run.names("engine_replaced") == []
+
+
+async def test_a_build_that_fails_counts_as_a_death() -> None:
+    def another(name: str) -> ScriptedEngine:
+        if len(attempts) < 2:
+            attempts.append(name)
+            raise EngineError("no memory for it")
+        return ScriptedEngine(run.script, name=name)
+
+    attempts: list[str] = []
+    run = scripted_run(5)
+    run.another = another
+    await run.run()
+    check_whole(run)
+    assert [event["cause"] for event in run.names("engine_not_replaced")] == ["EngineError: no memory for it"] * 2
+
+
+async def test_an_engine_that_dies_while_it_takes_weights_is_replaced_and_the_version_counts() -> None:
+    class Dies(ScriptedEngine):
+        async def apply(self, publication: WeightPublication) -> None:
+            self.fail("its process was killed")
+            await super().apply(publication)
+
+    run = ScriptedRun(config(), prompts=8)
+    run._build()
+    dying = Dies(run.script, name="scripted")
+    rank = run.engines.rank("scripted")
+    rank.engine = dying
+    async with asyncio.timeout(10):
+        assert await run.controller.run() == "data_exhausted"
+    check_whole(run)
+    assert [event["version"] for event in run.names("weights_published")] == [1, 2]
+    assert run.names("engine_replaced")[0]["version"] == 1
+
+
+async def test_no_rank_is_refreshed_while_the_optimizer_works() -> None:
+    working = asyncio.Event()
+    done = asyncio.Event()
+
+    class Watched(ScriptedTrainer):
+        async def finish_train_step(self, step_id: int, *, last: bool = True) -> StepResult:
+            working.set()
+            run.engine.fail("its process was killed")
+            for _ in range(50):
+                await asyncio.sleep(0)
+            result = await super().finish_train_step(step_id, last=last)
+            done.set()
+            return result
+
+        async def publish_weights(self, sites: Sequence[WeightSite] = ()) -> WeightPublication:
+            assert not working.is_set() or done.is_set(), "weights were read while the optimizer changed them"
+            return await super().publish_weights(sites)
+
+    run = ScriptedRun(config(), prompts=4, trainer=Watched())
+    await run.run()
+    assert [event["version"] for event in run.names("weights_published")] == [1]
+
+
+@pytest.mark.parametrize("mode", ["in_flight", "drain", "abort_stale"])
+async def test_every_update_mode_survives_the_loss_of_the_only_rank(mode: str) -> None:
+    run = scripted_run(5, weight_sync={"mode": mode}, staleness={"policy": "windowed", "max_staleness": 1})
+    assert await run.run() == "data_exhausted"
+    check_whole(run)
+
+
+async def test_waiting_for_engines_is_told_as_such_and_is_no_stall() -> None:
+    building = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def another(name: str) -> ScriptedEngine:
+        asyncio.run_coroutine_threadsafe(building.wait(), loop).result(10)
+        return ScriptedEngine(run.script, name=name)
+
+    run = scripted_run(5, failure={"stall_seconds": 0.05, "on_stall": "stop"})
+    run.another = another
+
+    run._build()
+    emit = run.engines.emit
+
+    def heard(event: str, **facts: Any) -> None:
+        emit(event, **facts)
+        if event == "waiting_for_engines":
+            building.set()
+
+    run.controller.watchdog._events.emit = heard  # type: ignore[method-assign]
+    async with asyncio.timeout(10):
+        assert await run.controller.run() == "data_exhausted"
+    check_whole(run)
+    assert run.names("stalled") == []
+    assert "starting" in run.names("waiting_for_engines")[0]["engines"]["scripted"]
+
+
+async def test_the_end_of_a_run_does_not_wait_for_a_rank_that_is_being_built() -> None:
+    never = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def another(name: str) -> ScriptedEngine:
+        asyncio.run_coroutine_threadsafe(never.wait(), loop).result(10)
+        return ScriptedEngine(run.script, name=name)
+
+    run = scripted_run(5, training={"prompt_groups_per_step": 4, "max_minutes": 0.005})
+    run.another = another
+    assert await run.run() == "max_minutes"
+    assert run.engines.rank("scripted").state is RankState.DEAD
+    assert run.engines.is_lost
+    never.set()

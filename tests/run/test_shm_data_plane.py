@@ -1,0 +1,68 @@
+"""Whole runs with rows in shared memory: the same as with rows in the process."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+import penstock
+from tests.kill.test_kill import ASYNCHRONOUS, assert_exactly_once, killed_again_and_again
+from tests.run.conftest import ConfigMaker
+from tests.run.test_train import steps
+from tests.run.verifying import Verify
+from tests.run.verifying import verify as verify
+
+SHM = {"data_plane": {"adapter": "shm", "capacity_gb": 0.05}}
+
+
+def test_a_deterministic_run_has_the_same_losses_to_the_bit(make_config: ConfigMaker, tmp_path: Path) -> None:
+    def found(adapter: str) -> list[tuple[float, ...]]:
+        config = make_config(
+            **{
+                "run_dir": str(tmp_path / adapter),
+                "data_plane.adapter": adapter,
+                "data_plane.capacity_gb": 0.05,
+                "deterministic": True,
+                "staleness": {"policy": "in_order", "lookahead": 0},
+                "weight_sync.mode": "drain",
+                "algorithm.kl.coefficient": 0.1,
+                "training.max_steps": 3,
+            }
+        )
+        keys = ("train/loss", "train/grad_norm", "train/reward_mean", "train/mismatch_logprob_max_abs")
+        return [tuple(line[key] for key in keys) for line in steps(penstock.train(config).run_dir)]
+
+    shared = found("shm")
+    assert len(shared) == 3
+    assert any(norm > 0 for _, norm, _, _ in shared)
+    assert shared == found("memory")
+    assert not [name for name in os.listdir("/dev/shm") if name.startswith("penstock")]
+
+
+@pytest.mark.long
+def test_verify_sends_its_rows_through_shared_memory(verify: Verify) -> None:
+    row = verify(**{"data_plane.adapter": "shm"}).checks["data_plane"]
+    assert row["status"] == "pass"
+    assert row["figures"]["cells"] > 100
+
+
+@pytest.mark.long
+def test_kills_lose_nothing(tmp_path: Path) -> None:
+    run = killed_again_and_again(tmp_path, 2, 7, ASYNCHRONOUS | SHM, prompts=60)
+    assert_exactly_once(run, 60)
+
+
+@pytest.mark.long
+def test_a_group_that_can_never_fit_ends_the_run_with_the_numbers(make_config: ConfigMaker) -> None:
+    config = make_config(
+        **{"data_plane.adapter": "shm", "data_plane.capacity_gb": 1e-7, "rollout.failure.infra_attempts": 1}
+    )
+    with pytest.raises(penstock.PenstockError) as caught:
+        penstock.train(config)
+    shown, error = "", caught.value
+    chain: BaseException | None = error
+    while chain is not None:
+        shown, chain = f"{shown}\n{chain}", chain.__cause__ or chain.__context__
+    assert "data_plane.capacity_gb is 0.000" in shown
