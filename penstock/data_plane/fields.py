@@ -46,6 +46,9 @@ KL_TO_GO_SQUARE_SUM: Final = "kl_to_go_square_sum"
 KL_WEIGHT: Final = "kl_weight"
 """Per sample, float64: how much of a token's KL to go is taken from its advantage; written with the advantage."""
 
+VALID_TOKENS: Final = "valid_tokens"
+"""Not a column but a tag of a row in `KVBatchMeta`, int: how many of its tokens are trained; 0 if it is masked out."""
+
 ROLLOUT_FIELDS: Final = (
     INPUT_IDS,
     TOKEN_MASK,

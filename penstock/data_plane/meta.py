@@ -32,7 +32,8 @@ class KVBatchMeta:
     task_name: str | None = None
     """The consumer that claimed the rows, if any."""
     extra_info: Mapping[str, Any] = field(default_factory=dict)
-    """Facts about the batch as a whole: a packing plan, a padding rule."""
+    """Facts about the batch as a whole: a microbatch plan, a padding rule. They hold for these rows in this order, so
+    `subset`, `slice`, `drop` and `concat` drop them, unless the rows stay as they are."""
 
     def __post_init__(self) -> None:
         rows = len(self.sample_ids)
@@ -58,8 +59,11 @@ class KVBatchMeta:
 
     def subset(self, indices: Sequence[int]) -> KVBatchMeta:
         """The rows at `indices`, in that order."""
+        if len(indices) == len(self) and all(index == place for place, index in enumerate(indices)):
+            return self
         return replace(
             self,
+            extra_info={},
             sample_ids=tuple(self.sample_ids[i] for i in indices),
             sequence_lengths=tuple(self.sequence_lengths[i] for i in indices),
             tags=tuple(self.tags[i] for i in indices),
@@ -82,11 +86,18 @@ class KVBatchMeta:
         """The same rows, each with these tags added."""
         return replace(self, tags=tuple(MappingProxyType({**old, **tags}) for old in self.tags))
 
+    def tag_rows(self, name: str, values: Sequence[Any]) -> KVBatchMeta:
+        """The same rows, each with its own value of one tag."""
+        tags = zip(self.tags, values, strict=True)
+        return replace(self, tags=tuple(MappingProxyType({**old, name: value}) for old, value in tags))
+
     @staticmethod
     def concat(metas: Sequence[KVBatchMeta]) -> KVBatchMeta:
         """Rows of several batches of one partition; only fields that all of them have are kept."""
         if not metas:
             raise DataPlaneError("concat needs at least one batch")
+        if len(metas) == 1:
+            return metas[0]
         partitions = {meta.partition_id for meta in metas}
         if len(partitions) > 1:
             raise DataPlaneError(f"rows of different partitions cannot be joined: {sorted(partitions)}")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from penstock.data_plane import fields
 from penstock.data_plane.client import DataPlaneClient, SampleBatch
-from penstock.data_plane.columns import JaggedColumn
+from penstock.data_plane.columns import Column, JaggedColumn
 from penstock.data_plane.meta import KVBatchMeta
 from penstock.rollout.engines.base import SamplingParams
 from penstock.rollout.environments.base import Environment, GroupEnvironment, Trajectory
@@ -16,7 +16,7 @@ from penstock.rollout.environments.rewards.scores import failures_about
 from penstock.rollout.handle import Generator, SampleHandle, Tokenizer
 from penstock.rollout.prompt_room import PromptRoom
 from penstock.rollout.prompts import Prompt, PromptVisit, derive_seed
-from penstock.rollout.rows import group_columns
+from penstock.rollout.rows import group_columns, valid_tokens
 from penstock.runtime.together import together
 from penstock.runtime.wire.crossing import crosses
 
@@ -87,7 +87,7 @@ class RolloutManager(GroupSource):
         trajectories, is_cut = await self._sample(visit, group_id)
         columns = group_columns(trajectories)
         sample_ids = [fields.sample_id(group_id, i) for i in range(len(trajectories))]
-        pushed = _describe(sample_ids, columns[fields.INPUT_IDS], trajectories, start_version, self._environment.name)
+        pushed = _describe(sample_ids, columns, trajectories, start_version, self._environment.name)
         try:
             await self._data_plane.put_samples_async(sample_ids, columns, PARTITION)
             if self._writer is not None:
@@ -131,11 +131,12 @@ class RolloutManager(GroupSource):
 
 def _describe(
     sample_ids: Sequence[str],
-    input_ids: object,
+    columns: Mapping[str, Column],
     trajectories: Sequence[Trajectory],
     start_version: int,
     environment: str,
 ) -> PushedGroup:
+    input_ids = columns[fields.INPUT_IDS]
     assert isinstance(input_ids, JaggedColumn)
     spans = [_version_span(trajectory, start_version) for trajectory in trajectories]
     meta = KVBatchMeta(
@@ -147,12 +148,13 @@ def _describe(
             {
                 "environment": environment,
                 "response_length": trajectory.length,
+                fields.VALID_TOKENS: valid,
                 "first_version": low,
                 "last_version": high,
                 **({"components": dict(trajectory.components)} if trajectory.components else {}),
                 **({"metrics": dict(trajectory.metrics)} if trajectory.metrics else {}),
             }
-            for trajectory, (low, high) in zip(trajectories, spans, strict=True)
+            for trajectory, (low, high), valid in zip(trajectories, spans, valid_tokens(columns), strict=True)
         ),
     )
     return PushedGroup(meta, max(high for _, high in spans))

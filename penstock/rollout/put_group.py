@@ -14,7 +14,7 @@ from penstock.errors import DataPlaneError
 from penstock.rollout.engines.base import GenerationResult
 from penstock.rollout.environments.base import Segment, Trajectory
 from penstock.rollout.manager import PARTITION
-from penstock.rollout.rows import group_columns
+from penstock.rollout.rows import group_columns, valid_tokens
 
 
 async def put_group(
@@ -49,4 +49,5 @@ async def put_group(
     sample_ids = tuple(fields.sample_id(group_id, index) for index in range(len(responses)))
     data_plane.register_partition(PARTITION, fields.ROW_SCHEMA)
     await data_plane.put_samples_async(sample_ids, columns, PARTITION)
-    return KVBatchMeta(PARTITION, sample_ids, frozenset(columns), tuple(input_ids.lengths_R.tolist()))
+    meta = KVBatchMeta(PARTITION, sample_ids, frozenset(columns), tuple(input_ids.lengths_R.tolist()))
+    return meta.tag_rows(fields.VALID_TOKENS, valid_tokens(columns))

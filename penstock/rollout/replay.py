@@ -19,6 +19,7 @@ from penstock.rollout.environments.base import Environment, GenerationHandle, Sp
 from penstock.rollout.manager import PARTITION, GroupSource, PushedGroup
 from penstock.rollout.prompts import Prompt, PromptStream, PromptVisit
 from penstock.rollout.recorded import RecordedGroup, Recording, RecordingInfo
+from penstock.rollout.rows import valid_tokens
 
 
 class ReplayFailure(PenstockError):
@@ -57,7 +58,7 @@ class ReplaySource(GroupSource):
             fields=frozenset(columns),
             sequence_lengths=tuple(group.sequence_lengths),
             tags=tuple(_tags_no_newer(tags, start_version) for tags in group.tags),
-        )
+        ).tag_rows(fields.VALID_TOKENS, valid_tokens(columns))
         return PushedGroup(meta, end_version=start_version)
 
     def _read(self, visit: PromptVisit) -> tuple[RecordedGroup, dict[str, Column]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -39,6 +39,19 @@ def group_columns(trajectories: Sequence[Trajectory]) -> dict[str, Column]:
         fields.TRUNCATED: torch.tensor([t.truncated for t in trajectories], dtype=torch.bool),
         fields.RESPONSE_TEXT: ObjectColumn(tuple(t.response_text for t in trajectories)),
     }
+
+
+def valid_tokens(columns: Mapping[str, Column]) -> list[int]:
+    """How many tokens of each row are trained; a row's first token, which nothing predicts, is not."""
+    mask, sample_mask_R = columns[fields.TOKEN_MASK], columns[fields.SAMPLE_MASK]
+    assert isinstance(mask, JaggedColumn)
+    assert isinstance(sample_mask_R, Tensor)
+    trained_S = mask.values.cpu() > 0
+    trained_S[mask.offsets_R1[:-1][mask.lengths_R > 0]] = False
+    before_S1 = torch.nn.functional.pad(trained_S.long().cumsum(0), (1, 0))
+    counts_R = before_S1[mask.offsets_R1].diff() * (sample_mask_R.cpu() > 0)
+    found: list[int] = counts_R.tolist()
+    return found
 
 
 def prompt_ids(input_ids_T: Tensor, token_mask_T: Tensor) -> tuple[int, ...]:

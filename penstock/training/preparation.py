@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -15,7 +13,7 @@ from penstock.data_plane.client import SampleBatch
 from penstock.data_plane.columns import Column, JaggedColumn
 from penstock.training.backends.base import Backend, MicrobatchRows
 from penstock.training.batching import Rows
-from penstock.training.packing import Plan, plan_microbatches
+from penstock.training.packing import Plan
 from penstock.training.targets import needs_kl_sums, uses_reference
 
 PREPARED_FROM = (fields.INPUT_IDS, fields.TOKEN_MASK)
@@ -23,44 +21,29 @@ PREPARED_FROM = (fields.INPUT_IDS, fields.TOKEN_MASK)
 
 
 class LogprobPasses:
-    """Splits rows into microbatches and runs a backend's model over them; keeps no state of a step."""
+    """Runs a backend's model over the microbatches of a plan, without gradients; keeps no state of a step."""
 
     def __init__(self, backend: Backend, training: TrainingConfig) -> None:
         self._backend = backend
         self._training = training
 
-    def plan(self, rows: Rows, indices: Sequence[int]) -> Plan:
-        """Which of the rows at `indices` go through the model together; empty rows are skipped."""
-        lengths: list[int] = rows.lengths_R.tolist()
-        chosen = [index for index in indices if lengths[index] > 0]
-        rule = self._backend.plan_rule
-        plan = plan_microbatches(
-            [lengths[index] for index in chosen],
-            rule.max_tokens,
-            rule.batching,
-            lanes=rule.lanes,
-            padding_cost=rule.padding_cost,
-        )
-        return tuple(tuple(chosen[place] for place in microbatch) for microbatch in plan)
-
-    def logprobs(self, rows: Rows, *, reference: bool = False) -> Tensor:
-        """Log-probs of all tokens of all rows; 0 for each row's first token."""
+    def logprobs(self, rows: Rows, plan: Plan, *, reference: bool = False) -> Tensor:
+        """Log-probs of all tokens of the plan's rows; 0 for each row's first token."""
         logprobs_S = torch.zeros(rows.ids_S.shape[0], dtype=self._backend.logprob_dtype)
-        plan = self.plan(rows, range(len(rows.lengths_R)))
         microbatches = [MicrobatchRows(rows, indices) for indices in plan]
         for done in self._backend.run(microbatches, None, reference=reference):
             logprobs_S[done.sources_T] = done.logprobs_T.cpu()
         return logprobs_S
 
-    def added_columns(self, batch: SampleBatch, algorithm: AlgorithmConfig) -> dict[str, Column]:
+    def added_columns(self, batch: SampleBatch, plan: Plan, algorithm: AlgorithmConfig) -> dict[str, Column]:
         """The old policy's log-probs if a step has several updates, the reference's if there is a KL penalty."""
         rows, columns = Rows.of(batch), dict[str, Column]()
         several, sums = self._training.minibatches_per_step > 1, needs_kl_sums(algorithm)
-        current_S = self.logprobs(rows) if several or sums else torch.empty(0)
+        current_S = self.logprobs(rows, plan) if several or sums else torch.empty(0)
         if several:
             columns[fields.OLD_LOGPROBS] = JaggedColumn(current_S, rows.offsets_R1)
         if uses_reference(algorithm):
-            reference_S = self.logprobs(rows, reference=True)
+            reference_S = self.logprobs(rows, plan, reference=True)
             columns[fields.REFERENCE_LOGPROBS] = JaggedColumn(reference_S, rows.offsets_R1)
             if sums:
                 columns |= kl_sums(batch, current_S, reference_S)

@@ -5,56 +5,33 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
 from torch import Tensor
 
 from penstock.algorithms.losses import LossSum
-from penstock.algorithms.reduction import MetricAccumulator, MetricParts, Normaliser, StepMetric
+from penstock.algorithms.reduction import MetricParts, Normaliser, StepMetric
 from penstock.config.sections.algorithm import AlgorithmConfig
 from penstock.config.sections.training import TrainingConfig
 from penstock.data_plane.client import DataPlaneClient
 from penstock.data_plane.columns import JaggedColumn
-from penstock.data_plane.fields import INPUT_IDS, group_of
+from penstock.data_plane.fields import INPUT_IDS, VALID_TOKENS, group_of
 from penstock.data_plane.meta import KVBatchMeta
-from penstock.errors import NonFiniteError, StepStateError
+from penstock.errors import DataPlaneError, NonFiniteError, StepStateError
+from penstock.training.accumulated import Accumulated
 from penstock.training.backends.base import Backend, MicrobatchRows, Objective, Pass
 from penstock.training.batching import Rows, TrainColumns
 from penstock.training.interface import ChunkResult, Prepared, StepResult, TrainerSnapshot
 from penstock.training.objective import load_loss, policy_objective
+from penstock.training.packing import Plan
+from penstock.training.planning import RowFacts, facts_in, facts_of, plan_for, with_plan
 from penstock.training.preparation import PREPARED_FROM, LogprobPasses
 from penstock.training.step import StepMachine, StepState
 from penstock.training.targets import kept_fields, loss_normaliser, target_columns, train_fields
 from penstock.weights.publication import WeightPublication, WeightSite
 
 R = TypeVar("R")
-
-
-@dataclass
-class _Accumulated:
-    """What an open step has accumulated in addition to gradients."""
-
-    tokens: float = 0.0
-    sequences: float = 0.0
-    microbatches: int = 0
-    seconds: float = 0.0
-    flops: float = 0.0
-    metrics: MetricAccumulator = field(default_factory=MetricAccumulator)
-    losses: list[tuple[Tensor, tuple[str, ...]]] = field(default_factory=list)
-    """Each microbatch's loss sum and groups, to name the groups at fault if a loss is not finite."""
-
-    def measured(self) -> dict[str, StepMetric]:
-        """The loss's metrics and the amounts, as this rank has them."""
-        metrics = self.metrics.reduce(tokens=self.tokens, sequences=self.sequences)
-        amounts = {
-            "tokens": self.tokens,
-            "sequences": self.sequences,
-            "microbatches": float(self.microbatches),
-            "total_flops": self.flops,
-        }
-        return metrics | {name: StepMetric(amount, Normaliser.NONE) for name, amount in amounts.items()}
 
 
 class StepWorker:
@@ -83,7 +60,7 @@ class StepWorker:
         self._training = training
         self._passes = LogprobPasses(backend, training)
         self._machine = StepMachine()
-        self._gathered = _Accumulated()
+        self._gathered = Accumulated()
         self._moved = False
         """Whether the weights are newer than the version says: between two steps of one batch."""
         self.version = version
@@ -96,7 +73,7 @@ class StepWorker:
     def begin(self, step_id: int) -> None:
         """Open a step."""
         self._machine.begin(step_id)
-        self._gathered = _Accumulated()
+        self._gathered = Accumulated()
         self._backend.begin()
 
     def microbatch(self, step_id: int, meta: KVBatchMeta) -> ChunkResult:
@@ -108,7 +85,7 @@ class StepWorker:
             rows = Rows.of(batch)
             columns = TrainColumns.of(batch, rows)
             wanted_S = columns.mask_S > 0
-            plan = self._passes.plan(rows, columns.trained_rows)
+            plan = self._plan(meta, facts_of(rows, columns))
             microbatches = [MicrobatchRows(rows, indices, wanted_S) for indices in plan]
             passes = self._backend.run(microbatches, self._objective(columns))
             for microbatch, done in zip(microbatches, passes, strict=True):
@@ -119,6 +96,20 @@ class StepWorker:
             gathered.microbatches += len(plan)
             gathered.seconds += seconds
             return ChunkResult(columns.valid_tokens, columns.valid_sequences, len(plan), seconds)
+
+    def _plan(self, meta: KVBatchMeta, facts: tuple[RowFacts, ...]) -> Plan:
+        """The microbatches to train. Rows are planned as their metadata says, unless that is not what they are.
+
+        One of several ranks cannot plan for itself: all of them need the same number of microbatches.
+        """
+        told = facts_in(meta)
+        if facts != told and self._backend.ranks > 1 and all(VALID_TOKENS in tags for tags in meta.tags):
+            row = next(row for row, (one, other) in enumerate(zip(facts, told, strict=True)) if one != other)
+            raise DataPlaneError(
+                f"row {meta.sample_ids[row]!r} is {facts[row]}, but its metadata says {told[row]}; whoever changes "
+                f"masks must change the tag {VALID_TOKENS} as well"
+            )
+        return plan_for(meta, facts, self._backend.plan_rule).trained
 
     def _objective(self, columns: TrainColumns) -> Objective:
         """The loss of a microbatch of this chunk, from its log-probs and the places of its tokens."""
@@ -142,8 +133,7 @@ class StepWorker:
         gathered.flops += self._backend.flops.training(microbatch.lengths, done.sources_T.shape[0])
         if done.loss is not None:
             groups = tuple(dict.fromkeys(group_of(meta.sample_ids[index]) for index in microbatch.indices))
-            gathered.metrics.add(done.loss.metrics)
-            gathered.losses.append((done.loss.total, groups))
+            gathered.add_loss(done.loss, groups)
 
     def finish(self, step_id: int, *, last: bool = True) -> StepResult:
         """Divide by N, clip, step; the version increments with the `last` step of a batch.
@@ -176,10 +166,10 @@ class StepWorker:
         measured |= self._speed(gathered.seconds + time.perf_counter() - started)
         return StepResult(step_id, updated, self.version, groups, measured)
 
-    def _guilty(self, gathered: _Accumulated, measured: MetricParts) -> tuple[str, ...]:
+    def _guilty(self, gathered: Accumulated, measured: MetricParts) -> tuple[str, ...]:
         """This rank's groups that may be why the step is not finite."""
         elsewhere = self._backend.ranks > 1 and not math.isfinite(measured["loss"].value)
-        return _guilty_groups(gathered, elsewhere=elsewhere)
+        return gathered.guilty_groups(elsewhere=elsewhere)
 
     def _speed(self, seconds: float) -> dict[str, StepMetric]:
         """How long the step took, and on what; every rank took as long."""
@@ -220,14 +210,21 @@ class StepWorker:
     def compute_logprobs(self, meta: KVBatchMeta, field_name: str) -> None:
         """Write the current policy's log-prob of every token into a column; 0 for each row's first token."""
         rows = Rows.of(self._data_plane.get_samples(meta, (INPUT_IDS, *kept_fields(meta))))
-        column = JaggedColumn(self._passes.logprobs(rows), rows.offsets_R1)
+        plan = plan_for(meta, facts_in(meta, rows), self._backend.plan_rule)
+        column = JaggedColumn(self._passes.logprobs(rows, plan.every), rows.offsets_R1)
         self._data_plane.put_samples(meta.sample_ids, {field_name: column}, meta.partition_id)
 
     def prepare(self, meta: KVBatchMeta) -> Prepared:
-        """Write the columns that advantages and loss need in addition to those of the rollout."""
+        """Write the columns that advantages and loss need in addition to those of the rollout.
+
+        The metadata that comes back carries the plan, which the train passes follow as well.
+        """
         started = time.perf_counter()
+        rule = self._backend.plan_rule
+        meta = with_plan(meta, rule)
         batch = self._data_plane.get_samples(meta, PREPARED_FROM + kept_fields(meta))
-        columns = self._passes.added_columns(batch, self._algorithm)
+        plan = plan_for(meta, facts_in(meta, Rows.of(batch)), rule)
+        columns = self._passes.added_columns(batch, plan.every, self._algorithm)
         if columns:
             self._data_plane.put_samples(meta.sample_ids, columns, meta.partition_id)
         return Prepared(meta.with_fields(*columns), time.perf_counter() - started)
@@ -272,14 +269,7 @@ class StepWorker:
 
     def _drop(self) -> None:
         self._backend.drop()
-        self._gathered = _Accumulated()
-
-
-def _guilty_groups(gathered: _Accumulated, *, elsewhere: bool) -> tuple[str, ...]:
-    """Groups of the microbatches whose loss is not finite. If every loss is: all groups, unless it was `elsewhere`."""
-    guilty = [groups for loss, groups in gathered.losses if not math.isfinite(float(loss))]
-    named = guilty or ([] if elsewhere else [groups for _, groups in gathered.losses])
-    return tuple(dict.fromkeys(group for part in named for group in part))
+        self._gathered = Accumulated()
 
 
 def _nonfinite_error(step_id: int, measured: MetricParts, groups: Sequence[str], *, moved: bool) -> NonFiniteError:

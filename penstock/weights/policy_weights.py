@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from penstock.weights.hf import named_weights
 from penstock.weights.lora import LoraAdapter
+from penstock.weights.publication import DTYPE_BYTES
 
 ReadTensors: TypeAlias = Callable[[], Iterator[tuple[str, Tensor]]]
 """Iterates over names and tensors, anew with every call; one tensor at a time needs to exist."""
@@ -26,6 +28,11 @@ class PolicyWeights:
     device: torch.device
     computed: bool = False
     """Whether reading a tensor computes it, as with adapters that are merged."""
+
+    @property
+    def total_bytes(self) -> int:
+        """Of all tensors."""
+        return sum(DTYPE_BYTES[dtype] * math.prod(shape) for _, dtype, shape in self.shapes)
 
     @classmethod
     def of(cls, model: nn.Module) -> PolicyWeights:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from penstock.errors import WeightSyncError
@@ -149,7 +149,3 @@ class WeightPublication:
     endpoints: tuple[Endpoint, ...]
     number: int = 0
     """Which publication of its trainer it is: a version may be published more than once."""
-
-    def through(self, endpoint: Endpoint) -> WeightPublication:
-        """The same, to be read in this one way."""
-        return replace(self, endpoints=(endpoint,))

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+import torch
 
 from penstock.runtime.free_memory import free_bytes
 from penstock.weights.plan import Transport, wanted_transports
@@ -21,13 +24,15 @@ from penstock.weights.publication import (
 from penstock.weights.site import site_of
 from penstock.weights.transports import in_process
 from penstock.weights.transports.base import PublishedMemory
+from penstock.weights.transports.cuda_driver import CudaIpcUnavailable
+from penstock.weights.transports.cuda_ipc import PublishedGpuMemory
 from penstock.weights.transports.shared_memory import PublishedSharedMemory
 
 _ALIVE = 2
 """Publications whose memory exists at the same time: one that is still read, and the next."""
 _ROOM = 1.25
 """How much more memory must be free than merged weights take, if they are to be kept until they are read."""
-_MEMORIES: dict[Transport, Callable[[], PublishedMemory]] = {Transport.SHARED_MEMORY: PublishedSharedMemory}
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -60,17 +65,20 @@ class WeightPublisher:
         self._numbers = itertools.count(1)
         self._alive: list[_Alive] = []
         self._spare: dict[Transport, PublishedMemory] = {}
+        self._known: set[int] = set()
+        """Processes of receivers that have been published for."""
         self._closed = False
 
     def publish(self, version: int, weights: PolicyWeights, sites: Sequence[WeightSite] = ()) -> WeightPublication:
         """Lay out the weights for receivers at `sites`; without any, for receivers in this process."""
-        here = site_of(weights.device)
-        wanted = wanted_transports(here, sites) if sites else {Transport.IN_PROCESS}
         manifest = lay_out(weights.shapes)
         self._make_room()
-        memories = {transport: self._memory(transport) for transport in wanted if transport in _MEMORIES}
+        wanted = self._wanted(site_of(weights.device), sites)
+        memories: dict[Transport, PublishedMemory] = {}
         try:
-            endpoints: list[Endpoint] = _written(manifest, weights, list(memories.values()))
+            for transport in sorted(wanted - {Transport.IN_PROCESS}, key=list(Transport).index):
+                self._reserve(transport, manifest, weights.device, memories)
+            endpoints = _written(manifest, weights, list(memories.values()))
         except BaseException:
             for memory in memories.values():
                 memory.close()
@@ -104,10 +112,39 @@ class WeightPublisher:
         for memory in spare.values():
             memory.close()
 
-    def _memory(self, transport: Transport) -> PublishedMemory:
+    def _wanted(self, here: WeightSite, sites: Sequence[WeightSite]) -> set[Transport]:
+        """What to publish through; receivers on this GPU get shared memory too at first, in case the GPU's fails."""
+        wanted = set(wanted_transports(here, sites)) if sites else {Transport.IN_PROCESS}
+        new = {site.process for site in sites} - self._known
+        self._known |= new
+        if Transport.CUDA_IPC in wanted and new:
+            wanted.add(Transport.SHARED_MEMORY)
+        return wanted
+
+    def _reserve(
+        self,
+        transport: Transport,
+        manifest: WeightManifest,
+        device: torch.device,
+        memories: dict[Transport, PublishedMemory],
+    ) -> None:
+        """Take memory of a kind for a publication; where the GPU has none to share, CPU memory takes its place."""
         with self._lock:
-            spare = self._spare.pop(transport, None)
-        return _MEMORIES[transport]() if spare is None else spare
+            memory = self._spare.pop(transport, None)
+        if memory is None:
+            memory = PublishedGpuMemory(device) if transport is Transport.CUDA_IPC else PublishedSharedMemory()
+        try:
+            memory.reserve(manifest)
+        except CudaIpcUnavailable as error:
+            memory.close()
+            _log.warning("weights go to engines through CPU memory, which takes longer: %s", error)
+            if Transport.SHARED_MEMORY not in memories:
+                self._reserve(Transport.SHARED_MEMORY, manifest, device, memories)
+        except BaseException:
+            memory.close()
+            raise
+        else:
+            memories[transport] = memory
 
     def _make_room(self) -> None:
         """End what is too old to be alive next to one more publication."""
@@ -130,8 +167,6 @@ class WeightPublisher:
 
 def _written(manifest: WeightManifest, weights: PolicyWeights, memories: list[PublishedMemory]) -> list[Endpoint]:
     """Read every tensor once, into all memories."""
-    for memory in memories:
-        memory.reserve(manifest)
     if memories:
         for entry, (_, tensor) in zip(manifest.entries, weights.tensors(), strict=True):
             for memory in memories:

@@ -131,7 +131,6 @@ class WeightSynchronizer:
 
     async def _publish(self, publication: WeightPublication, receivers: Sequence[WeightReceiver]) -> SyncReport:
         plan = sync_plan({receiver.name: receiver.site for receiver in receivers}, publication.endpoints)
-        routes = {name: publication.through(endpoint) for name, endpoint in plan.routes.items()}
         silent = self._calls.late
         errors: dict[str, BaseException] = {name: WeightSyncError(why) for name, why in plan.unreachable.items()}
         errors |= {one.name: WeightSyncError(_NO_ANSWER) for one in receivers if one.name in silent}
@@ -140,12 +139,12 @@ class WeightSynchronizer:
             return [receiver for receiver in receivers if receiver.name not in errors]
 
         began = self._clock()
-        errors |= await self._calls.all("prepare", sound(), lambda one: one.prepare(routes[one.name]))
+        errors |= await self._calls.all("prepare", sound(), lambda one: one.prepare(publication))
         # They still serve the version before; the others do too, until they are paused.
         await self._calls.take_out(one for one in receivers if one.name in errors and one.name not in silent)
         prepared = self._clock()
         errors |= await self._calls.all("pause", sound(), lambda one: one.pause())
-        errors |= await self._calls.all("apply", sound(), lambda one: one.apply(routes[one.name]))
+        errors |= await self._calls.all("apply", sound(), lambda one: one.apply(publication))
         errors |= await self._calls.all("resume", sound(), lambda one: one.resume())
         paused = self._clock() - prepared
         for receiver in receivers:
@@ -156,6 +155,7 @@ class WeightSynchronizer:
             raise WeightSyncError(
                 f"no engine could load weight version {publication.version}; {name}: {cause}"
             ) from cause
-        transports = {one.name: transport_of(plan.routes[one.name]) for one in sound()}
+        plan = sync_plan({receiver.name: receiver.site for receiver in sound()}, publication.endpoints)
+        transports = {name: transport_of(endpoint) for name, endpoint in plan.routes.items()}
         causes = {name: f"{type(error).__name__}: {error}" for name, error in errors.items()}
         return SyncReport(publication.version, paused, prepared - began, causes, transports)

@@ -105,6 +105,16 @@ async def test_overlong_filtering_takes_truncated_samples_out_of_the_loss() -> N
     assert chunk.valid_tokens == 24
 
 
+async def test_metadata_follows_the_mask_and_with_it_the_plan() -> None:
+    plane = MemoryDataPlane()
+    meta = put(plane).tag_rows(fields.VALID_TOKENS, [4, 4, 4, 4, 8, 10])
+    pump = AdvantagePump(plane, AlgorithmConfig.model_validate({"reward": {"overlong": "mask"}}), longest_response=10)
+    task = asyncio.create_task(pump.run())
+    chunk = await pump.submit(meta)
+    task.cancel()
+    assert [tags[fields.VALID_TOKENS] for tags in chunk.meta.tags] == [4, 4, 4, 4, 8, 0]
+
+
 async def test_masked_samples_do_not_count_in_the_mean_of_the_step() -> None:
     """Without the last sample the step has four tokens of reward 1, eight of 0 and twelve of 4."""
     settings = {"advantage": {"kind": "reinforce_pp"}, "reward": {"overlong": "mask"}}

@@ -70,6 +70,7 @@ async def test_tokens_of_the_environment_are_in_the_row_but_not_trained() -> Non
     assert batch.jagged(fields.INPUT_IDS).row(0).tolist() == [5, 21, 77, 78, 24]
     assert batch.jagged(fields.TOKEN_MASK).row(0).tolist() == [0, 1, 0, 0, 1]
     assert batch.tensor(fields.RESPONSE_LENGTH).tolist() == [2, 2]
+    assert [tags[fields.VALID_TOKENS] for tags in pushed.meta.tags] == [2, 2]
     assert len(seeds) == 4
 
 

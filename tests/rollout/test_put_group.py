@@ -24,6 +24,7 @@ async def test_rows_hold_the_engine_s_own_tokens_with_rewards_and_advantages() -
     meta = await penstock.put_group(plane, "g", (5, 6), RESPONSES, [1.0, 0.0], torch.tensor([0.5, -0.5]))
     assert meta.sample_ids == ("g_g0", "g_g1")
     assert meta.sequence_lengths == (4, 3)
+    assert [tags[fields.VALID_TOKENS] for tags in meta.tags] == [2, 1]
     batch = plane.get_samples(meta, sorted(meta.fields))
     assert batch.jagged(fields.INPUT_IDS).values.tolist() == [5, 6, 7, 8, 5, 6, 9]
     assert batch.jagged(fields.TOKEN_MASK).values.tolist() == [0, 0, 1, 1, 0, 0, 1]

@@ -23,7 +23,7 @@ from penstock.training.backends.local.checkpointing import LocalSnapshot
 from tests.run.conftest import ConfigMaker
 from tests.run.test_train import lines
 
-STALL_SECONDS = 1.2
+STALL_SECONDS = 2.0
 QUICK: dict[str, Any] = {"eval": {"at_start": False, "at_end": False}, "checkpoint.every_steps": 1}
 
 
@@ -39,6 +39,7 @@ def config_with_stalls(make_config: ConfigMaker) -> Any:
         **{
             "training.max_steps": 2,
             "staleness": {"policy": "on_policy"},
+            "rollout.environment.in_process": True,  # no process to start, which may take longer than a stall
             "rollout.failure": {"stall_seconds": STALL_SECONDS, "on_stall": "stop"},
         },
     )
@@ -57,6 +58,7 @@ def first_write_begins_with(monkeypatch: pytest.MonkeyPatch, act: Callable[[Path
     monkeypatch.setattr(LocalSnapshot, "write", written)
 
 
+@pytest.mark.long
 def test_a_slow_write_is_no_stall(make_config: ConfigMaker, monkeypatch: pytest.MonkeyPatch) -> None:
     def slowly(folder: Path) -> None:
         with (folder / "growing").open("wb", buffering=0) as file:

@@ -1,4 +1,4 @@
-"""A real `penstock train` whose environment hangs says on the terminal what everything waiting for."""
+"""A real `penstock train` whose environment hangs says on the terminal what everything is waiting for."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_penstock_train_prints_what_every_part_waits_for(make_config: ConfigMake
     config = make_config(
         **{
             "rollout.environment": {"kind": "function", "import_path": "tests.support.rewards:hanging"},
-            "rollout.failure": {"stall_seconds": 0.5, "on_stall": "stop"},
+            "rollout.failure": {"stall_seconds": 3.0, "on_stall": "stop"},
             "data": {"train_path": str(tmp_path / "prompts.jsonl"), "shuffle": False},
             "eval": {"at_start": False, "at_end": False},
             "observe.console": "plain",
@@ -36,7 +36,7 @@ def test_penstock_train_prints_what_every_part_waits_for(make_config: ConfigMake
         env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
     )
     assert told.returncode == 1, told.stdout + told.stderr
-    begin = told.stdout.index("! stalled: nothing was committed or trained for 0.5 s")
+    begin = told.stdout.index("! stalled: nothing was committed or trained for 3 s")
     for line in (
         "rollout pump: waiting for ",
         "train pump: waiting for 1 ready group for step 2",

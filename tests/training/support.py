@@ -36,9 +36,9 @@ PARTITION_BOUND = ("microbatches",)
 """A count of passes, which a finer partition has more of by definition."""
 
 
-def data_plane() -> MemoryDataPlane:
+def data_plane(*more: str) -> MemoryDataPlane:
     plane = MemoryDataPlane()
-    plane.register_partition(PARTITION, [*schema(*TRAIN_FIELDS), per_token(LOGPROBS, FLOATING)])
+    plane.register_partition(PARTITION, [*schema(*TRAIN_FIELDS, *more), per_token(LOGPROBS, FLOATING)])
     return plane
 
 

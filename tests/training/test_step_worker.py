@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from penstock.algorithms.reduction import MetricParts, merge_metrics
-from penstock.data_plane.fields import ADVANTAGE
+from penstock.data_plane.fields import ADVANTAGE, VALID_TOKENS
 from penstock.data_plane.meta import KVBatchMeta
+from penstock.errors import DataPlaneError
 from penstock.training.backends.local import LocalBackend
 from penstock.training.interface import StepResult
 from penstock.training.step_worker import StepWorker
@@ -109,6 +110,16 @@ def test_ranks_make_the_step_of_the_whole_batch(aggregation: str, split: int) ->
         for name, value in expected.items():
             assert found[name] == pytest.approx(value, rel=1e-12, abs=1e-14), name
         assert relative_difference(weights(alone), weights(trained)) <= 1e-12
+
+
+def test_a_rank_whose_rows_differ_from_their_metadata_refuses_them() -> None:
+    """It cannot plan them anew by itself: the other ranks would run another number of passes."""
+    plane, rules, config = data_plane(), algorithm(), training()
+    (meta,) = put_groups(plane, 1)
+    worker = StepWorker(RankBackend(Ranks(), 0, model(), rules, config, temperature=1.0), plane, rules, config)
+    worker.begin(0)
+    with pytest.raises(DataPlaneError, match=r"'p0_g0' is .*is_trained=True.* says .*is_trained=False.* valid_tokens"):
+        worker.microbatch(0, meta.tag_rows(VALID_TOKENS, [0, 1, 1, 1]))
 
 
 def test_one_ranks_bad_loss_is_skipped_by_all_and_names_its_group() -> None:

@@ -139,6 +139,8 @@ class AdvantagePump:
         if kl_in_reward(algorithm):
             written[fields.KL_WEIGHT] = torch.full_like(advantages_S, kl_weight, dtype=torch.float64)
         await self._data_plane.put_samples_async(meta.sample_ids, written, meta.partition_id)
+        if algorithm.reward.overlong == "mask":
+            meta = _masked(meta, mask_S)
         return ScoredChunk(
             meta.with_fields(*written), rewards_S, judged_S, shaped_S, lengths_S, truncated_S, advantages_S, mask_S
         )
@@ -146,6 +148,13 @@ class AdvantagePump:
     def _scores(self, batch: SampleBatch, shaped_S: Tensor, lengths_S: Tensor, meta: KVBatchMeta) -> Scores:
         kl = [batch.tensor(name) for name in _KL_COLUMNS] if needs_kl_sums(self._algorithm) else [None, None]
         return Scores(shaped_S, lengths_S, rows_by_group(meta), *kl)
+
+
+def _masked(meta: KVBatchMeta, mask_S: Tensor) -> KVBatchMeta:
+    """What rows with this mask still have of valid tokens; a row whose tokens were never counted stays so."""
+    known = [tags.get(fields.VALID_TOKENS) for tags in meta.tags]
+    masked = [0 if mask == 0 else count for count, mask in zip(known, mask_S.tolist(), strict=True)]
+    return meta.tag_rows(fields.VALID_TOKENS, masked)
 
 
 def rows_by_group(meta: KVBatchMeta) -> list[list[int]]:

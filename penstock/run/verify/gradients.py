@@ -10,7 +10,7 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
@@ -148,15 +148,17 @@ async def _scored(subject: Subject) -> _Batch:
         meta = (await subject.training.trainer.prepare(meta)).meta
     async with _scoring(subject) as pump:
         scored = await pump.submit(meta)
+    ready = scored.meta
     random = not bool((scored.advantages_S * scored.mask_S).any())
     if random:
         notes.append("all advantages are 0 (no reward spread), so this check uses random advantages with a fixed seed")
         await _draw_advantages(subject, meta)
+        ready = replace(ready, tags=meta.tags)  # no row is masked out any more
     # The rows of one group are neighbours.
     starts = [0, *itertools.accumulate(len(group) for group in subject.sampled.groups)]
-    metas = tuple(scored.meta.slice(start, stop) for start, stop in itertools.pairwise(starts))
+    metas = tuple(ready.slice(start, stop) for start, stop in itertools.pairwise(starts))
     if len(metas) == 1:
-        metas = tuple(scored.meta.slice(row, row + 1) for row in range(len(scored.meta)))
+        metas = tuple(ready.slice(row, row + 1) for row in range(len(ready)))
         notes.append("there is only one group, so its responses are used as groups")
     return _Batch(metas, random, tuple(notes))
 

@@ -11,7 +11,7 @@ from penstock.errors import MemoryLost, WeightSyncError
 from penstock.runtime.memory import SharedMemory
 from penstock.weights.publication import SharedMemoryEndpoint, TensorEntry, WeightManifest
 from penstock.weights.site import site_of
-from penstock.weights.transports.base import view_of, views_of
+from penstock.weights.transports.base import copy_tensor, view_of, views_of
 
 _PAGE = 4096
 
@@ -36,7 +36,7 @@ class PublishedSharedMemory:
 
     def put(self, entry: TensorEntry, tensor: Tensor) -> None:
         """Copy a tensor in, from any device."""
-        view_of(entry, self._buckets[entry.bucket]).copy_(tensor.detach())
+        copy_tensor(view_of(entry, self._buckets[entry.bucket]), tensor)
 
     def finish(self) -> SharedMemoryEndpoint:
         """Everything is written when `put` returns."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import threading
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,7 +15,10 @@ from penstock.runtime.threads import in_daemon_thread
 from penstock.weights.publication import WeightPublication, WeightSite
 from penstock.weights.site import site_of
 from penstock.weights.transports.base import OpenWeights
+from penstock.weights.transports.cuda_driver import CudaIpcUnavailable
 from penstock.weights.transports.opening import fetch_weights
+
+_log = logging.getLogger(__name__)
 
 
 class IncomingWeights:
@@ -28,6 +33,7 @@ class IncomingWeights:
         self._targets = WeightTargets(model)
         self._ready: tuple[WeightPublication, OpenWeights] | None = None
         self.site: WeightSite = site_of(device)
+        """Where its weights can be brought: not on its GPU, if that turns out to be impossible."""
 
     async def prepare(self, publication: WeightPublication) -> None:
         """Check and fetch, off the event loop; raises `WeightSyncError` if it does not fit or is no longer there."""
@@ -53,7 +59,12 @@ class IncomingWeights:
 
     def _fetch(self, publication: WeightPublication) -> OpenWeights:
         self._targets.check(publication)
-        return fetch_weights(publication, self.site, self._device)
+        try:
+            return fetch_weights(publication, self.site, self._device)
+        except CudaIpcUnavailable as error:
+            _log.warning("engine %s takes weights through CPU memory, which takes longer: %s", self._name, error)
+            self.site = replace(self.site, device="cpu")
+            return fetch_weights(publication, self.site, self._device)
 
 
 def close_aside(weights: OpenWeights) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from penstock.errors import WeightSyncError
 from penstock.weights.publication import WeightPublication
+from penstock.weights.transports.base import copy_tensor
 
 _SHOWN = 5
 """Mismatches that an error message names."""
@@ -56,7 +57,7 @@ def copy_weights(model: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> Non
     targets = dict(model.named_parameters(remove_duplicate=False))
     with torch.no_grad():
         for name, tensor in tensors:
-            targets[name].copy_(tensor, non_blocking=False)
+            copy_tensor(targets[name], tensor)
     device = next(model.parameters()).device
     if device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()

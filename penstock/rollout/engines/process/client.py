@@ -152,7 +152,8 @@ class ProcessEngine:
 
     async def prepare(self, publication: WeightPublication) -> None:
         """Have published weights checked and fetched in the process; it serves meanwhile."""
-        await self._ask("prepare", publication=encode_publication(publication))
+        answer = await self._ask("prepare", publication=encode_publication(publication))
+        self._site = WeightSite(**answer.head["ok"])  # it may have found that its GPU cannot be reached
 
     async def apply(self, publication: WeightPublication) -> None:
         """Copy the weights that were prepared, then take over their version; only while paused."""

@@ -126,7 +126,7 @@ class Server:
 
     async def _prepare(self, frame: Frame) -> Answer:
         await self._served.prepare(decode_publication(frame.head["publication"]))
-        return None, b""
+        return asdict(self._served.site), b""
 
     async def _apply(self, frame: Frame) -> Answer:
         await self._served.apply(decode_publication(frame.head["publication"]))

@@ -1,0 +1,41 @@
+"""What it costs to have engines and trainer in processes of their own.
+
+    python benchmarks/processes.py            # on the CPU
+    python benchmarks/processes.py --quick    # fewer repeats, a smaller model
+    python benchmarks/processes.py --gpu      # weight sync on a GPU: the shape of Qwen3-0.6B in bf16
+
+The last line is one JSON object.
+
+- `pause_ms_thread`, `pause_ms_process`: how long an engine that generates stands still for new weights, in a thread of
+  the trainer's process and in its own; median over updates. `prepare_ms_*` is what happens before that, while it
+  generates, and `publish_ms_*` what the trainer does. `same_weights_*`: hashes of what the engine then serves are those
+  of the trainer.
+- `publish_gb_s`: laying weights into shared memory; `publish_over_memcpy` is its speed over that of a plain copy of the
+  same bytes, each into memory that was written before, medians of interleaved repeats.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from benchmarks.support.published_weights import cpu_case, gpu_case, pause_figures, publish_figures
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="fewer repeats, a smaller model")
+    parser.add_argument("--gpu", action="store_true", help="only weight sync, on a GPU")
+    arguments = parser.parse_args()
+    figures: dict[str, Any] = {}
+    case = gpu_case(quick=arguments.quick) if arguments.gpu else cpu_case(quick=arguments.quick)
+    figures |= pause_figures(case)
+    figures |= publish_figures(quick=arguments.quick)
+    for name, value in figures.items():
+        print(f"{name:32} {value:.3f}" if isinstance(value, float) else f"{name:32} {value}")
+    print(json.dumps({name: round(value, 4) if isinstance(value, float) else value for name, value in figures.items()}))
+
+
+if __name__ == "__main__":
+    main()
