@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import typer
@@ -12,6 +13,7 @@ from penstock.cli.output import print_json, print_rows
 
 if TYPE_CHECKING:
     from penstock.run.doctor import Finding
+    from penstock.run.where import Home
 
 _STYLES = {"works": "green", "broken": "bold red", "not installed": "dim"}
 
@@ -29,19 +31,24 @@ def doctor(as_json: Json = False) -> None:
     """
     with reported(as_json):
         from penstock.run.doctor import examine_all
+        from penstock.run.where import where_it_runs
 
         findings = examine_all()
         fatal = [finding for finding in findings if finding.is_fatal]
         if as_json:
-            content = {"ok": not fatal, "parts": [finding.as_object() for finding in findings]}
+            content = {
+                "ok": not fatal,
+                "parts": [finding.as_object() for finding in findings],
+                "where": [home.as_object() for home in where_it_runs()],
+            }
             print_json(content)
         else:
-            _print(findings)
+            _print(findings, where_it_runs())
         if fatal:
             raise typer.Exit(RUN_FAILED)
 
 
-def _print(findings: list[Finding]) -> None:
+def _print(findings: list[Finding], homes: Sequence[Home]) -> None:
     from rich.console import Console
 
     console = Console(highlight=False)
@@ -52,6 +59,8 @@ def _print(findings: list[Finding]) -> None:
             if f.part.core is core
         ]
         print_rows(console, title, rows)
+    where = [((h.part, ""), (h.place, ""), (h.threads, ""), (h.elsewhere, "")) for h in homes]
+    print_rows(console, "Where a run's parts live, with how many threads", where)
     fatal = [finding for finding in findings if finding.is_fatal]
     for finding in fatal:
         console.print(f"{finding.part.name} must work before a run can start.", markup=False)

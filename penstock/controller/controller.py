@@ -21,7 +21,6 @@ from penstock.controller.failures.engine_condition import rank_condition
 from penstock.controller.failures.watchdog import Watchdog
 from penstock.controller.parts import Parts
 from penstock.controller.pumps.advantage import AdvantagePump
-from penstock.controller.pumps.dynamic_sampling import DynamicSampling
 from penstock.controller.pumps.engine_care import EngineCare
 from penstock.controller.pumps.in_flight import InFlight
 from penstock.controller.pumps.pump_group import PumpGroup
@@ -32,7 +31,6 @@ from penstock.controller.pumps.weight_sync import WeightSync
 from penstock.errors import PenstockError, RunStuck
 from penstock.runtime.cancellation import ended_within
 from penstock.runtime.ending import Ending
-from penstock.training.targets import needs_preparation
 
 AfterStep = Callable[[int, dict[str, float]], Awaitable[None]]
 """Called with the number of finished steps and the step's flat metrics, before the next step begins."""
@@ -99,21 +97,13 @@ class SingleController:
             ending=self._ending,
         )
         self.care = EngineCare(parts, self.sync, config.rollout.failure)
-        settings = TrainPumpSettings(
-            config.training,
-            config.data.partial_step,
-            fixed_chunks=config.deterministic,
-            prepares=needs_preparation(config.algorithm, config.training),
-            minibatches=config.training.minibatches_per_step,
-            filter=DynamicSampling(config.algorithm.dynamic_sampling),
-        )
         self.training = TrainPump(
             parts,
             self.book,
             self.advantages,
             self.sync,
             self.drops,
-            settings,
+            TrainPumpSettings.of(config),
             self._step_finished,
             recording,
         )
@@ -126,7 +116,7 @@ class SingleController:
             stall_seconds=config.rollout.failure.stall_seconds,
             stop=config.rollout.failure.on_stall == "stop",
             grace_seconds=timeouts.stop_seconds,
-            give_up=parts.give_up,
+            end_process=parts.end_process,
             waits_for_engines=lambda: parts.engines.waits_for_engines,
         )
 

@@ -58,7 +58,7 @@ class Parts:
     """Parts that can say what they are doing, for a diagnosis: the trainer, the checkpoint writer."""
     causes: FailureCauses | None = None
     """Knows why environments and rewards failed so far; None makes one for the controller's own rollouts."""
-    give_up: Callable[[str], None] | None = None
+    end_process: Callable[[str], None] | None = None
     """Ends the process; called from a thread, with the place, when the event loop stays blocked after a stall."""
 
     def for_controller(self) -> Parts:

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
 
@@ -76,6 +77,7 @@ class DataPlaneClient(ABC):
     """
 
     _executor: DaemonExecutor | None = None
+    _ended = False
 
     @abstractmethod
     def register_partition(self, partition_id: str, fields: Sequence[FieldSpec]) -> None:
@@ -117,8 +119,10 @@ class DataPlaneClient(ABC):
     @abstractmethod
     def close(self) -> None:
         """Release everything; a second call is a no-op."""
-        if self._executor is not None:
-            self._executor.shutdown()
+        with _starting:
+            self._ended = True
+            if self._executor is not None:
+                self._executor.shutdown()
 
     def claim_meta(
         self, partition_id: str, task_name: str, fields: Sequence[str], batch_size: int, timeout: float | None = None
@@ -175,11 +179,13 @@ class DataPlaneClient(ABC):
         await to_the_end(asyncio.to_thread(self.close))
 
     async def _in_thread(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        future: Future[R] | None = None
         with _starting:
-            if self._executor is None:
-                self._executor = DaemonExecutor(_MOST_THREADS)
-            future = self._executor.submit(function, *args, **kwargs)
-        return await asyncio.wrap_future(future)
+            if not self._ended:
+                self._executor = self._executor or DaemonExecutor(_MOST_THREADS)
+                future = self._executor.submit(function, *args, **kwargs)
+        # A client that is closed refuses at once, which takes no thread.
+        return function(*args, **kwargs) if future is None else await asyncio.wrap_future(future)
 
 
 class DataPlaneAddress:

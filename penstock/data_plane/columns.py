@@ -85,28 +85,23 @@ Column = Tensor | JaggedColumn | ObjectColumn
 def take_rows(column: Column, indices: Sequence[int]) -> Column:
     """The named rows of any column: the column itself if they are all of it in order; rows in a run are a view."""
     start, count = indices[0] if indices else 0, len(indices)
-    if all(index == start + position for position, index in enumerate(indices)):
-        if start == 0 and count == len(column):
+    run = range(start, start + count)
+    if indices == run or list(indices) == list(run):
+        if run.start == 0 and count == len(column):
             return column
         if isinstance(column, Tensor):
-            return column[start : start + count]
+            return column[run.start : run.stop]
         if isinstance(column, JaggedColumn):
-            return column.run(start, start + count)
+            return column.run(run.start, run.stop)
     if isinstance(column, Tensor):
         return column[torch.as_tensor(indices, dtype=torch.int64)]
     return column.take(indices)
 
 
-def gather(name: str, places: Sequence[tuple[Column, int]]) -> Column:
-    """Join cells, each a column and a row of it, into one column of a field; there is at least one."""
-    pieces: list[Column] = []
-    start = 0
-    for stop in range(1, len(places) + 1):
-        if stop == len(places) or places[stop][0] is not places[start][0]:
-            pieces.append(take_rows(places[start][0], [index for _, index in places[start:stop]]))
-            start = stop
+def gather(name: str, runs: Sequence[tuple[Column, Sequence[int]]]) -> Column:
+    """Join rows of one or more columns into one column of a field."""
     try:
-        return concat_columns(pieces)
+        return concat_columns([take_rows(column, rows) for column, rows in runs])
     except DataPlaneError as error:
         raise DataPlaneError(f"field {name!r}: {error}") from error
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -12,12 +12,14 @@ from penstock.data_plane.schema import Schema
 from penstock.errors import DataPlaneError, MissingRowError
 
 S = TypeVar("S")
+Runs = list[tuple[S, Sequence[int]]]
+"""Where rows are, in order: what a put stored, and indices of rows in it; a `range` if they follow each other there."""
 
 
 @dataclass
 class _Row(Generic[S]):
-    cells: dict[str, tuple[S, int]] = field(default_factory=dict)
-    """Where each field lives: what a put stored, and the row's index in it."""
+    cells: dict[str, tuple[S, int]]
+    """Where each field lives: what a put stored, and the row's index in it; one tuple for all fields of a put."""
     tags: dict[str, object] = field(default_factory=dict)
 
 
@@ -30,19 +32,19 @@ class _Partition(Generic[S]):
 
 
 class RowIndex(Generic[S]):
-    """Rows by partition and id; `S` is what a put stored of one field. Pure bookkeeping: no lock, no tensors.
+    """Rows by partition and id; `S` is what a put stored, and equal only to itself. No lock, no tensors.
 
     Invariants: a row is free for a task, or claimed by it, and never both; a row that is cleared is gone for every
     task; what a put stored is referenced as long as some row has a field in it.
 
-    Worked example: after `put("p", ["a", "b"], {"reward": column})` the cells of `reward` are `(column, 0)` and
-    `(column, 1)`. `claim("p", "scorer", ["reward"], 2)` returns both rows, and a second claim returns None until
-    another row has a reward. `clear("p", ["a", "b"])` drops the last references to the column.
+    Worked example: after `put("p", ["a", "b"], ["reward"], stored)`, `find("p", ["a", "b"], ["reward"])` gives one run,
+    `(stored, range(0, 2))`. `claim("p", "scorer", ["reward"], 2)` returns both rows, and a second claim returns None
+    until another row has a reward. `clear("p", ["a", "b"])` drops the last references to what was stored.
     """
 
-    def __init__(self, length_of: Callable[[S, int], int]) -> None:
+    def __init__(self, length_of: Callable[[S, str, int], int]) -> None:
         self._length_of = length_of
-        """Tokens of a row in what a put stored; 0 unless it is a per-token field."""
+        """Tokens of a field's row in what a put stored; 0 unless it is a per-token field."""
         self._partitions: dict[str, _Partition[S]] = {}
 
     def register(self, partition_id: str, fields: Iterable[FieldSpec]) -> None:
@@ -59,18 +61,23 @@ class RowIndex(Generic[S]):
         return self._partition(partition_id).schema
 
     def put(
-        self, partition_id: str, sample_ids: Sequence[str], stored: Mapping[str, S], tags: Sequence[Tags] | None
+        self,
+        partition_id: str,
+        sample_ids: Sequence[str],
+        names: Iterable[str],
+        stored: S,
+        tags: Sequence[Tags] | None,
     ) -> None:
         """Add rows, or fields to rows, that have passed the schema's check."""
-        partition = self._partition(partition_id)
+        partition, names = self._partition(partition_id), tuple(names)
         for index, sample in enumerate(sample_ids):
             row = partition.rows.get(sample)
             if row is None:
-                row = partition.rows[sample] = _Row()
+                row = partition.rows[sample] = _Row(dict.fromkeys(names, (stored, index)))
                 for unclaimed in partition.unclaimed.values():
                     unclaimed[sample] = None
-            for name, source in stored.items():
-                row.cells[name] = (source, index)
+            else:
+                row.cells.update(dict.fromkeys(names, (stored, index)))
             if tags is not None:
                 row.tags.update(tags[index])
 
@@ -79,16 +86,25 @@ class RowIndex(Generic[S]):
         rows = self._partition(partition_id).rows
         return all(sample in rows for sample in sample_ids)
 
-    def cells(
-        self, partition_id: str, sample_ids: Sequence[str], names: Sequence[str]
-    ) -> dict[str, list[tuple[S, int]]]:
-        """Where the named fields of the named rows live. A missing row or field is a `MissingRowError`."""
+    def find(self, partition_id: str, sample_ids: Sequence[str], names: Sequence[str]) -> dict[str, Runs[S]]:
+        """Where the named fields of the named rows live. A missing row or field is a `MissingRowError`.
+
+        Fields that live in the same places have the same list of runs.
+        """
         partition = self._partition(partition_id)
         rows = [_row(partition, sample) for sample in sample_ids]
-        try:
-            return {name: [row.cells[name] for row in rows] for name in names}
-        except KeyError:
-            raise _missing_field(sample_ids, rows, names) from None
+        found: dict[str, Runs[S]] = {}
+        before: list[tuple[S, int]] = []
+        runs: Runs[S] = []
+        for name in names:
+            try:
+                cells = [row.cells[name] for row in rows]
+            except KeyError:
+                raise _missing_field(sample_ids, rows, names) from None
+            if cells != before:
+                before, runs = cells, _runs(cells)
+            found[name] = runs
+        return found
 
     def claim(self, partition_id: str, task_name: str, fields: Sequence[str], count: int) -> KVBatchMeta | None:
         """Claim the `count` oldest rows that have these fields, or nothing if there are fewer."""
@@ -160,7 +176,20 @@ class RowIndex(Generic[S]):
         return found
 
     def _longest(self, row: _Row[S]) -> int:
-        return max((self._length_of(source, index) for source, index in row.cells.values()), default=0)
+        cells = row.cells.items()
+        return max((self._length_of(stored, name, index) for name, (stored, index) in cells), default=0)
+
+
+def _runs(cells: Sequence[tuple[S, int]]) -> Runs[S]:
+    runs: Runs[S] = []
+    start = 0
+    for stop in range(1, len(cells) + 1):
+        if stop == len(cells) or cells[stop][0] is not cells[start][0]:
+            rows = [index for _, index in cells[start:stop]]
+            following = range(rows[0], rows[0] + len(rows))
+            runs.append((cells[start][0], following if rows == list(following) else rows))
+            start = stop
+    return runs
 
 
 def _row(partition: _Partition[S], sample: str) -> _Row[S]:

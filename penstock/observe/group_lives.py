@@ -38,7 +38,7 @@ class GroupEnd(Enum):
     RETRIED = "retried"
     """Failed; its prompt continues under another group id."""
     DROPPED = "dropped"
-    """Failed; its prompt is given up."""
+    """Failed; its prompt is dropped."""
     OVERLONG = "overlong"
     """Its prompt left no room for a response and was skipped."""
     ABANDONED = "abandoned"

@@ -236,7 +236,7 @@ class RunLife:
             samples=records.samples,
             record_end=records.ledger.write,
             activities={"trainer": self._trainer_activity, "checkpoint_writer": store.activity},
-            give_up=self._forced.blocked,
+            end_process=self._forced.blocked,
         )
 
     async def _restore(self, controller: SingleController, trainer: TracedTrainer) -> None:

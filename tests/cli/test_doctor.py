@@ -121,6 +121,21 @@ class TestCommand:
         assert code == 0
         assert re.search(r"math-verify +not installed +pip install 'math-verify>=0.8' \(extra: math\)", text)
 
+    def test_it_says_what_runs_where(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("penstock.runtime.cpu.usable_cores", lambda: 8)
+        monkeypatch.setattr("penstock.run.where.usable_cores", lambda: 8)
+        _, text = self.shown(monkeypatch, examine_python())
+        assert re.search(
+            r"engine ranks +a thread of the run's process each +4 of 8 cores .*runtime\.engine_process: true", text
+        )
+        _, content = self.shown(monkeypatch, examine_python(), as_json=True)
+        assert [home["part"] for home in json.loads(content)["where"]] == [
+            "controller",
+            "engine ranks",
+            "rewards",
+            "trainer",
+        ]
+
     def test_broken_core_part_is_exit_code_1(self, monkeypatch: pytest.MonkeyPatch) -> None:
         torch = Finding(replace(_STDLIB, name="torch", core=True), Status.MISSING)
         code, text = self.shown(monkeypatch, torch)

@@ -272,7 +272,7 @@ async def test_a_run_whose_engine_takes_no_weights_at_its_start_can_be_stopped()
 async def test_a_loop_that_stays_blocked_is_given_up_from_outside_of_it() -> None:
     reported: list[str] = []
     given_up: list[str] = []
-    with LoopWatch(0.1, reported.append, give_up=given_up.append, grace_seconds=1.0):
+    with LoopWatch(0.1, reported.append, end_process=given_up.append, grace_seconds=1.0):
         await asyncio.sleep(0.3)
         time.sleep(0.15)  # noqa: ASYNC251 - blocks, but not for long
         await asyncio.sleep(0.1)

@@ -45,6 +45,8 @@ async def test_a_closed_plane_says_so_to_everybody_who_waits(plane: MemoryDataPl
         await claim
     with pytest.raises(DataPlaneError, match="closed"):
         plane.count_samples("p")
+    with pytest.raises(DataPlaneError, match="closed"):
+        await plane.get_samples_async(meta_of("p", "a"), FIELDS)
 
 
 def test_it_has_no_address(plane: MemoryDataPlane) -> None:

@@ -147,10 +147,10 @@ class TestSampling:
         self, logits_BV: Tensor, temperatures: list[float], seeds: list[int], positions: list[int]
     ) -> tuple[list[int], list[float]]:
         """Row r sits in slot r."""
-        from penstock.rollout.engines.embedded.device.sampling_kernels import SlotState, sample
+        from penstock.rollout.engines.embedded.device.sampling_kernels import SamplingState, sample
 
         rows = logits_BV.shape[0]
-        state = SlotState.empty(rows, DEVICE)
+        state = SamplingState.empty(rows, DEVICE)
         state.temperature_S.copy_(torch.tensor(temperatures))
         state.seed_S.copy_(torch.tensor(seeds))
         state.position_S.copy_(torch.tensor(positions))
@@ -203,9 +203,9 @@ class TestSampling:
         assert not np.isfinite(logprobs).any()
 
     def test_padding_draws_nothing(self) -> None:
-        from penstock.rollout.engines.embedded.device.sampling_kernels import SlotState, sample
+        from penstock.rollout.engines.embedded.device.sampling_kernels import SamplingState, sample
 
-        state = SlotState.empty(1, DEVICE)
+        state = SamplingState.empty(1, DEVICE)
         drawn_2B = torch.full((2, 2), -5, dtype=torch.int32, device=DEVICE)
         sample(torch.zeros(2, 40, device=DEVICE), ints([-1, -1]), state, drawn_2B)
         assert drawn_2B.tolist() == [[-5, -5], [-5, -5]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -49,7 +50,7 @@ def run_config(run_dir: Path, model_folder: Path, /, **changes: Any) -> RunConfi
         if value is None:
             section.pop(last, None)
         else:
-            section[last] = value
+            section[last] = copy.deepcopy(value)  # a later change may be inside of it
     return parse_config(settings, "test")
 
 

@@ -120,7 +120,7 @@ def test_saving_by_time_changes_nothing_of_a_deterministic_run(make_config: Conf
 
 @pytest.mark.long
 def test_a_run_killed_without_every_steps_goes_on_from_a_checkpoint(make_config: ConfigMaker, tmp_path: Path) -> None:
-    changes = {"checkpoint": {"every_minutes": AT_ONCE}, "data.train_size": 400, "training.max_steps": 100}
+    changes = {"checkpoint": {"every_minutes": AT_ONCE}, "data.train_size": 4000, "training.max_steps": 1000}
     config = make_config(**QUICK, **changes)
     process = subprocess.Popen(train_command(config, tmp_path), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     run_dir = Path(config.run_dir)

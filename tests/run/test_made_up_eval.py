@@ -130,9 +130,10 @@ def test_a_step_whose_evaluation_hangs_is_recorded_before_it_is_saved(
 
 @pytest.mark.long
 def test_ctrl_c_in_a_real_evaluation(make_config: ConfigMaker, tmp_path: Path) -> None:
-    config = make_config(**CHANGES | {"training.max_steps": 6, "data.eval_size": 400, "observe.console": "plain"})
+    many = {"data.eval_size": 400, "eval.greedy": False, "eval.samples_per_prompt": 20}  # takes longer than the signal
+    config = make_config(**CHANGES | {"training.max_steps": 6, "observe.console": "plain"} | many)
     _, summary = interrupted(config, tmp_path, signal.SIGINT, at="evaluating after step 2")
     run_dir = Path(config.run_dir)
     assert (summary["stopped_by"], places(run_dir)) == ("interrupted", [(1, "train"), (2, "train")])
-    penstock.resume(run_dir, ["training.max_steps=3", "observe.console=off"])
+    penstock.resume(run_dir, ["training.max_steps=3", "eval.samples_per_prompt=1", "observe.console=off"])
     assert places(run_dir) == [(1, "train"), (2, "train"), (2, "eval"), (3, "train")]

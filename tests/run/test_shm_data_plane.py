@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import penstock
+from penstock.errors import ConfigError
 from tests.kill.test_kill import ASYNCHRONOUS, assert_exactly_once, killed_again_and_again
 from tests.run.conftest import ConfigMaker
 from tests.run.test_train import steps
@@ -22,8 +24,7 @@ def test_a_deterministic_run_has_the_same_losses_to_the_bit(make_config: ConfigM
         config = make_config(
             **{
                 "run_dir": str(tmp_path / adapter),
-                "data_plane.adapter": adapter,
-                "data_plane.capacity_gb": 0.05,
+                "data_plane": SHM["data_plane"] if adapter == "shm" else {"adapter": adapter},
                 "deterministic": True,
                 "staleness": {"policy": "in_order", "lookahead": 0},
                 "weight_sync.mode": "drain",
@@ -39,6 +40,18 @@ def test_a_deterministic_run_has_the_same_losses_to_the_bit(make_config: ConfigM
     assert any(norm > 0 for _, norm, _, _ in shared)
     assert shared == found("memory")
     assert not [name for name in os.listdir("/dev/shm") if name.startswith("penstock")]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"capacity_gb": 1}, r"data_plane\.capacity_gb: has no effect with adapter = memory"),
+        ({"adapter": "shm", "when_full": "refuse", "full_seconds": 1}, r"data_plane\.full_seconds: has no effect"),
+    ],
+)
+def test_settings_without_effect_are_refused(make_config: ConfigMaker, settings: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make_config(data_plane=settings)
 
 
 @pytest.mark.long

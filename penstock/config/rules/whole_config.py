@@ -53,6 +53,11 @@ def idle_settings(config: RunConfig) -> dict[str, str]:
     if config.model.lora is not None and config.model.lora.path is not None:
         for name in ("rank", "alpha", "target_modules"):
             idle[f"model.lora.{name}"] = "comes from the adapter in model.lora.path; remove it"
+    if config.data_plane.adapter == "memory":
+        for name in ("capacity_gb", "when_full", "full_seconds"):
+            idle[f"data_plane.{name}"] = "has no effect with adapter = memory; remove it, or set adapter to shm"
+    elif config.data_plane.when_full == "refuse":
+        idle["data_plane.full_seconds"] = "has no effect with when_full = refuse, where nothing waits; remove it"
     idle |= idle_environment_settings(config) | idle_algorithm_settings(config) | idle_eval_settings(config)
     return idle
 

@@ -197,7 +197,7 @@ class GroupBook:
         return visits
 
     async def abandon(self, slots: Sequence[Slot]) -> None:
-        """The step of these groups was given up: the prompts of those that have no end yet stay open."""
+        """The step of these groups was abandoned: the prompts of those that have no end yet stay open."""
 
         def end(slot: Slot) -> None:
             if slot.group_id in self._groups:

@@ -19,7 +19,7 @@ class PromptEnd(Enum):
     FILTERED = "filtered"
     """Dynamic sampling gave its place to another prompt."""
     DROPPED = "dropped"
-    """Given up: after failures, or because the step it belonged to is not trained."""
+    """Not trained: after failures, or because the step it belonged to was not."""
     OVERLONG = "dropped_overlong"
     """Skipped: it leaves no room for a response (`data.overlong: drop`)."""
 

@@ -90,7 +90,7 @@ class Attempts:
 
 
 def retry_delay(attempts: Attempts, kind: FailureKind, config: FailureConfig) -> float | None:
-    """Seconds to wait before the next attempt, or None if the prompt should be given up.
+    """Seconds to wait before the next attempt, or None if the prompt should be dropped.
 
     `attempts` includes the current failure. Example: with `data_attempts = 2` the first DATA failure gives a delay, the
     second gives None.

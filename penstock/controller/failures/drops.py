@@ -1,4 +1,4 @@
-"""Prompts that were given up: the budget, and what a drop does to the step."""
+"""Dropped prompts: the budget, and what a drop does to the step."""
 
 from __future__ import annotations
 

@@ -22,8 +22,8 @@ class LoopWatch:
 
     The usual reason is an environment whose coroutine calls something that blocks, such as a plain HTTP client: then
     every pump stands still, and the watchdog with them. `report` is called in the watching thread, with the innermost
-    code locations of the loop's thread. If `give_up` is given, the same thread calls it when the loop has not run for
-    another `grace_seconds`.
+    code locations of the loop's thread. If `end_process` is given, the same thread calls it when the loop has not run
+    for another `grace_seconds`.
 
     Time during which the whole process was stopped from outside does not count.
     """
@@ -33,13 +33,13 @@ class LoopWatch:
         limit_seconds: float,
         report: Callable[[str], None],
         *,
-        give_up: Callable[[str], None] | None = None,
+        end_process: Callable[[str], None] | None = None,
         grace_seconds: float = 0.0,
     ) -> None:
         self._limit = limit_seconds
         self._grace = grace_seconds
         self._report = report
-        self._give_up = give_up
+        self._end_process = end_process
         self._beat = 0
         self._ended = threading.Event()
         self._handle: asyncio.TimerHandle | None = None
@@ -73,8 +73,8 @@ class LoopWatch:
             elif seconds > self._limit and not reported:
                 reported = True
                 self._report(self._place())
-            elif seconds > self._limit + self._grace and self._give_up is not None:
-                self._give_up(self._place())
+            elif seconds > self._limit + self._grace and self._end_process is not None:
+                self._end_process(self._place())
                 return
 
     def _place(self) -> str:

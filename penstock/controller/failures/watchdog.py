@@ -22,7 +22,7 @@ class Watchdog:
 
     So a stall is reported after one to two intervals, once per stall: not again until there has been progress. A
     blocked event loop cannot look; then a thread reports where in the code the loop is stuck. If a stall should stop
-    the run, that thread calls `give_up` when the loop is still blocked `grace_seconds` later.
+    the run, that thread calls `end_process` when the loop is still blocked `grace_seconds` later.
 
     While requests wait for an engine rank that may come back, that is what is reported, and it stops nothing: whether a
     rank comes back has limits of its own.
@@ -37,7 +37,7 @@ class Watchdog:
         stall_seconds: float,
         stop: bool,
         grace_seconds: float = 0.0,
-        give_up: Callable[[str], None] | None = None,
+        end_process: Callable[[str], None] | None = None,
         waits_for_engines: Callable[[], bool] = lambda: False,
     ) -> None:
         self._progress = progress
@@ -46,7 +46,7 @@ class Watchdog:
         self._stall_seconds = stall_seconds
         self._stop = stop
         self._grace_seconds = grace_seconds
-        self._give_up = give_up if stop else None
+        self._end_process = end_process if stop else None
         self._waits_for_engines = waits_for_engines
 
     async def run(self) -> None:
@@ -55,7 +55,7 @@ class Watchdog:
         with LoopWatch(
             max(self._stall_seconds, _LEAST_BLOCKED_SECONDS),
             self._report_blocked,
-            give_up=self._give_up,
+            end_process=self._end_process,
             grace_seconds=self._grace_seconds,
         ):
             while True:

@@ -53,7 +53,7 @@ class OpenStep:
         self._queued: deque[asyncio.Task[ChunkResult]] = deque()
         self._begun = False
         self._writing: asyncio.Future[Any] | None = None
-        """The last work that writes to rows; where the step was given up, it may still go on."""
+        """The last work that writes to rows; if the step was abandoned, it may still go on."""
 
     @property
     def number(self) -> int:
@@ -69,8 +69,8 @@ class OpenStep:
         """These groups belong to the step from now on, no matter what becomes of it."""
         self.slots += slots
 
-    def give_up(self, slots: Sequence[Slot]) -> None:
-        """These groups are not trained after all; whoever calls this clears their rows."""
+    def leave_out(self, slots: Sequence[Slot]) -> None:
+        """These groups are not trained after all; their rows are cleared already."""
         gone = {slot.group_id for slot in slots}
         self.slots = [slot for slot in self.slots if slot.group_id not in gone]
         self.filtered += len(slots)

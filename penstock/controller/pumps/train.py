@@ -65,7 +65,7 @@ class TrainPump:
         self._chunks_before = 0
         self._open: OpenStep | None = None
         self.between_steps = True
-        """Whether trainer and controller agree on where they are: no step is open, or was given up half-way."""
+        """Whether trainer and controller agree on where they are: no step is open, or was left half-way."""
         self.waiting_for = "start"
         """For diagnosis: what the pump waits for now."""
 
@@ -104,7 +104,7 @@ class TrainPump:
                 await self._drop_partial(step)
                 return self._skip_to_later_groups(step.step_id)
         except BaseException:
-            await to_the_end(self._give_up(step))
+            await to_the_end(self._abandon_after_error(step))
             raise
         await to_the_end(self._close(step, started), hurry=self._sync.end_of_run)
         return True
@@ -164,7 +164,7 @@ class TrainPump:
             return slots, chunk
         gone = [slot for slot in slots if slot.group_id in flat]
         await self._book.filter(gone)
-        step.give_up(gone)
+        step.leave_out(gone)
         return [slot for slot in slots if slot.group_id not in flat], chunk.without(flat)
 
     def _wait_for(self, what: str, *, shown: str | None = None, **facts: int) -> None:
@@ -211,7 +211,7 @@ class TrainPump:
         try:
             result = await step.finish(self._buffer.clock.trainer_version)
         except BaseException:
-            await self._give_up(step)
+            await self._abandon_after_error(step)
             self.between_steps = False  # nobody knows how far the optimizer got
             raise
         if result.nonfinite_groups:
@@ -262,7 +262,7 @@ class TrainPump:
             self._events.emit("partial_step_dropped", step=step.number, prompts=[visit.key for visit in visits])
         await self._abandon(step)
 
-    async def _give_up(self, step: OpenStep) -> None:
+    async def _abandon_after_error(self, step: OpenStep) -> None:
         """Abandon a step because of an error: the run ends with that error, even if the trainer then fails again."""
         try:
             await self._abandon(step)

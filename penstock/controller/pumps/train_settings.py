@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from penstock.config.models import RunConfig
 from penstock.config.sections.training import TrainingConfig
 from penstock.controller.pumps.dynamic_sampling import DynamicSampling
 from penstock.training.interface import StepResult
+from penstock.training.targets import needs_preparation
 
 
 @dataclass(frozen=True)
@@ -38,3 +40,15 @@ class TrainPumpSettings:
     """How many updates a step makes."""
     filter: DynamicSampling
     """Which groups are replaced rather than trained."""
+
+    @classmethod
+    def of(cls, config: RunConfig) -> TrainPumpSettings:
+        """Those of a run."""
+        return cls(
+            config.training,
+            config.data.partial_step,
+            fixed_chunks=config.deterministic,
+            prepares=needs_preparation(config.algorithm, config.training),
+            minibatches=config.training.minibatches_per_step,
+            filter=DynamicSampling(config.algorithm.dynamic_sampling),
+        )

@@ -16,6 +16,13 @@ from penstock.data_plane.meta import KVBatchMeta, Tags
 from penstock.errors import DataPlaneError
 
 
+@dataclass(frozen=True, eq=False)
+class _Stored:
+    """What one put wrote."""
+
+    columns: Mapping[str, Column]
+
+
 class MemoryDataPlane(DataPlaneOwner):
     """Keeps references to the columns that were put; a group read back exactly as it was written is not copied.
 
@@ -23,7 +30,7 @@ class MemoryDataPlane(DataPlaneOwner):
     """
 
     def __init__(self) -> None:
-        self._index: RowIndex[Column] = RowIndex(_tokens)
+        self._index: RowIndex[_Stored] = RowIndex(_tokens)
         self._lock = threading.RLock()
         self._claims: list[_Claim] = []
         """Those that wait, oldest first."""
@@ -48,18 +55,21 @@ class MemoryDataPlane(DataPlaneOwner):
         with self._lock:
             index = self._open_index()
             index.schema(partition_id).check_put(sample_ids, fields, tags, partition_id)
-            index.put(partition_id, sample_ids, fields, tags)
+            index.put(partition_id, sample_ids, fields, _Stored(dict(fields)), tags)
             self._grant_claims()
 
     def get_samples(self, meta: KVBatchMeta, select_fields: Sequence[str]) -> SampleBatch:
         with self._lock:
             index = self._open_index()
             schema = index.schema(meta.partition_id)
-            cells = index.cells(meta.partition_id, meta.sample_ids, select_fields)
-        return SampleBatch(
-            meta.sample_ids,
-            {name: gather(name, places) if places else schema.empty_column(name) for name, places in cells.items()},
-        )
+            found = index.find(meta.partition_id, meta.sample_ids, select_fields)
+        if not meta.sample_ids:
+            schema.require_known(select_fields, meta.partition_id)
+            return SampleBatch((), {name: schema.empty_column(name) for name in select_fields})
+        columns = {
+            name: gather(name, [(stored.columns[name], rows) for stored, rows in runs]) for name, runs in found.items()
+        }
+        return SampleBatch(meta.sample_ids, columns)
 
     def begin_claim(self, partition_id: str, task_name: str, fields: Sequence[str], batch_size: int) -> _Claim:
         claim = _Claim(self, partition_id, task_name, tuple(fields), batch_size)
@@ -103,7 +113,7 @@ class MemoryDataPlane(DataPlaneOwner):
     async def clear_samples_async(self, sample_ids: Sequence[str], partition_id: str) -> None:
         self.clear_samples(sample_ids, partition_id)
 
-    def _open_index(self) -> RowIndex[Column]:
+    def _open_index(self) -> RowIndex[_Stored]:
         if self._closed:
             raise DataPlaneError("the data plane is closed")
         return self._index
@@ -146,5 +156,6 @@ class _Claim:
         self.plane._give_back(meta)
 
 
-def _tokens(column: Column, row: int) -> int:
+def _tokens(stored: _Stored, name: str, row: int) -> int:
+    column = stored.columns[name]
     return int(column.offsets_R1[row + 1] - column.offsets_R1[row]) if isinstance(column, JaggedColumn) else 0

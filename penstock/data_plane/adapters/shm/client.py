@@ -23,8 +23,6 @@ from penstock.runtime.cancellation import to_the_end
 
 _WITHDRAW_SECONDS = 10.0
 """How long the owner may take to confirm that a put no longer waits."""
-_SMALL = 1 << 15
-"""Bytes of a put that is cheaper to copy on the event loop than to hand to a thread."""
 
 
 class ShmDataPlane(DataPlaneClient):

@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from penstock.data_plane.adapters.shm.copying import copy_all
 from penstock.data_plane.adapters.shm.space import aligned
 from penstock.data_plane.columns import Column, JaggedColumn, ObjectColumn
 from penstock.data_plane.field_spec import FieldKind
@@ -83,6 +85,10 @@ class PutLayout:
     size: int
     columns: tuple[ColumnLayout, ...]
 
+    def column(self, name: str) -> ColumnLayout:
+        """The named column."""
+        return next(column for column in self.columns if column.name == name)
+
 
 class PutPlan:
     """A put that is ready to be written: its layout, and the tensors that go there."""
@@ -96,9 +102,16 @@ class PutPlan:
 
     def write(self, buffer: memoryview) -> None:
         """Copy everything into a buffer of the layout's size."""
+        plain = []
         for piece, tensor in self._copies:
-            if tensor.numel():
+            if not tensor.numel():
+                continue
+            if tensor.device.type == "cpu" and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
+                target = np.frombuffer(buffer, np.uint8, piece.size, piece.offset)
+                plain.append((target, tensor.reshape(-1).view(torch.uint8).numpy()))
+            else:
                 piece.view(buffer).copy_(tensor)
+        copy_all(plain)
 
     def _column(self, name: str, column: Column) -> ColumnLayout:
         if isinstance(column, JaggedColumn):

@@ -96,8 +96,8 @@ class LocalLink:
                 leased[buffer] = ReadBuffer(view, buffer.layout)
             return leased[buffer]
 
-        cells = self._store.find(partition_id, sample_ids, names)
-        return {name: [(lease(stored.buffer), row) for stored, row in places] for name, places in cells.items()}
+        found = self._store.find(partition_id, sample_ids, names)
+        return {name: [(lease(buffer), rows) for buffer, rows in runs] for name, runs in found.items()}
 
     def close(self) -> None:
         """See `Link`."""

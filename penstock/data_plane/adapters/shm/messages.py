@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -57,7 +59,16 @@ class Answer:
     error: Exception | None = None
 
 
-@crosses
+def packed(sample_ids: Sequence[str]) -> str:
+    """Sample ids as one text: there are many, and JSON is quicker than the wire's own form."""
+    return json.dumps(sample_ids)
+
+
+def unpacked(text: str) -> tuple[str, ...]:
+    """What `packed` made."""
+    return tuple(json.loads(text))
+
+
 @dataclass(frozen=True)
 class PutRequest:
     """Everything about a put but its bytes."""
@@ -90,11 +101,34 @@ class BufferPlace:
 
 @crosses
 @dataclass(frozen=True)
+class RowRun:
+    """Some rows of one buffer: those in `rows`, or `count` of them from `start` on."""
+
+    buffer: int
+    start: int
+    count: int
+    rows: tuple[int, ...] | None
+
+    @classmethod
+    def of(cls, buffer: int, rows: Sequence[int]) -> RowRun:
+        """The named rows."""
+        return cls(buffer, rows[0], len(rows), None if isinstance(rows, range) else tuple(rows))
+
+    @property
+    def indices(self) -> Sequence[int]:
+        """The rows' indices in the buffer."""
+        return range(self.start, self.start + self.count) if self.rows is None else self.rows
+
+
+@crosses
+@dataclass(frozen=True)
 class Found:
-    """Where the fields of some rows lie: for each field, the buffer of each row and the row's index in it."""
+    """Where the fields of some rows lie. Fields that lie in the same places share an entry of `places`."""
 
     buffers: tuple[BufferPlace, ...]
-    places: dict[str, tuple[tuple[int, ...], tuple[int, ...]]]
+    places: tuple[tuple[RowRun, ...], ...]
+    fields: dict[str, int]
+    """For each field, which of the places are its."""
 
 
 class PutWithdrawn(DataPlaneError):

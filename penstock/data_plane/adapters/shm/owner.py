@@ -34,9 +34,15 @@ class ShmOwner(ShmDataPlane, DataPlaneOwner):
         """`capacity` is in bytes; a put waits up to `full_seconds` for room."""
         if sys.platform != "linux":
             raise DataPlaneError("data_plane.adapter 'shm' needs Linux; use 'memory'")
-        self._memory = SharedMemory.create("penstock-rows")
-        self._memory.grow(memory_for(capacity))
-        view = self._memory.view(0, memory_for(capacity))
+        try:
+            self._memory = SharedMemory.create("penstock-rows")
+            self._memory.grow(memory_for(capacity))
+            view = self._memory.view(0, memory_for(capacity))
+        except OSError as error:
+            raise DataPlaneError(
+                f"this machine does not give {memory_for(capacity) / 1e9:.3f} GB of shared memory: {error}; lower "
+                "data_plane.capacity_gb"
+            ) from error
         self.store = Store(view, capacity, when_full)
         self._starting = threading.Lock()
         self._server: Server | None = None

@@ -14,30 +14,20 @@ class ReadBuffer:
 
     def __init__(self, view: memoryview, layout: PutLayout) -> None:
         self.view = view
-        self._layouts = {column.name: column for column in layout.columns}
-        self._columns: dict[str, Column] = {}
+        self._layout = layout
 
-    def is_of_objects(self, name: str) -> bool:
-        """Whether a field has to be decoded."""
-        return self._layouts[name].kind is FieldKind.OBJECT
-
-    def column(self, name: str) -> Column:
-        """A tensor field of all rows, in place."""
-        if name not in self._columns:
-            self._columns[name] = self._layouts[name].column(self.view)
-        return self._columns[name]
-
-    def item(self, name: str, row: int) -> object:
-        """An object of one row."""
-        return self._layouts[name].item(self.view, row)
+    def column(self, name: str, rows: Sequence[int]) -> tuple[Column, Sequence[int]]:
+        """A column, in place, and which of its rows are meant; of objects, only these are decoded."""
+        layout = self._layout.column(name)
+        if layout.kind is not FieldKind.OBJECT:
+            return layout.column(self.view), rows
+        return ObjectColumn(tuple(layout.item(self.view, row) for row in rows)), range(len(rows))
 
 
-Places = Mapping[str, Sequence[tuple[ReadBuffer, int]]]
-"""For each field, where each row's value is: a buffer, and the row's index in it."""
+Places = Mapping[str, Sequence[tuple[ReadBuffer, Sequence[int]]]]
+"""For each field, where its rows are, in order: buffers, and indices of rows in each."""
 
 
-def read_field(name: str, places: Sequence[tuple[ReadBuffer, int]]) -> Column:
+def read_field(name: str, places: Sequence[tuple[ReadBuffer, Sequence[int]]]) -> Column:
     """A field of at least one row: views of shared memory where rows are read as they were written, else a copy."""
-    if places[0][0].is_of_objects(name):
-        return ObjectColumn(tuple(buffer.item(name, row) for buffer, row in places))
-    return gather(name, [(buffer.column(name), row) for buffer, row in places])
+    return gather(name, [buffer.column(name, rows) for buffer, rows in places])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import socket
+import struct
 import threading
 import weakref
 from collections.abc import Sequence
@@ -13,7 +14,16 @@ from concurrent.futures import TimeoutError as WaitedTooLong
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from penstock.data_plane.adapters.shm.messages import ONE_WAY, Answer, Call, Found, PutRequest, Room, ShmAddress
+from penstock.data_plane.adapters.shm.messages import (
+    ONE_WAY,
+    Answer,
+    Call,
+    Found,
+    PutRequest,
+    Room,
+    ShmAddress,
+    packed,
+)
 from penstock.data_plane.adapters.shm.reading import Places, ReadBuffer
 from penstock.data_plane.field_spec import FieldSpec
 from penstock.data_plane.meta import KVBatchMeta
@@ -43,7 +53,11 @@ class RemoteLink:
             memory = SharedMemory.open(address.memory)
             self._memory = memory.view(0, memory.size)
             memory.close()
+            self._socket.settimeout(_ANSWER_SECONDS)
             self._socket.connect(f"\0{address.socket}")
+            self._socket.settimeout(None)
+            # An owner that is stopped must not hold up whoever sends; answers are waited for elsewhere.
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(_ANSWER_SECONDS), 0))
         except (OSError, MemoryLost) as error:
             self._socket.close()
             raise self._lost() from error
@@ -70,7 +84,7 @@ class RemoteLink:
 
     def reserve(self, request: PutRequest) -> Future[Any]:
         """See `Link`."""
-        return self._begin("reserve", request)
+        return self._begin("reserve", request.partition_id, packed(request.sample_ids), request.layout, request.tags)
 
     def memory_of(self, reserved: Room) -> memoryview:
         """See `Link`."""
@@ -90,7 +104,7 @@ class RemoteLink:
 
     def find(self, partition_id: str, sample_ids: Sequence[str], names: Sequence[str]) -> Places:
         """See `Link`."""
-        places: Places = self._call("find", partition_id, tuple(sample_ids), tuple(names))
+        places: Places = self._call("find", partition_id, packed(sample_ids), tuple(names))
         return places
 
     def claim(self, partition_id: str, task_name: str, fields: Sequence[str], count: int) -> Future[KVBatchMeta]:
@@ -114,7 +128,7 @@ class RemoteLink:
 
     def clear(self, sample_ids: Sequence[str], partition_id: str) -> None:
         """See `Link`."""
-        self._call("clear", tuple(sample_ids), partition_id)
+        self._call("clear", packed(sample_ids), partition_id)
 
     def count(self, partition_id: str) -> int:
         """See `Link`."""
@@ -201,10 +215,8 @@ class RemoteLink:
                 self._holds += 1
             weakref.finalize(view, self._let_go.put, place.number).atexit = False
             buffers.append(ReadBuffer(view, place.layout))
-        return {
-            name: [(buffers[which], row) for which, row in zip(*places, strict=True)]
-            for name, places in found.places.items()
-        }
+        places = [[(buffers[run.buffer], run.indices) for run in runs] for runs in found.places]
+        return {name: places[which] for name, which in found.fields.items()}
 
     def _release(self) -> None:
         """Tell the owner what is no longer read, several at a time."""

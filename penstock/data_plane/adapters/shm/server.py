@@ -13,10 +13,22 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-from penstock.data_plane.adapters.shm.messages import ONE_WAY, Answer, BufferPlace, Call, Found, Room
+from penstock.data_plane.adapters.shm.layout import PutLayout
+from penstock.data_plane.adapters.shm.messages import (
+    ONE_WAY,
+    Answer,
+    BufferPlace,
+    Call,
+    Found,
+    PutRequest,
+    Room,
+    RowRun,
+    unpacked,
+)
 from penstock.data_plane.adapters.shm.store import Buffer, Reservation, Store
 from penstock.data_plane.field_spec import FieldSpec
-from penstock.data_plane.meta import KVBatchMeta
+from penstock.data_plane.index import Runs
+from penstock.data_plane.meta import KVBatchMeta, Tags
 from penstock.errors import DataPlaneError, WireError
 from penstock.runtime.wire import framing
 
@@ -106,7 +118,7 @@ class _Connection:
             "withdraw": self._withdraw,
             "give_back": store.give_back,
             "status": store.status,
-            "clear": store.clear,
+            "clear": self._clear,
             "count": store.count,
         }
 
@@ -129,7 +141,7 @@ class _Connection:
     def _carry_out(self, call: Call) -> None:
         try:
             if call.method == "reserve":
-                self._later(call, self._store.reserve(*call.arguments), self._room)
+                self._later(call, self._reserve(*call.arguments), self._room)
             elif call.method == "claim":
                 self._later(call, self._store.claim(*call.arguments), lambda meta: meta)
             else:
@@ -168,6 +180,14 @@ class _Connection:
         else:
             granted.give_up_buffer()
 
+    def _reserve(
+        self, partition_id: str, sample_ids: str, layout: PutLayout, tags: tuple[Tags, ...] | None
+    ) -> Future[Reservation]:
+        return self._store.reserve(PutRequest(partition_id, unpacked(sample_ids), layout, tags))
+
+    def _clear(self, sample_ids: str, partition_id: str) -> None:
+        self._store.clear(unpacked(sample_ids), partition_id)
+
     def _room(self, reservation: Reservation) -> Room:
         buffer = reservation.buffer
         self._reserved[buffer.number] = reservation
@@ -185,16 +205,20 @@ class _Connection:
     def _abandon(self, number: int) -> None:
         self._reserved.pop(number).give_up_buffer()
 
-    def _find(self, partition_id: str, sample_ids: tuple[str, ...], names: tuple[str, ...]) -> Found:
+    def _find(self, partition_id: str, sample_ids: str, names: tuple[str, ...]) -> Found:
         buffers: dict[Buffer, int] = {}
-        places = {}
-        for name, cells in self._store.find(partition_id, sample_ids, names).items():
-            which = tuple(buffers.setdefault(stored.buffer, len(buffers)) for stored, _ in cells)
-            places[name] = (which, tuple(row for _, row in cells))
+        places: list[tuple[RowRun, ...]] = []
+        fields: dict[str, int] = {}
+        before: Runs[Buffer] | None = None
+        for name, runs in self._store.find(partition_id, unpacked(sample_ids), names).items():
+            if runs is not before:
+                places.append(tuple(RowRun.of(buffers.setdefault(b, len(buffers)), rows) for b, rows in runs))
+                before = runs
+            fields[name] = len(places) - 1
         for buffer in buffers:
             self._leases.setdefault(buffer.number, []).append(buffer)
         found = tuple(BufferPlace(each.number, each.region.offset, each.layout) for each in buffers)
-        return Found(found, places)
+        return Found(found, tuple(places), fields)
 
     def _release(self, numbers: tuple[int, ...]) -> None:
         for number in numbers:

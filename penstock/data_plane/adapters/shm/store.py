@@ -9,12 +9,12 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 
-from penstock.data_plane.adapters.shm.layout import ColumnLayout, PutLayout
+from penstock.data_plane.adapters.shm.layout import PutLayout
 from penstock.data_plane.adapters.shm.messages import PutRequest, PutWithdrawn, WhenFull
 from penstock.data_plane.adapters.shm.space import Space, aligned
 from penstock.data_plane.claims import ClaimWithdrawn
 from penstock.data_plane.field_spec import FieldKind, FieldSpec
-from penstock.data_plane.index import RowIndex
+from penstock.data_plane.index import RowIndex, Runs
 from penstock.data_plane.meta import KVBatchMeta
 from penstock.data_plane.schema import Schema
 from penstock.errors import DataPlaneError
@@ -47,14 +47,6 @@ class Buffer:
     number: int
     region: Region
     layout: PutLayout
-
-
-@dataclass(frozen=True, eq=False)
-class StoredField:
-    """One field of a put."""
-
-    buffer: Buffer
-    layout: ColumnLayout
 
 
 class Reservation:
@@ -113,7 +105,7 @@ class Store:
         self._space = Space(len(memory))
         self._memory = memory
         self._lock = threading.RLock()
-        self._index: RowIndex[StoredField] | None = RowIndex(self._tokens)
+        self._index: RowIndex[Buffer] | None = RowIndex(self._tokens)
         self._puts: deque[_WaitingPut] = deque()
         self._claims: list[_WaitingClaim] = []
         self._numbers = 0
@@ -163,17 +155,15 @@ class Store:
     def commit(self, reservation: Reservation) -> None:
         """The rows are written: let them appear."""
         request, buffer = reservation.request, reservation.give_up_buffer()
-        stored = {layout.name: StoredField(buffer, layout) for layout in buffer.layout.columns}
+        names = [column.name for column in buffer.layout.columns]
         with self._lock:
-            self._open_index().put(request.partition_id, request.sample_ids, stored, request.tags)
+            self._open_index().put(request.partition_id, request.sample_ids, names, buffer, request.tags)
             self._grant_claims()
 
-    def find(
-        self, partition_id: str, sample_ids: Sequence[str], names: Sequence[str]
-    ) -> dict[str, list[tuple[StoredField, int]]]:
+    def find(self, partition_id: str, sample_ids: Sequence[str], names: Sequence[str]) -> dict[str, Runs[Buffer]]:
         """Where the fields of rows are; whoever keeps the result keeps the memory."""
         with self._lock:
-            return self._open_index().cells(partition_id, sample_ids, names)
+            return self._open_index().find(partition_id, sample_ids, names)
 
     def claim(self, partition_id: str, task_name: str, fields: Sequence[str], count: int) -> Future[KVBatchMeta]:
         """Rows for a task, now or once they are there; `withdraw` ends the wait."""
@@ -231,7 +221,7 @@ class Store:
             each.future.set_exception(DataPlaneError("the data plane is closed"))
         self._news.put(False)
 
-    def _open_index(self) -> RowIndex[StoredField]:
+    def _open_index(self) -> RowIndex[Buffer]:
         if self._index is None:
             raise DataPlaneError("the data plane is closed")
         return self._index
@@ -287,15 +277,16 @@ class Store:
 
     def _grant_claims(self) -> None:
         """Give every claim that waits its rows, if they are all there; the lock is held."""
-        for claim in tuple(self._claims):
+        for claim in [claim for claim in self._claims if not claim.future.done()]:
             meta = self._open_index().claim(claim.partition_id, claim.task_name, claim.fields, claim.count)
             if meta is not None:
                 self._claims.remove(claim)
                 claim.future.set_result(meta)
 
-    def _tokens(self, stored: StoredField, row: int) -> int:
+    def _tokens(self, buffer: Buffer, name: str, row: int) -> int:
         """Tokens of a row, read where they lie."""
-        if stored.layout.kind is not FieldKind.PER_TOKEN:
+        layout = buffer.layout.column(name)
+        if layout.kind is not FieldKind.PER_TOKEN:
             return 0
-        begin, end = stored.layout.bounds(self._memory[stored.buffer.region.offset :], row)
+        begin, end = layout.bounds(self._memory[buffer.region.offset :], row)
         return end - begin

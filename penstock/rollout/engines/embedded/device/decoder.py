@@ -85,7 +85,7 @@ class DeviceDecoder:
     def allocate(self) -> None:
         """Take the memory, next to that of the runner's cache."""
         slots, device = self._runner.slots, self._runner.device
-        self._state = sampling_kernels.SlotState.empty(slots, device)
+        self._state = sampling_kernels.SamplingState.empty(slots, device)
         self._slots_S = torch.full((slots,), -1, dtype=torch.int32, device=device)
         self._seated_S = np.full(slots, -1, dtype=np.int32)
         weight_VH = self._runner.lm.head_weight_VH
@@ -100,7 +100,7 @@ class DeviceDecoder:
         """Give the memory back; `allocate` before the next use."""
         self._graphs.clear()
         nothing = torch.empty(0)
-        self._state = sampling_kernels.SlotState(nothing, nothing, nothing, nothing)
+        self._state = sampling_kernels.SamplingState(nothing, nothing, nothing, nothing)
         self._slots_S = self._logits_SV = self._drawn_2S = nothing
         self._arrivals = []
 

@@ -25,7 +25,7 @@ _WARPS = 1
 
 
 @dataclass(frozen=True)
-class SlotState:
+class SamplingState:
     """What a decode step reads and writes per slot. A greedy slot has temperature 0."""
 
     token_S: Tensor
@@ -36,7 +36,7 @@ class SlotState:
     seed_S: Tensor
 
     @classmethod
-    def empty(cls, slots: int, device: torch.device) -> SlotState:
+    def empty(cls, slots: int, device: torch.device) -> SamplingState:
         """Empty slots."""
         return cls(
             torch.zeros(slots, dtype=torch.int32, device=device),
@@ -130,7 +130,7 @@ def _take_token(
         tl.store(position_of_ptr + slot, tl.load(position_of_ptr + slot) + 1)
 
 
-def sample(logits_BV: Tensor, slots_B: Tensor, state: SlotState, drawn_2B: Tensor) -> None:
+def sample(logits_BV: Tensor, slots_B: Tensor, state: SamplingState, drawn_2B: Tensor) -> None:
     """Draw a token for every row, make it the slot's pending one, and write tokens and log-probs to `drawn_2B`.
 
     The log-prob (the second row, float32 in the memory of an int32) is that of the tempered distribution, and not
