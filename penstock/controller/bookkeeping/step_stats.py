@@ -28,6 +28,8 @@ class StepTimes:
     """Small columns read and advantages written."""
     finish: float = 0.0
     """`finish_train_step`, after the last chunk has trained."""
+    sync_prepare: float = 0.0
+    """Engines fetched new weights while they generated."""
     sync_pause: float = 0.0
     """Engines stood still for new weights."""
     sync: float = 0.0

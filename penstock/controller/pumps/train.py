@@ -237,7 +237,9 @@ class TrainPump:
             return error
         finally:
             step.stats.times.sync = time.monotonic() - before
-        step.stats.times.sync_pause = report.pause_seconds if report is not None else 0.0
+        if report is not None:
+            step.stats.times.sync_prepare = report.prepare_seconds
+            step.stats.times.sync_pause = report.pause_seconds
         return None
 
     async def _keep_samples(self, step: OpenStep) -> None:
