@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from penstock.algorithms.reduction import MetricParts, merge_metrics
-from penstock.data_plane.fields import ADVANTAGE, VALID_TOKENS
+from penstock.config.sections.algorithm import AlgorithmConfig
+from penstock.data_plane.fields import ADVANTAGE, REFERENCE_LOGPROBS, VALID_TOKENS
 from penstock.data_plane.meta import KVBatchMeta
 from penstock.errors import DataPlaneError
 from penstock.training.backends.local import LocalBackend
@@ -21,6 +22,7 @@ from penstock.training.workers.local import local_worker
 from tests.support.tiny_models import tiny_model
 from tests.training.support import (
     algorithm,
+    bit_equal,
     chunks,
     comparable,
     data_plane,
@@ -135,3 +137,28 @@ def test_one_ranks_bad_loss_is_skipped_by_all_and_names_its_group() -> None:
     ]
     assert [result.nonfinite_groups for result in results] == [(), metas[1].group_ids]
     assert all(relative_difference(before, weights(trained)) == 0 for trained in models)
+
+
+@pytest.mark.parametrize("kl", [0.0, 0.1], ids=["policy", "policy and reference"])
+def test_a_worker_that_was_offloaded_in_the_middle_of_a_step_goes_on_as_if_it_never_was(kl: float) -> None:
+    assert_offloading_changes_nothing(torch.device("cpu"), algorithm(kl={"coefficient": kl}))
+
+
+def assert_offloading_changes_nothing(device: torch.device, rules: AlgorithmConfig) -> None:
+    """Five times between two chunks of each of two steps, with moments from the first in the second."""
+    trained = []
+    for cycles in (0, 5):
+        plane, network = data_plane(REFERENCE_LOGPROBS), model().to(device)
+        worker = local_worker(network, plane, rules, training(), temperature=1.0)
+        for step in range(2):
+            worker.begin(step)
+            for meta in put_groups(plane, 2, name=f"s{step}p"):
+                worker.microbatch(step, worker.prepare(meta).meta)
+                for _ in range(cycles):
+                    worker.offload()
+                    assert {parameter.device.type for parameter in network.parameters()} == {"cpu"}
+                    worker.onload()
+            assert worker.finish(step).updated
+        assert all(parameter.device.type == device.type for parameter in network.parameters())
+        trained.append(weights(network))
+    assert bit_equal(*trained)

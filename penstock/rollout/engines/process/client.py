@@ -58,9 +58,7 @@ class ProcessEngine:
     caller is cancelled, `cancel` of call 7 follows, and an answer that crosses it finds nobody.
     """
 
-    def __init__(
-        self, process: EngineProcess, first: WeightPublication | None, timeouts: TimeoutsConfig | None = None
-    ) -> None:
+    def __init__(self, process: EngineProcess, timeouts: TimeoutsConfig | None = None) -> None:
         self._timeouts = timeouts or TimeoutsConfig()
         self._silence = Silence(longest_tick=2 * HEARTBEAT_SECONDS)
         self._serves = False
@@ -88,8 +86,6 @@ class ProcessEngine:
             thread.start()
         try:
             self._site = self._await_start(started)
-            if first is not None:
-                self._take_first(first)
         except BaseException:
             self._closing = True
             self._process.kill()
@@ -107,18 +103,6 @@ class ProcessEngine:
             ) from None
         self._serves = True
         return WeightSite(**answer.head["ok"])
-
-    def _take_first(self, publication: WeightPublication) -> None:
-        """The trainer's weights, which need not be those of the model's folder."""
-        content = encode_publication(publication)
-        for call in ("prepare", "pause", "apply", "resume"):
-            try:
-                self._call(call, publication=content)[1].result(self._timeouts.weights_seconds)
-            except TimeoutError:
-                raise SetupError(
-                    f"engine {self._name}: {call} took longer than {self._timeouts.weights_seconds:g} s with the first "
-                    "weights (runtime.timeouts.weights_seconds)"
-                ) from None
 
     @property
     def name(self) -> str:

@@ -31,7 +31,7 @@ from penstock.rollout.engines.process.wire import (
     read_frame,
 )
 from penstock.rollout.handle import HFTokenizer
-from penstock.weights.hf import load_model, load_tokenizer, pick_device, silence_progress_bars
+from penstock.weights.hf import load_tokenizer
 
 _STATE_SECONDS = 0.02
 """How often a changed state is reported when no other message carries it."""
@@ -164,10 +164,10 @@ class Server:
 
 
 def _engine(head: dict[str, Any]) -> EmbeddedEngine:
-    silence_progress_bars()
     settings = ModelConfig(**head["model"])
-    model = load_model(settings, pick_device(head["device"]))
-    return EmbeddedEngine(model, **head["engine"], texts=lambda: HFTokenizer(load_tokenizer(settings)).texts)
+    return EmbeddedEngine.from_pretrained(
+        settings, device=head["device"], **head["engine"], texts=lambda: HFTokenizer(load_tokenizer(settings)).texts
+    )
 
 
 async def _main(connection: int) -> None:
