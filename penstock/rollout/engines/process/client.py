@@ -28,48 +28,29 @@ class ProcessEngine:
     hangs as a whole, shows no sign of life: it is SILENT, and killed after `timeouts.silence_seconds`.
     """
 
-    def __init__(
-        self, process: EngineProcess, first: WeightPublication | None, timeouts: TimeoutsConfig | None = None
-    ) -> None:
+    def __init__(self, process: EngineProcess, timeouts: TimeoutsConfig | None = None) -> None:
         self._timeouts = timeouts or TimeoutsConfig()
         self._name, self._worker = process.name, process.worker
         self._worker.silence_seconds = self._timeouts.silence_seconds
         self._closing = self._closed = False
         try:
             with self._as_engine_errors():
-                self._await_start()
-                self._site: WeightSite = self._first_call("weight_site")
-                if first is not None:
-                    self._take_first(first)
+                self._site = self._await_start()
         except BaseException:
             self._worker.kill()
             raise
 
-    def _await_start(self) -> None:
+    def _await_start(self) -> WeightSite:
         limit = self._timeouts.start_seconds
         try:
             self._worker.wait_built(limit)
+            site: WeightSite = self._worker.call_blocking("weight_site", seconds=limit)
         except TimeoutError:
             raise SetupError(
                 f"engine {self._name}: its process {self.pid} is not ready after {limit:g} s; if the model takes "
                 "longer to load, raise runtime.timeouts.start_seconds"
             ) from None
-
-    def _take_first(self, publication: WeightPublication) -> None:
-        """The trainer's weights, which need not be those of the model's folder."""
-        self._first_call("prepare", publication)
-        self._first_call("pause")
-        self._first_call("apply", publication)
-        self._first_call("resume")
-
-    def _first_call(self, method: str, *args: Any) -> Any:
-        try:
-            return self._worker.call_blocking(method, *args, seconds=self._timeouts.weights_seconds)
-        except TimeoutError:
-            raise SetupError(
-                f"engine {self._name}: {method} took longer than {self._timeouts.weights_seconds:g} s with the first "
-                "weights (runtime.timeouts.weights_seconds)"
-            ) from None
+        return site
 
     @property
     def name(self) -> str:

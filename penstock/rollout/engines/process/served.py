@@ -11,7 +11,7 @@ from penstock.rollout.engines.base import EngineHealth, EngineStats
 from penstock.rollout.engines.embedded import EmbeddedEngine
 from penstock.rollout.handle import HFTokenizer
 from penstock.runtime.wire.crossing import crosses
-from penstock.weights.hf import load_model, load_tokenizer, pick_device, silence_progress_bars
+from penstock.weights.hf import load_tokenizer
 from penstock.weights.publication import WeightSite
 
 
@@ -25,12 +25,7 @@ class EngineState:
 
 
 class ServedEngine(EmbeddedEngine):
-    """An embedded engine as a worker: built from plain data, with weights from the model's folder."""
-
-    def __init__(self, model: ModelConfig, device: str, engine: Mapping[str, Any]) -> None:
-        silence_progress_bars()
-        loaded = load_model(model, pick_device(device))
-        super().__init__(loaded, **engine, texts=lambda: HFTokenizer(load_tokenizer(model)).texts)
+    """An embedded engine as a worker: it says how it is without being asked."""
 
     def state(self) -> EngineState:
         """As of now; from any thread."""
@@ -39,3 +34,10 @@ class ServedEngine(EmbeddedEngine):
     async def weight_site(self) -> WeightSite:
         """Where its weights live."""
         return self.site
+
+
+def serve(model: ModelConfig, device: str, engine: Mapping[str, Any]) -> EmbeddedEngine:
+    """The engine of this process, built from plain data; `engine` are the options of its constructor."""
+    return ServedEngine.from_pretrained(
+        model, device=device, **engine, texts=lambda: HFTokenizer(load_tokenizer(model)).texts
+    )

@@ -8,7 +8,7 @@ from penstock.config.sections.model import ModelConfig
 from penstock.runtime.workers.process import ProcessWorker
 from penstock.runtime.workers.spec import Placement, WorkerKind, WorkerSpec
 
-_FACTORY = "penstock.rollout.engines.process.served:ServedEngine"
+_FACTORY = "penstock.rollout.engines.process.served:serve"
 
 
 class EngineProcess:
