@@ -158,7 +158,7 @@ class ProcessWorker(WorkerHandle):
         except WorkerLost:
             pass  # it is already gone
         finally:
-            await in_daemon_thread(f"{self.placement.thread_name}-end", self._end)
+            await in_daemon_thread("penstock-worker-end", self._end)
 
     def kill(self) -> None:
         """End it now, and wait until it is gone."""
