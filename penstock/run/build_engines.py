@@ -45,7 +45,7 @@ def begin_processes(config: RunConfig) -> Processes:
 def end_processes(processes: Processes) -> None:
     """End processes that no engine has taken over, at once; those that have ended already are left alone."""
     for process in processes.values():
-        process.end(patience_seconds=0)
+        process.kill()
 
 
 def build_fleet(

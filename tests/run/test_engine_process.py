@@ -83,7 +83,7 @@ def test_a_signal_to_all_processes_still_leaves_a_checkpoint(
 
 def engine_processes() -> bytes:
     """The ids of this process's own."""
-    return subprocess.run(["pgrep", "-P", str(os.getpid()), "-f", "process.server"], capture_output=True).stdout
+    return subprocess.run(["pgrep", "-P", str(os.getpid()), "-f", "workers.server"], capture_output=True).stdout
 
 
 @pytest.mark.long

@@ -41,7 +41,7 @@ async def engines(config: ModelConfig) -> AsyncIterator[tuple[EmbeddedEngine, Pr
         thread = EmbeddedEngine(load_model(config), **OPTIONS, name="thread")
         remote = ProcessEngine(process)
     except BaseException:
-        process.end(patience_seconds=0)
+        process.kill()
         raise
     try:
         yield thread, remote
