@@ -12,6 +12,9 @@ The last line is one JSON object.
   of the trainer.
 - `publish_gb_s`: laying weights into shared memory; `publish_over_memcpy` is its speed over that of a plain copy of the
   same bytes, each into memory that was written before, medians of interleaved repeats.
+- `shm_put_get_gb_s`: jagged rows (512 of about 4096 tokens) put into the `shm` data plane by one process and fetched by
+  another; `shm_over_memcpy` is its speed over that of a plain copy of the same bytes. `memory_put_get_us`: a group put
+  into the `memory` data plane and fetched.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ import json
 from typing import Any
 
 from benchmarks.support.published_weights import cpu_case, gpu_case, pause_figures, publish_figures
+from benchmarks.support.shm_speed import memory_put_get_us, shm_speed
 
 
 def main() -> None:
@@ -32,6 +36,8 @@ def main() -> None:
     case = gpu_case(quick=arguments.quick) if arguments.gpu else cpu_case(quick=arguments.quick)
     figures |= pause_figures(case)
     figures |= publish_figures(quick=arguments.quick)
+    if not arguments.gpu:
+        figures |= shm_speed(repeats=9 if arguments.quick else 25) | {"memory_put_get_us": memory_put_get_us()}
     for name, value in figures.items():
         print(f"{name:32} {value:.3f}" if isinstance(value, float) else f"{name:32} {value}")
     print(json.dumps({name: round(value, 4) if isinstance(value, float) else value for name, value in figures.items()}))

@@ -86,7 +86,7 @@ def engine_of(process: subprocess.Popen[bytes]) -> int:
             command = (folder / "cmdline").read_bytes()
         except (OSError, ValueError, IndexError):
             continue
-        if parent == process.pid and b"engines.process.server" in command:
+        if parent == process.pid and b"workers.server" in command and b"\0engine " in command:
             return int(folder.name)
     raise RuntimeError("the run has no process for its engine")
 

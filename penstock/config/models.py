@@ -69,7 +69,7 @@ class RuntimeConfig(Section):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto`: the GPU if there is one."""
     engine_process: bool = False
-    """Run the engine in a separate process during training: faster if engine and trainer compete for Python's
+    """Run the engine in a separate process during a run: faster if engine and trainer compete for Python's
     interpreter lock (small models, CPU), at the cost of a slower start and of copying weights through shared memory."""
     engine_threads: Annotated[int, Field(ge=0, le=1024)] = 0
     """CPU threads for each engine rank; 0 shares half of the cores among the ranks."""

@@ -55,7 +55,8 @@ class SingleController:
         self._parts = parts = parts.for_controller()
         self._after_step = after_step
         self._max_minutes = config.training.max_minutes
-        self._restored = False
+        self._weights_due = config.training.backend != "none"
+        """Whether the engines lack the weights that the run begins with. Without a trainer they bring their own."""
         self._engines_ready = asyncio.Event()
         self._stop_reason: str | None = None
         self._stopping = asyncio.Event()
@@ -200,8 +201,8 @@ class SingleController:
         return reason
 
     async def _train(self) -> str:
-        """The train pump; engines of a run resumed from a checkpoint get its weights first."""
-        await self.publish_restored()
+        """The train pump; the engines get the trainer's weights first, new ones or those of a checkpoint."""
+        await self.publish_first()
         self._throughput.begin()
         self._engines_ready.set()
         return await self.training.run()
@@ -256,12 +257,11 @@ class SingleController:
     async def restore(self, saved: SavedController) -> None:
         """Continue from a checkpoint; call it before `run`, with the trainer's own checkpoint already loaded."""
         await self._state.restore(saved)
-        self._restored = True
 
-    async def publish_restored(self) -> None:
-        """Bring the engines to the restored weights; `run` does this unless it has already been done."""
-        if self._restored:
-            self._restored = False
+    async def publish_first(self) -> None:
+        """Bring the weights that the run begins with to the engines; `run` does this unless it has been done."""
+        if self._weights_due:
+            self._weights_due = False
             async with self.sync.weights_change:
                 await self.sync.publish()
 

@@ -75,7 +75,7 @@ class BetweenSteps:
         assert self.controller is not None
         if self._verdict is not None or not self._evaluations.due(steps) or self._records.metrics.evaluated(steps):
             return
-        await self.controller.publish_restored()
+        await self.controller.publish_first()
         report = await (self._evaluations.made_up(steps) if steps else self._evaluations.at_start())
         if report is not None:
             self._records.metrics.evaluation(report, steps)

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import threading
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +12,8 @@ from penstock.config.models import RunConfig
 from penstock.data_plane import fields
 from penstock.data_plane.client import DataPlaneClient
 from penstock.data_plane.opening import open_data_plane
-from penstock.errors import ConfigError, SetupError
-from penstock.rollout.engines.base import GenerationEngine, SamplingParams
-from penstock.rollout.engines.embedded import EmbeddedEngine
-from penstock.rollout.engines.process import EngineProcess, ProcessEngine
+from penstock.errors import ConfigError
+from penstock.rollout.engines.base import SamplingParams
 from penstock.rollout.environments.base import Environment, Split
 from penstock.rollout.environments.factory import make_environment
 from penstock.rollout.environments.rewards.records import RewardRecords
@@ -29,25 +23,19 @@ from penstock.rollout.manager import PARTITION, GroupSource, RolloutManager, Rol
 from penstock.rollout.prompts import PromptStream
 from penstock.rollout.recorded import Recording
 from penstock.rollout.replay import RecordedEnvironment, RecordedStream, ReplaySource
+from penstock.run.build_engines import NO_PROCESSES, Processes, build_fleet
 from penstock.run.plan import lanes_on_gpu, planned_steps, prompt_room, stop_token_problems
 from penstock.run.rollouts import open_recording, recording_writer, rollout_notes
-from penstock.runtime.awake import wait_awake
 from penstock.runtime.cancellation import ended_within
-from penstock.runtime.cpu import lanes_for_rest, threads_for_half, threads_per_rank
-from penstock.runtime.threads import in_daemon_thread
+from penstock.runtime.cpu import lanes_for_rest, threads_for_half
 from penstock.training.interface import Trainer
 from penstock.training.workers.local import LocalTrainer
 from penstock.training.workers.none import NoTrainer
 from penstock.weights.chat_template import template_problems
-from penstock.weights.hf import load_model, load_tokenizer, pick_device, silence_progress_bars
-from penstock.weights.lora import LoraAdapter, attach_lora, plain_copy
-from penstock.weights.policy_weights import PolicyWeights
-from penstock.weights.publisher import WeightPublisher
-from penstock.weights.site import site_of
+from penstock.weights.facts import ModelFacts, read_facts
+from penstock.weights.hf import load_tokenizer, pick_device, silence_progress_bars
 
-_ENGINES = {"embedded": EmbeddedEngine}
-_TRAINERS = {("local", "local"): LocalTrainer}
-"""By runtime and backend."""
+_TRAINERS = {"local": LocalTrainer}
 _CLOSE_SECONDS = 30.0
 """How long an environment may take to close; each of its parts has less."""
 
@@ -62,9 +50,8 @@ class Serving:
     engines: EngineFleet
     """All engines; without ranks if rollouts are replayed."""
     sampling: SamplingParams
-    model: Any
-    """The loaded model, with its adapters if `model.lora` asks for them; the engine has its own plain model if the run
-    also trains."""
+    facts: ModelFacts
+    """What the model is; only workers have the model itself."""
     recording: Recording | None = None
     """What is replayed."""
     rewards: RewardRecords = field(default_factory=RewardRecords)
@@ -90,35 +77,29 @@ class Training:
     notes: tuple[str, ...] = ()
     """What a person should know before training begins."""
 
-    async def close(self) -> None:
-        """Close the trainer and release the rows."""
-        await self.trainer.close()
-        self.data_plane.close()
 
-
-def build_serving(config: RunConfig, *, trains_too: bool) -> Serving:
-    """Tokenizer, environment and engine. With `trains_too` the engine gets its own weights.
+def build_serving(config: RunConfig, *, trains_too: bool, processes: Processes = NO_PROCESSES) -> Serving:
+    """Tokenizer, environment and engines. With `trains_too` the engines wait for the trainer's first weights.
 
     A run that trains on recorded rollouts has no engine, and its only environment is the recording.
     """
     silence_progress_bars()
     hf_tokenizer = load_tokenizer(config.model)
     tokenizer = _tokenizer(config, hf_tokenizer)
+    facts = read_facts(config.model)
     replays = trains_too and config.rollout.replay_from is not None
     rewards = RewardRecords(Path(config.run_dir) / "rewards.log" if trains_too else None)
-    with _begun_processes(config, wanted=trains_too and not replays) as processes:
-        model = _load_policy(config, trains_too=trains_too)
-        recording = open_recording(config, hf_tokenizer, model) if replays else None
-        return Serving(
-            hf_tokenizer=hf_tokenizer,
-            tokenizer=tokenizer,
-            environment=_environment(config, recording, rewards),
-            sampling=_sampling(config, tokenizer, hf_tokenizer, model),
-            engines=EngineFleet() if replays else _fleet(config, model, tokenizer, processes, own_weights=trains_too),
-            model=model,
-            recording=recording,
-            rewards=rewards,
-        )
+    recording = open_recording(config, hf_tokenizer, facts) if replays else None
+    return Serving(
+        hf_tokenizer=hf_tokenizer,
+        tokenizer=tokenizer,
+        environment=_environment(config, recording, rewards),
+        sampling=_sampling(config, tokenizer, hf_tokenizer, facts),
+        engines=EngineFleet() if replays else build_fleet(config, tokenizer, processes, awaits_weights=trains_too),
+        facts=facts,
+        recording=recording,
+        rewards=rewards,
+    )
 
 
 def _tokenizer(config: RunConfig, hf_tokenizer: Any) -> HFTokenizer:
@@ -129,152 +110,28 @@ def _tokenizer(config: RunConfig, hf_tokenizer: Any) -> HFTokenizer:
     return HFTokenizer(hf_tokenizer, chat_template=config.data.chat_template, template_kwargs=variables)
 
 
-async def serving_off_the_loop(config: RunConfig, *, trains_too: bool) -> Serving:
-    """`build_serving` in a thread, so Ctrl-C is heard while a large model loads; what it built is then closed.
-
-    The wait is limited by `runtime.timeouts`: a model that is still loading is released once it is loaded, if the
-    process still runs.
-    """
-    timeouts, unwanted = config.runtime.timeouts, threading.Event()
-    building = in_daemon_thread("penstock-build", _build_if_wanted, config, trains_too, unwanted)
-    try:
-        await asyncio.wait({building}, timeout=timeouts.start_seconds)
-    except asyncio.CancelledError:
-        await asyncio.wait({building}, timeout=timeouts.stop_seconds)
-        if not building.done():
-            unwanted.set()
-        elif building.exception() is None:
-            await building.result().close()
-        raise
-    if not building.done():
-        unwanted.set()
-        raise SetupError(
-            f"model {config.model.path!r} was not loaded after {timeouts.start_seconds:g} s; if it takes longer to "
-            "load, raise runtime.timeouts.start_seconds"
-        )
-    return building.result()
-
-
-async def training_off_the_loop(config: RunConfig, serving: Serving) -> Training:
-    """`build_training` in a thread; waits at most `runtime.timeouts.start_seconds` for it."""
-    limit = config.runtime.timeouts.start_seconds
-    building = in_daemon_thread("penstock-build", build_training, config, serving)
-    await wait_awake({building}, limit)
-    if not building.done():
-        raise SetupError(
-            f"the trainer was not ready after {limit:g} s; if it takes longer to set up, raise "
-            "runtime.timeouts.start_seconds"
-        )
-    return building.result()
-
-
-def _build_if_wanted(config: RunConfig, trains_too: bool, unwanted: threading.Event) -> Serving:
-    serving = build_serving(config, trains_too=trains_too)
-    if unwanted.is_set():
-        asyncio.run(serving.close())
-    return serving
-
-
 def _environment(config: RunConfig, recording: Recording | None, rewards: RewardRecords) -> Environment:
     if recording is not None:
         return RecordedEnvironment(recording)
     return make_environment(config.rollout.environment, config.data, seed=config.seed, records=rewards)
 
 
-@contextlib.contextmanager
-def _begun_processes(config: RunConfig, *, wanted: bool) -> Iterator[dict[str, EngineProcess]]:
-    """The engines' processes, if `runtime.engine_process` asks for them; ended again if something else fails."""
-    processes: dict[str, EngineProcess] = {}
-    try:
-        if wanted and config.runtime.engine_process:
-            for name in rank_names(config):
-                processes[name] = _process(config, name)
-        yield processes
-    except BaseException:
-        for process in processes.values():
-            process.end(patience_seconds=0)
-        raise
-
-
-def _process(config: RunConfig, name: str) -> EngineProcess:
-    return EngineProcess(config.model, config.runtime.device, **_engine_settings(config, name))
-
-
-def rank_names(config: RunConfig) -> list[str]:
-    """The names of the engine's ranks."""
-    return [f"{config.rollout.engine.kind}-{number}" for number in range(config.rollout.engine.ranks)]
-
-
-def _engine_settings(config: RunConfig, name: str) -> dict[str, Any]:
-    return {
-        "name": name,
-        "max_num_seqs": config.rollout.engine.max_num_seqs,
-        "max_model_len": config.rollout.engine.max_model_len,
-        "deterministic": config.deterministic,
-        "kv_cache": config.weight_sync.kv_cache,
-        "threads": threads_per_rank(config.runtime.engine_threads, config.rollout.engine.ranks),
-    }
-
-
-def _fleet(
-    config: RunConfig, model: Any, tokenizer: HFTokenizer, processes: dict[str, EngineProcess], *, own_weights: bool
-) -> EngineFleet:
-    """One engine per rank; the ranks start at the same time where they have processes."""
-
-    def build(name: str, process: EngineProcess | None = None) -> GenerationEngine:
-        if processes:
-            begun = process or _process(config, name)
-            return _process_engine(config, model, begun)
-        shared = not own_weights and config.rollout.engine.ranks == 1 and not LoraAdapter.of(model)
-        plain = model if shared else plain_copy(model)
-        engine = _ENGINES[config.rollout.engine.kind]
-        return engine(plain, **_engine_settings(config, name), texts=lambda: tokenizer.texts)
-
-    engines: list[GenerationEngine] = []
-    try:
-        for name in rank_names(config):
-            engines.append(build(name, processes.get(name)))
-    except BaseException:
-        for engine in engines:
-            asyncio.run(engine.close())
-        raise
-    return EngineFleet(
-        engines, anew=config.deterministic, build=build, replacements=config.rollout.failure.engine_replacements
-    )
-
-
-def _process_engine(config: RunConfig, model: Any, process: EngineProcess) -> ProcessEngine:
-    """The engine of a process, with the trainer's first weights."""
-    publisher = WeightPublisher()
-    elsewhere = replace(site_of(), process=process.pid)
-    try:
-        first = publisher.publish(0, PolicyWeights.of(model), [elsewhere])
-        return ProcessEngine(process, first, config.runtime.timeouts)
-    finally:
-        publisher.close()
-
-
-def _load_policy(config: RunConfig, *, trains_too: bool) -> Any:
-    """The model, with adapters if they are to be trained or trained ones already exist."""
-    model = load_model(config.model, pick_device(config.runtime.device))
-    lora = config.model.lora
-    if lora is None or (lora.path is None and not trains_too):
-        return model
-    return attach_lora(model, lora, seed=config.seed)
-
-
-def build_training(config: RunConfig, serving: Serving) -> Training:
-    """Everything that training needs in addition to `serving`."""
-    n = config.training.prompt_groups_per_step
-    sampler = make_sampler(config.staleness, n, config.deterministic)
+def build_data_plane(config: RunConfig) -> DataPlaneClient:
+    """Where rows are between rollouts and trainer."""
     data_plane = open_data_plane(config.data_plane)
     data_plane.register_partition(PARTITION, fields.ROW_SCHEMA)
+    return data_plane
+
+
+def build_training(config: RunConfig, serving: Serving, trainer: Trainer, data_plane: DataPlaneClient) -> Training:
+    """Everything that training needs in addition to `serving`, around its trainer."""
+    sampler = make_sampler(config.staleness, config.training.prompt_groups_per_step, config.deterministic)
     stream = _stream(config, serving)
     return Training(
         steps=planned_steps(config, len(stream)),
         stream=stream,
         manager=_group_source(config, serving, data_plane),
-        trainer=_trainer(config, serving, data_plane),
+        trainer=trainer,
         buffer=ReplayBuffer(sampler, config.buffer.max_buffered_groups),
         data_plane=data_plane,
         notes=(*rollout_notes(config, serving.recording), *_prompt_notes(serving.environment)),
@@ -316,41 +173,44 @@ def _group_source(config: RunConfig, serving: Serving, data_plane: DataPlaneClie
     return RolloutManager(serving.engines, serving.environment, serving.tokenizer, data_plane, settings, writer)
 
 
-def _trainer(config: RunConfig, serving: Serving, data_plane: DataPlaneClient) -> Trainer:
+def build_trainer(config: RunConfig, data_plane: DataPlaneClient) -> Trainer:
+    """A trainer that has loaded its own weights."""
     if config.training.backend == "none":
-        return NoTrainer(serving.model, data_plane, config.algorithm)
+        return NoTrainer(data_plane, config.algorithm)
     threads = threads_for_half(config.runtime.trainer_threads)
-    return _TRAINERS[config.runtime.kind, config.training.backend](
-        serving.model,
+    return _TRAINERS[config.training.backend].from_pretrained(
+        config.model,
         data_plane,
-        config.algorithm,
-        config.training,
+        algorithm=config.algorithm,
+        training=config.training,
         temperature=config.rollout.sampling.temperature,
+        device=config.runtime.device,
+        seed=config.seed,
         threads=threads,
-        lanes=_trainer_lanes(config, serving.model, threads),
+        lanes=_trainer_lanes(config, threads),
         longest_row=config.rollout.engine.max_model_len,
     )
 
 
-def _trainer_lanes(config: RunConfig, model: Any, threads: int) -> int:
+def _trainer_lanes(config: RunConfig, threads: int) -> int:
     """A GPU computes one microbatch at a time."""
-    if model.device.type == "cpu":
+    device = pick_device(config.runtime.device)
+    if device.type == "cpu":
         return lanes_for_rest(config.runtime.trainer_lanes, threads)
     if config.runtime.trainer_lanes > 1:
-        raise ConfigError([lanes_on_gpu(config.runtime.trainer_lanes, str(model.device))])
+        raise ConfigError([lanes_on_gpu(config.runtime.trainer_lanes, str(device))])
     return 1
 
 
-def _sampling(config: RunConfig, tokenizer: HFTokenizer, hf_tokenizer: Any, model: Any) -> SamplingParams:
+def _sampling(config: RunConfig, tokenizer: HFTokenizer, hf_tokenizer: Any, facts: ModelFacts) -> SamplingParams:
     """Sampling for training; responses end at the model's and the tokenizer's end-of-sequence tokens."""
     sampling = config.rollout.sampling
-    vocabulary = model.get_output_embeddings().weight.shape[0]
-    if problems := stop_token_problems(config, vocabulary):
+    if problems := stop_token_problems(config, facts.vocabulary):
         raise ConfigError(problems)
     stop: set[int | None] = set(sampling.stop_token_ids)
     stop |= tokenizer.wordless_tokens(sampling.stop)
-    for eos in (hf_tokenizer.eos_token_id, getattr(model.generation_config, "eos_token_id", None)):
-        stop.update(eos if isinstance(eos, list) else [eos])
+    eos = hf_tokenizer.eos_token_id
+    stop.update(facts.eos_token_ids, eos if isinstance(eos, list) else [eos])
     return SamplingParams(
         max_new_tokens=sampling.max_new_tokens,
         temperature=sampling.temperature,
@@ -358,5 +218,5 @@ def _sampling(config: RunConfig, tokenizer: HFTokenizer, hf_tokenizer: Any, mode
         top_k=sampling.top_k,
         min_p=sampling.min_p,
         stop=tuple(dict.fromkeys(sampling.stop)),
-        stop_token_ids=frozenset(token for token in stop if token is not None and token < vocabulary),
+        stop_token_ids=frozenset(token for token in stop if token is not None and token < facts.vocabulary),
     )

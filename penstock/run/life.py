@@ -39,7 +39,7 @@ from penstock.run.announcements import (
     tell_warnings,
 )
 from penstock.run.between_steps import BetweenSteps
-from penstock.run.build import Serving, Training, serving_off_the_loop, training_off_the_loop
+from penstock.run.build import Serving, Training
 from penstock.run.checkpoint import CheckpointOwner, CheckpointStore
 from penstock.run.checkpoint_proof import prove_checkpoint
 from penstock.run.directory import RunDirectory
@@ -52,8 +52,10 @@ from penstock.run.records import RunRecords
 from penstock.run.resume import ResumePoint
 from penstock.run.rewind import rewind
 from penstock.run.signals import StopSignals
+from penstock.run.starting import parts_of
 from penstock.runtime.threads import in_daemon_thread
 from penstock.training.guarded import GuardedTrainer
+from penstock.training.interface import Trainer
 
 _SAVED_AFTER = (TooManyDrops, TooManyFiltered, OverlongData, RunStalled, WeightSyncError, EngineError)
 """Errors that leave trainer and controller intact: the run has lost its data, its engine or its progress."""
@@ -142,27 +144,17 @@ class RunLife:
         if self._point is not None:
             tell_resume(self._records, self._point, self._directory.run_id)
         tell_warnings(self._records, self._warnings)
-        trains = self._config.training.backend != "none"
-        with self._records.lane.span("setting up the engine"):
-            serving = await serving_off_the_loop(self._config, trains_too=trains)
-        try:
-            with self._records.lane.span("setting up the trainer"):
-                training = self._guarded(await training_off_the_loop(self._config, serving))
-            try:
-                return await self._train(serving, training)
-            finally:
-                await training.close()
-        finally:
-            await serving.close()
+        async with parts_of(self._config, span=self._records.lane.span, guard=self._guarded) as (serving, training):
+            return await self._train(serving, training)
 
-    def _guarded(self, training: Training) -> Training:
-        """The same, with limits on the trainer's calls."""
+    def _guarded(self, trainer: Trainer) -> Trainer:
+        """The same, with limits on its calls."""
         timeouts = self._timeouts
         guarded = GuardedTrainer(
-            training.trainer, call_seconds=timeouts.trainer_seconds, snapshot_seconds=timeouts.checkpoint_seconds
+            trainer, call_seconds=timeouts.trainer_seconds, snapshot_seconds=timeouts.checkpoint_seconds
         )
         self._trainer_activity = guarded.activity
-        return replace(training, trainer=guarded)
+        return guarded
 
     async def _train(self, serving: Serving, training: Training) -> str:
         if len(serving.engines):

@@ -66,15 +66,29 @@ class Prepared:
     seconds: float
 
 
+@crosses
+@dataclass(frozen=True)
+class SnapshotTaken:
+    """A copy that a trainer made of itself and keeps where it computes; known by its number elsewhere."""
+
+    number: int
+    bytes_to_come: int
+    """How much it will still grow with training: moments that the optimizer does not have yet."""
+
+
 class TrainerSnapshot(Protocol):
-    """Weights, optimizer, schedule and RNG state of one moment."""
+    """Weights, optimizer, schedule and RNG state of one moment, kept by the trainer; the caller holds no tensors."""
 
     @property
     def bytes_to_come(self) -> int:
         """How much a snapshot will still grow with training: moments that the optimizer does not have yet."""
 
     def write(self, folder: Path) -> None:
-        """Write weights (loadable by transformers) and the rest into an existing folder; blocks, from any thread."""
+        """Have the trainer write its files into an existing folder: weights that transformers loads, and the rest.
+
+        Blocks until all of them are there, from any thread, while steps go on; legal once. Every rank writes its own
+        files, so the folder must be one that all of them can reach.
+        """
 
 
 class Trainer(Protocol):

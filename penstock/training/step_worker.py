@@ -22,11 +22,12 @@ from penstock.errors import DataPlaneError, NonFiniteError, StepStateError
 from penstock.training.accumulated import Accumulated
 from penstock.training.backends.base import Backend, MicrobatchRows, Objective, Pass
 from penstock.training.batching import Rows, TrainColumns
-from penstock.training.interface import ChunkResult, Prepared, StepResult, TrainerSnapshot
+from penstock.training.interface import ChunkResult, Prepared, SnapshotTaken, StepResult
 from penstock.training.objective import load_loss, policy_objective
 from penstock.training.packing import Plan
 from penstock.training.planning import RowFacts, facts_in, facts_of, plan_for, with_plan
 from penstock.training.preparation import PREPARED_FROM, LogprobPasses
+from penstock.training.snapshots import SnapshotShelf
 from penstock.training.step import StepMachine, StepState
 from penstock.training.targets import kept_fields, loss_normaliser, target_columns, train_fields
 from penstock.weights.publication import WeightPublication, WeightSite
@@ -61,6 +62,7 @@ class StepWorker:
         self._passes = LogprobPasses(backend, training)
         self._machine = StepMachine()
         self._gathered = Accumulated()
+        self._copies = SnapshotShelf()
         self._moved = False
         """Whether the weights are newer than the version says: between two steps of one batch."""
         self.version = version
@@ -239,12 +241,16 @@ class StepWorker:
         """Nobody needs a publication any more; from any thread."""
         self._backend.release(publication, still_read=still_read)
 
-    def snapshot(self) -> TrainerSnapshot:
-        """Copy what a checkpoint needs."""
+    def snapshot(self) -> SnapshotTaken:
+        """Copy what a checkpoint needs; the copy takes the place of an earlier one that was not written."""
         self._machine.require_closed("snapshot")
         if self._moved:
             raise StepStateError("snapshot: the weights are between two versions; load a checkpoint first")
-        return self._backend.save(self.version)
+        return self._copies.keep(self._backend.save(self.version))
+
+    def write_snapshot(self, number: int, folder: Path) -> None:
+        """Write a copy into an existing folder and release its memory; from any thread, while steps go on."""
+        self._copies.take(number).write(folder)
 
     def load(self, folder: Path) -> None:
         """Read a checkpoint; a broken trainer is usable again."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,8 @@ _PROBE_TOKENS = 4
 _PROBE_LIMITS = {torch.float64: 1e-4, torch.float32: 1e-4}
 """How far logits may be apart, relative to the largest one; `_COARSE_LIMIT` for other dtypes."""
 _COARSE_LIMIT = 0.1
+_loading = threading.Lock()
+"""Held while a model is loaded: transformers replaces functions of torch meanwhile, and puts them back."""
 
 
 class CausalLM:
@@ -99,15 +102,16 @@ def load_model(config: ModelConfig, device: torch.device | str = "cpu") -> Any:
 
     folder = local_folder(config)
     try:
-        model, info = AutoModelForCausalLM.from_pretrained(
-            folder,
-            dtype=_DTYPES[config.dtype],
-            attn_implementation=config.attn_implementation,
-            trust_remote_code=config.trust_remote_code,
-            local_files_only=True,
-            use_safetensors=True,
-            output_loading_info=True,
-        )
+        with _loading:
+            model, info = AutoModelForCausalLM.from_pretrained(
+                folder,
+                dtype=_DTYPES[config.dtype],
+                attn_implementation=config.attn_implementation,
+                trust_remote_code=config.trust_remote_code,
+                local_files_only=True,
+                use_safetensors=True,
+                output_loading_info=True,
+            )
     except LOADING_ERRORS as error:
         raise SetupError(not_loadable(config, "a causal language model", error)) from error
     missing = sorted(info["missing_keys"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import importlib
 import json
 import warnings
@@ -48,8 +47,9 @@ class LoraAdapter:
     `peft_model` is what a trainer receives; `model` is the Hugging Face model inside, with the adapters in its layers.
     For everyone else the weights are those of a plain model: `merged_weights` gives them under their plain names.
 
-    Invariants: the base weights are never written; `_base` (and `_buffers`) holds the tensors of the model before the
-    adapters were attached, so neither names nor readers in other threads depend on how peft wraps layers.
+    Invariants: the base weights are never written before `merge`; `_base` (and `_buffers`) holds the tensors of the
+    model before the adapters were attached, so neither names nor readers in other threads depend on how peft wraps
+    layers.
     """
 
     def __init__(self, peft_model: Any, base: dict[str, nn.Parameter], buffers: dict[str, Tensor]) -> None:
@@ -87,6 +87,13 @@ class LoraAdapter:
             delta = layer.get_delta_weight(_NAME)
             merged: Tensor = delta.add_(parameter).to(parameter.dtype)
         return merged
+
+    def merge(self) -> None:
+        """Write the merged matrices over the base weights, which ends what this adapter is for."""
+        with torch.no_grad():
+            for parameter in self._base.values():
+                if id(parameter) in self._layers:
+                    parameter.copy_(self._merged(parameter))
 
     @contextmanager
     def disabled(self) -> Iterator[None]:
@@ -200,16 +207,12 @@ def require_peft() -> Any:
         ) from error
 
 
-def plain_copy(model: Any) -> Any:
-    """A plain Hugging Face model with its own weights that computes the same as `model`, adapted or not."""
+def merge_lora(model: Any) -> Any:
+    """The equivalent plain model, in the memory of the adapted one, which nobody may use any more."""
     adapter = LoraAdapter.of(model)
-    if adapter is None:
-        return copy.deepcopy(model)
-    plain = copy.deepcopy(adapter.peft_model).unload()
-    with torch.no_grad():
-        for name, tensor in adapter.merged_weights():
-            plain.get_parameter(name).copy_(tensor)
-    return plain
+    assert adapter is not None, "attach_lora makes adapted models"
+    adapter.merge()
+    return adapter.peft_model.unload()
 
 
 def _lora_layers(model: nn.Module) -> list[Any]:

@@ -301,7 +301,7 @@ async def test_a_stop_after_the_optimizer_began_carries_the_step_to_its_end(wher
         apply = run.engine.apply
 
         async def slow_apply(publication: WeightPublication) -> None:
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.1 if publication.version else 0.0)
             await apply(publication)
 
         run.engine.apply = slow_apply  # type: ignore[method-assign]

@@ -97,7 +97,7 @@ def test_puts_wait_in_order_and_none_is_lost(plane: DataPlaneClient, owner: ShmO
 
 
 def test_a_put_larger_than_the_capacity_is_refused_at_once_with_the_numbers(plane: DataPlaneClient) -> None:
-    with pytest.raises(DataPlaneError, match=r"0\.011 GB can never fit: data_plane\.capacity_gb is 0\.010"):
+    with pytest.raises(DataPlaneError, match=r"0\.011 GB can never fit: data_plane\.capacity_gb is 0\.01"):
         plane.put_samples(["a"], row(11), "p")
     assert plane.count_samples("p") == 0
 
@@ -148,7 +148,7 @@ def test_a_full_plane_may_refuse() -> None:
     owner.put_samples(["a"], row(8), "p")
     client = connect(owner.address())
     for each in (owner, client):
-        with pytest.raises(DataPlaneError, match=r"full: 0\.008 of 0\.010 GB are in use, and a put needs 0\.004 GB"):
+        with pytest.raises(DataPlaneError, match=r"full: 0\.008 of 0\.01 GB are in use, and a put needs 0\.004 GB"):
             each.put_samples(["b"], row(4), "p")
     client.clear_samples(["a"], "p")
     client.put_samples(["b"], row(4), "p")
@@ -163,7 +163,7 @@ def test_a_put_waits_no_longer_than_its_limit() -> None:
     owner.put_samples(["a"], row(8), "p")
     client = connect(owner.address())
     for each in (owner, client):
-        with pytest.raises(DataPlaneError, match=r"no room for a put of 0\.004 GB after 0\.05 s: 0\.008 of 0\.010 GB"):
+        with pytest.raises(DataPlaneError, match=r"no room for a put of 0\.004 GB after 0\.05 s: 0\.008 of 0\.01 GB"):
             each.put_samples(["b"], row(4), "p")
     owner.clear_samples(["a"], "p")
     assert (owner.count_samples("p"), owner.store.used) == (0, 0)

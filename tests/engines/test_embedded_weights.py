@@ -15,8 +15,10 @@ from torch import Tensor
 from penstock.errors import EngineError, RequestAborted, WeightSyncError
 from penstock.rollout.engines.base import EngineHealth, GenerationRequest, GenerationResult
 from penstock.rollout.engines.embedded import EmbeddedEngine
+from penstock.weights.digest import tensor_digests
 from penstock.weights.hf import named_weights
 from penstock.weights.policy_weights import PolicyWeights
+from penstock.weights.synchronizer import WeightSynchronizer
 from tests.engines.helpers import (
     Gate,
     pause_within,
@@ -329,3 +331,19 @@ async def test_sleep_is_refused_while_requests_are_in_the_engine() -> None:
 def weights_of(model: Any) -> dict[str, bytes]:
     """The weights' bytes by name."""
     return {name: tensor.numpy().tobytes() for name, tensor in named_weights(model)}
+
+
+async def test_an_engine_that_awaits_weights_serves_none_of_its_own() -> None:
+    """The first version comes the way all later ones come, and only from then on does it serve."""
+    engine = EmbeddedEngine(tiny_model(seed=3), max_num_seqs=2, max_model_len=32, threads=1, awaits_weights=True)
+    policy = tiny_model(seed=4)
+    try:
+        assert engine.health() is EngineHealth.PAUSED
+        with pytest.raises(EngineError, match="without weights until"):
+            await engine.generate(request("early"))
+        await WeightSynchronizer([engine]).publish(published(policy, 0, engine))
+        assert engine.health() is EngineHealth.HEALTHY
+        assert await engine.weight_digests() == tensor_digests(policy.named_parameters())
+        assert set((await engine.generate(request("late"))).token_versions) == {0}
+    finally:
+        await engine.close()

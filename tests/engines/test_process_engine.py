@@ -11,9 +11,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,7 +25,7 @@ from penstock.rollout.engines.process import EngineProcess, ProcessEngine
 from penstock.rollout.handle import HFTokenizer
 from penstock.weights.digest import tensor_digests
 from penstock.weights.hf import load_model
-from penstock.weights.site import site_of
+from penstock.weights.synchronizer import WeightSynchronizer
 from tests.engines.helpers import generate_all, mixed_requests, published, request, running_engine
 from tests.support.tiny_models import char_tokenizer, save_tiny_model, tiny_model
 
@@ -43,7 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def started(folder: Path, timeouts: TimeoutsConfig | None = None) -> ProcessEngine:
     config = ModelConfig(path=str(folder))
-    return ProcessEngine(EngineProcess(config, "cpu", **OPTIONS), None, timeouts)
+    return ProcessEngine(EngineProcess(config, "cpu", **OPTIONS), timeouts)
 
 
 @pytest.fixture(scope="module")
@@ -55,9 +53,9 @@ def policy(folder: Path) -> Any:
 @pytest.fixture(scope="module")
 def shared(folder: Path, policy: Any) -> Iterator[ProcessEngine]:
     """One engine for the tests that leave it as it was."""
-    process = EngineProcess(ModelConfig(path=str(folder)), "cpu", **OPTIONS)
-    there = SimpleNamespace(site=replace(site_of(), process=process.pid))
-    engine = ProcessEngine(process, published(policy, GIVEN, there))
+    process = EngineProcess(ModelConfig(path=str(folder)), "cpu", **OPTIONS, awaits_weights=True)
+    engine = ProcessEngine(process)
+    asyncio.run(WeightSynchronizer([engine]).publish(published(policy, GIVEN, engine)))
     yield engine
     asyncio.run(engine.close())
 
@@ -263,7 +261,7 @@ def test_a_process_that_does_not_come_up_is_an_error_of_the_setup_and_killed(fol
     process = EngineProcess(ModelConfig(path=str(folder)), "cpu", **OPTIONS)
     os.kill(process.pid, signal.SIGSTOP)
     with pytest.raises(SetupError, match=r"is not ready after 1 s.*runtime\.timeouts\.start_seconds"):
-        ProcessEngine(process, None, TimeoutsConfig(start_seconds=1.0))
+        ProcessEngine(process, TimeoutsConfig(start_seconds=1.0))
     assert not alive(process.pid)
 
 
@@ -327,7 +325,7 @@ async def test_closing_aborts_what_runs_and_leaves_nothing(folder: Path) -> None
 def test_a_model_that_cannot_be_served_is_an_error_of_the_setup_and_leaves_no_process(folder: Path) -> None:
     process = EngineProcess(ModelConfig(path=str(folder)), "cpu", max_num_seqs=4, max_model_len=100_000)
     with pytest.raises(SetupError, match="max_model_len"):
-        ProcessEngine(process, None)
+        ProcessEngine(process)
     assert not alive(process.pid)
 
 

@@ -12,10 +12,30 @@ import penstock
 from penstock.config.models import RunConfig
 from penstock.rollout.engines.base import GenerationRequest, GenerationResult, SamplingParams
 from penstock.rollout.engines.embedded import EmbeddedEngine
+from penstock.training.backends.local import LocalBackend
 from tests.run.test_train import steps
 from tests.support.tiny_models import save_tiny_model, tiny_model
+from tests.training.support import algorithm, training
+from tests.training.test_step_worker import assert_offloading_changes_nothing
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU, and torch sees none")
+
+
+@pytest.mark.parametrize("kl", [0.0, 0.1], ids=["policy", "policy and reference"])
+def test_an_offloaded_trainer_frees_the_device_and_goes_on_as_if_it_never_left(kl: float) -> None:
+    rules = algorithm(kl={"coefficient": kl})
+    assert_offloading_changes_nothing(torch.device("cuda"), rules)
+    network = tiny_model(hidden=256, layers=4).cuda()
+    backend = LocalBackend(network, rules, training(), temperature=1.0)
+    held = torch.cuda.memory_allocated()
+    backend.offload()
+    away = torch.cuda.memory_allocated()
+    weights_bytes = sum(parameter.numel() * parameter.element_size() for parameter in network.parameters())
+    assert held - away >= weights_bytes
+    for _ in range(5):
+        backend.onload()
+        backend.offload()
+    assert torch.cuda.memory_allocated() == away
 
 
 def test_engine_log_probs_agree_with_a_full_forward_on_the_gpu() -> None:

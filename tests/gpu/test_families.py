@@ -11,9 +11,9 @@ import torch
 from penstock.config.sections.model import LoraConfig
 from penstock.rollout.engines.embedded import EmbeddedEngine
 from penstock.weights.hf import named_weights
-from penstock.weights.lora import attach_lora, plain_copy
+from penstock.weights.lora import attach_lora
 from tests.engines.helpers import generate_all, request
-from tests.support.tiny_models import FAMILIES, tiny_model
+from tests.support.tiny_models import FAMILIES, plain_copy, tiny_model
 from tests.training.support import bit_equal, data_plane, trainer, weights
 from tests.training.test_model_folders import put_responses
 

@@ -46,7 +46,7 @@ async def test_a_process_on_the_same_gpu_serves_what_was_published(
     tmp_path: Path, publisher: WeightPublisher, by_gpu: bool, dtype: str
 ) -> None:
     settings = ModelConfig(path=str(save_tiny_model(tmp_path / "model")), dtype=dtype)
-    engine = ProcessEngine(EngineProcess(settings, "cuda", max_num_seqs=4, max_model_len=64), None)
+    engine = ProcessEngine(EngineProcess(settings, "cuda", max_num_seqs=4, max_model_len=64))
     model = load_model(settings, "cuda")
     synchronizer = WeightSynchronizer([engine])
     try:
@@ -71,7 +71,7 @@ async def test_a_process_that_dies_with_the_memory_open_leaves_the_publisher_usa
     settings = ModelConfig(path=str(save_tiny_model(tmp_path / "model")))
     model = load_model(settings, "cuda")
     for version in range(1, 3):
-        engine = ProcessEngine(EngineProcess(settings, "cuda", max_num_seqs=4, max_model_len=64), None)
+        engine = ProcessEngine(EngineProcess(settings, "cuda", max_num_seqs=4, max_model_len=64))
         publication = publisher.publish(version, PolicyWeights.of(changed(model)), [engine.site])
         await engine.prepare(publication)
         if version == 1:

@@ -64,7 +64,7 @@ def test_every_metric_and_event_is_explained(make_config: ConfigMaker, recipe: s
     known = documented()
     for line in lines(run_dir / "metrics.jsonl"):
         for key in line:
-            plain = re.sub(r"(lag_histogram/|pass@)\d+", r"\1*", key).removesuffix(
+            plain = re.sub(r"(lag_histogram/|pass@|engine/)(embedded-)?\d+", r"\1*", key).removesuffix(
                 f"/{config.rollout.environment.kind}"
             )
             assert plain in known, f"{key} is not in docs/metrics.md"

@@ -16,8 +16,12 @@ from typing import Any
 import pytest
 
 import penstock
+from penstock.config.models import RunConfig
+from penstock.config.sections.algorithm import AlgorithmConfig
 from penstock.errors import ConfigError, SetupError
-from penstock.run import build
+from penstock.run import build, build_engines
+from penstock.run.starting import parts_of
+from penstock.training.workers.none import NoTrainer
 from tests.engines.test_process_engine import alive, wait_until_gone
 from tests.run.conftest import ConfigMaker
 from tests.run.test_train import steps
@@ -48,10 +52,9 @@ def test_a_deterministic_run_has_the_same_losses_to_the_bit(make_config: ConfigM
     assert apart == losses("together", process=False)
 
 
-@pytest.mark.parametrize("idle", [{"training.backend": "none"}, {"rollout.replay_from": "recorded"}])
-def test_it_is_refused_where_there_is_no_engine_or_no_trainer(idle: dict[str, Any], make_config: ConfigMaker) -> None:
-    with pytest.raises(ConfigError, match=r"runtime\.engine_process: has no effect"):
-        make_config(**idle, **{"runtime.engine_process": True})
+def test_it_is_refused_where_there_is_no_engine(make_config: ConfigMaker) -> None:
+    with pytest.raises(ConfigError, match=r"runtime\.engine_process: has no effect without an engine"):
+        make_config(**{"rollout.replay_from": "recorded", "runtime.engine_process": True})
 
 
 @pytest.mark.long
@@ -80,14 +83,18 @@ def test_a_signal_to_all_processes_still_leaves_a_checkpoint(
 
 def engine_processes() -> bytes:
     """The ids of this process's own."""
-    return subprocess.run(["pgrep", "-P", str(os.getpid()), "-f", "process.server"], capture_output=True).stdout
+    return subprocess.run(["pgrep", "-P", str(os.getpid()), "-f", "workers.server"], capture_output=True).stdout
 
 
 @pytest.mark.long
 def test_an_interrupt_while_it_is_built_leaves_no_process(make_config: ConfigMaker) -> None:
+    async def begin(config: RunConfig) -> None:
+        async with parts_of(config):
+            pass
+
     async def interrupted() -> list[str]:
         config = make_config(**{"runtime.engine_process": True})
-        building = asyncio.ensure_future(build.serving_off_the_loop(config, trains_too=True))
+        building = asyncio.ensure_future(begin(config))
         while not engine_processes():  # noqa: ASYNC110 - another process, which takes seconds to be ready
             await asyncio.sleep(0.01)
         building.cancel()
@@ -100,10 +107,12 @@ def test_an_interrupt_while_it_is_built_leaves_no_process(make_config: ConfigMak
     assert not engine_processes()
 
 
+@pytest.mark.parametrize(("part", "what"), [("serving", "the engine"), ("trainer", "the trainer")])
 async def test_a_model_that_never_loads_holds_up_neither_the_start_nor_an_interrupt(
-    make_config: ConfigMaker, monkeypatch: pytest.MonkeyPatch
+    part: str, what: str, make_config: ConfigMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loads = threading.Event()
+    begun: list[str] = []
     closed: list[str] = []
 
     class Late:
@@ -111,37 +120,30 @@ async def test_a_model_that_never_loads_holds_up_neither_the_start_nor_an_interr
             closed.append(threading.current_thread().name)
 
     def stuck(*_: Any, **__: Any) -> Late:
+        begun.append(part)
         loads.wait()
         return Late()
 
-    monkeypatch.setattr(build, "build_serving", stuck)
+    async def begin(config: RunConfig) -> None:
+        async with parts_of(config):
+            pytest.fail("it never loads")
+
+    monkeypatch.setattr(build, f"build_{part}", stuck)
+    if part == "serving":
+        monkeypatch.setattr(build, "build_trainer", lambda _, plane: NoTrainer(plane, AlgorithmConfig()))
     config = make_config(**{"runtime.timeouts": {"start_seconds": 0.2, "stop_seconds": 0.2}})
-    async with asyncio.timeout(10):
-        with pytest.raises(SetupError, match=r"was not loaded after 0\.2 s.*runtime\.timeouts\.start_seconds"):
-            await build.serving_off_the_loop(config, trains_too=True)
-        patient = make_config(**{"runtime.timeouts": {"stop_seconds": 0.2}})
-        building = asyncio.ensure_future(build.serving_off_the_loop(patient, trains_too=True))
-        await asyncio.sleep(0)
+    async with asyncio.timeout(60):
+        with pytest.raises(SetupError, match=rf"{what} was not ready after 0\.2 s.*runtime\.timeouts\.start_seconds"):
+            await begin(config)
+        building = asyncio.ensure_future(begin(make_config(**{"runtime.timeouts": {"stop_seconds": 0.2}})))
+        while len(begun) < 2:  # noqa: ASYNC110 - it begins in a thread
+            await asyncio.sleep(0.01)
         building.cancel()
         with pytest.raises(asyncio.CancelledError):
             await building
         loads.set()
         while len(closed) < 2:  # noqa: ASYNC110 - it happens in threads that nobody waits for
             await asyncio.sleep(0.01)
-
-
-async def test_a_trainer_that_never_is_set_up_is_not_waited_for(
-    make_config: ConfigMaker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    over = threading.Event()
-    monkeypatch.setattr(build, "build_training", lambda *_: over.wait())
-    config = make_config(**{"runtime.timeouts": {"start_seconds": 0.2}})
-    async with asyncio.timeout(10):
-        with pytest.raises(
-            SetupError, match=r"the trainer was not ready after 0\.2 s.*runtime\.timeouts\.start_seconds"
-        ):
-            await build.training_off_the_loop(config, None)  # type: ignore[arg-type]
-    over.set()
 
 
 @pytest.mark.long
@@ -158,12 +160,13 @@ def test_adapters_reach_it_merged(make_config: ConfigMaker) -> None:
         assert line["train/mismatch_logprob_max_abs"] < 1e-4
 
 
-def test_a_run_that_cannot_be_built_leaves_no_process(
-    make_config: ConfigMaker, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("part", ["build_trainer", "read_facts"])
+async def test_a_run_that_cannot_be_built_leaves_no_process(
+    part: str, make_config: ConfigMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun: list[int] = []
 
-    class Noted(build.EngineProcess):
+    class Noted(build_engines.EngineProcess):
         def __init__(self, *args: Any, **options: Any) -> None:
             super().__init__(*args, **options)
             begun.append(self.pid)
@@ -171,9 +174,12 @@ def test_a_run_that_cannot_be_built_leaves_no_process(
     def broken(*_: Any, **__: Any) -> None:
         raise SetupError("the model is broken")
 
-    monkeypatch.setattr(build, "EngineProcess", Noted)
-    monkeypatch.setattr(build, "_load_policy", broken)
+    monkeypatch.setattr(build_engines, "EngineProcess", Noted)
+    monkeypatch.setattr(build, part, broken)
+    if part == "read_facts":
+        monkeypatch.setattr(build, "build_trainer", lambda _, plane: NoTrainer(plane, AlgorithmConfig()))
     with pytest.raises(SetupError, match="the model is broken"):
-        build.build_serving(make_config(**{"runtime.engine_process": True}), trains_too=True)
+        async with parts_of(make_config(**{"runtime.engine_process": True})):
+            pytest.fail("it cannot be built")
     assert len(begun) == 1
     assert not alive(begun[0])

@@ -51,7 +51,7 @@ def test_resuming_a_finished_run_loads_nothing_and_leaves_every_file_as_it_is(
     def refused(*_: object, **__: object) -> None:
         raise AssertionError("a model is loaded for nothing")
 
-    monkeypatch.setattr(life, "serving_off_the_loop", refused)
+    monkeypatch.setattr(life, "parts_of", refused)
     again = penstock.resume(first.run_dir, [override])
     assert again.nothing_left is not None
     assert (again.stopped_by, again.summary) == (first.stopped_by, first.summary)

@@ -14,7 +14,7 @@ from penstock.config.models import RunConfig
 from penstock.data_plane import archive
 from penstock.errors import ConfigError, RecordError, SetupError
 from penstock.rollout.recorded import FOLDER, Recording
-from penstock.run import build
+from penstock.run import build, build_engines
 from penstock.run.evaluate import evaluate
 from penstock.run.train import resume
 from tests.run.conftest import ConfigMaker
@@ -96,7 +96,7 @@ def test_a_recording_becomes_training_data_in_every_kind_of_sampler(
     assert all(line["train/reward_mean"] > 0 for line in recorded_steps)
     assert "weights_published" not in events(source)
 
-    monkeypatch.setattr(build, "_ENGINES", {})
+    monkeypatch.setattr(build_engines, "_ENGINES", {})
     monkeypatch.setattr(build, "make_environment", None)
     replay = {"rollout.replay_from": str(source), "observe.console": "plain"}
     result = penstock.train(make_run("replay", **SAMPLERS[sampler] | replay))

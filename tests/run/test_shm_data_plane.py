@@ -78,4 +78,4 @@ def test_a_group_that_can_never_fit_ends_the_run_with_the_numbers(make_config: C
     chain: BaseException | None = error
     while chain is not None:
         shown, chain = f"{shown}\n{chain}", chain.__cause__ or chain.__context__
-    assert "data_plane.capacity_gb is 0.000" in shown
+    assert "data_plane.capacity_gb is 1.28e-07" in shown

@@ -73,8 +73,8 @@ class TestStoppedEngine:
     @pytest.mark.parametrize(
         ("kind", "call", "resumes"),
         [
-            ("update", 1, False),
-            pytest.param("update", 3, True, marks=pytest.mark.long),
+            ("update", 2, False),
+            pytest.param("update", 4, True, marks=pytest.mark.long),
             pytest.param("generation", 30, True, marks=pytest.mark.long),
         ],
     )
@@ -100,7 +100,7 @@ class TestStoppedEngine:
             check_resumed(run_dir)
 
     @pytest.mark.long
-    @pytest.mark.parametrize(("kind", "call"), [("update", 3), ("generation", 30)])
+    @pytest.mark.parametrize(("kind", "call"), [("update", 4), ("generation", 30)])
     def test_without_a_limit_on_stalls_its_silence_has_it_replaced_and_the_run_goes_on(
         self, config: Any, monkeypatch: pytest.MonkeyPatch, kind: str, call: int
     ) -> None:
@@ -115,7 +115,7 @@ class TestStoppedEngine:
         wait_until_gone(engines[0].pid)
 
     @pytest.mark.long
-    @pytest.mark.parametrize(("kind", "call"), [("update", 3), ("generation", 30)])
+    @pytest.mark.parametrize(("kind", "call"), [("update", 4), ("generation", 30)])
     def test_without_replacements_its_silence_ends_the_run(
         self, config: Any, monkeypatch: pytest.MonkeyPatch, kind: str, call: int
     ) -> None:
@@ -131,7 +131,7 @@ class TestStoppedEngine:
         check_resumed(Path(settings.run_dir))
 
     @pytest.mark.long
-    @pytest.mark.parametrize(("kind", "call"), [("update", 3), ("generation", 30)])
+    @pytest.mark.parametrize(("kind", "call"), [("update", 4), ("generation", 30)])
     def test_the_limit_on_time_ends_it(
         self, config: Any, monkeypatch: pytest.MonkeyPatch, kind: str, call: int
     ) -> None:
@@ -144,7 +144,7 @@ class TestStoppedEngine:
 
     @pytest.mark.long
     def test_one_that_goes_on_in_time_has_lost_nothing(self, config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        engines = get_stuck("update", 3, monkeypatch.setattr)
+        engines = get_stuck("update", 4, monkeypatch.setattr)
         settings = config(**{"rollout.failure": {"stall_seconds": 3.0}, "runtime.timeouts": {"silence_seconds": 30.0}})
         told: list[str] = []
 
@@ -213,7 +213,7 @@ REPORTS = {"rollout.failure": {"backoff_seconds": 0, "stall_seconds": 3.0}}
 
 class TestCtrlC:
     @pytest.mark.long
-    @pytest.mark.parametrize(("kind", "call"), [("update", 3), ("generation", 30)])
+    @pytest.mark.parametrize(("kind", "call"), [("update", 4), ("generation", 30)])
     def test_the_first_ends_a_run_whose_engine_is_stopped(self, config: Any, kind: str, call: int) -> None:
         with Started(config(**PLAIN, **REPORTS), kind, call) as run:
             run.until("it may be stopped")

@@ -45,7 +45,7 @@ def test_a_run_leaves_metrics_events_summary_config_and_a_checkpoint(make_config
     names = [line["event"] for line in lines(result.run_dir / "events.jsonl")]
     assert names[0] == "run_started"
     assert names[-1] == "run_ended"
-    assert names.count("weights_published") == 3
+    assert names.count("weights_published") == 4, "the initial weights, and those of each step"
 
 
 def test_the_checkpoint_loads_with_transformers_and_evaluates(make_config: ConfigMaker) -> None:

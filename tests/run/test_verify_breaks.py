@@ -23,6 +23,7 @@ from penstock.run.verify.memory import estimate_memory
 from penstock.training import step_worker
 from penstock.training.interface import ChunkResult
 from penstock.training.step_worker import StepWorker
+from penstock.weights.hf import named_weights
 from penstock.weights.publication import WeightPublication
 from tests.run.conftest import ConfigMaker
 from tests.run.verifying import Verified, Verify, verify
@@ -135,7 +136,7 @@ class TestGradients:
 
         def stepping(self: StepWorker, step_id: int) -> None:
             real(self, step_id)
-            weights = dict(self._backend.publish(self.version).tensors())
+            weights = dict(named_weights(self._backend._model))
             weights["model.norm.weight"].add_(1e-7)
 
         monkeypatch.setattr(StepWorker, "abort", stepping)
@@ -265,7 +266,7 @@ class TestWeightSync:
         real, calls = weight_update.copy_weights, itertools.count()
 
         def once(model: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> None:
-            if next(calls) == 0:
+            if next(calls) < 2:  # the first time when the engine starts
                 real(model, tensors)
 
         monkeypatch.setattr(weight_update, "copy_weights", once)
@@ -288,12 +289,22 @@ class TestWeightSync:
         monkeypatch.setattr(EmbeddedEngine, "generate", stale)
         assert only_fails(verify(), "weight_sync")["figures"]["unchanged_generation"] == 1
 
-    def test_a_sync_that_raises_is_a_failed_row(self, verify: Verify, monkeypatch: pytest.MonkeyPatch) -> None:
+    @pytest.mark.parametrize("applied", [0, 1])
+    def test_a_sync_that_raises_is_a_failed_row(
+        self, applied: int, verify: Verify, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Without the weights that a run begins with, nothing else can be checked."""
+        real, calls = EmbeddedEngine.apply, itertools.count()
+
         async def refusing(self: EmbeddedEngine, publication: WeightPublication) -> None:
-            raise ConnectionError("nobody there")
+            if next(calls) >= applied:
+                raise ConnectionError("nobody there")
+            await real(self, publication)
 
         monkeypatch.setattr(EmbeddedEngine, "apply", refusing)
-        assert "nobody there" in only_fails(verify(), "weight_sync")["explanation"]
+        verified = verify()
+        assert "nobody there" in only_fails(verified, "weight_sync")["explanation"]
+        assert bool(verified.with_status("skip")) is (applied == 0)
 
 
 class TestMemory:
@@ -312,7 +323,8 @@ class TestMemory:
         self, verify: Verify, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         loaded: list[object] = []
-        monkeypatch.setattr("penstock.run.build.build_serving", lambda *args, **named: loaded.append(args))
+        for part in ("serving", "trainer"):
+            monkeypatch.setattr(f"penstock.run.build.build_{part}", lambda *args, **named: loaded.append(args))
         monkeypatch.setattr("penstock.run.verify.memory.free_bytes", lambda device: 1000)
         verified = verify()
         assert loaded == []

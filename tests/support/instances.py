@@ -26,7 +26,7 @@ from penstock.data_plane.field_spec import DTYPES as FIELD_DTYPES
 from penstock.data_plane.field_spec import FieldKind, FieldSpec
 from penstock.data_plane.meta import KVBatchMeta
 from penstock.error_form import RemoteError
-from penstock.errors import PenstockError
+from penstock.errors import EngineError, PenstockError
 from penstock.runtime.wire.crossing import field_names, marked_classes
 from penstock.weights.publication import DTYPE_BYTES, WeightManifest, lay_out
 
@@ -179,6 +179,8 @@ def of_type(hint: Any) -> st.SearchStrategy[Any]:
         return TEXT
     if isinstance(hint, type) and issubclass(hint, Path):
         return st.sampled_from([Path("a/b"), Path("/")])
+    if isinstance(hint, type) and issubclass(hint, BaseException):
+        return st.builds(lambda kind, text: kind(text), st.sampled_from([ValueError, EngineError, OSError]), TEXT)
     if isinstance(hint, type) and issubclass(hint, Section):
         return settings_instances(hint)
     if hint in marked_classes():
@@ -203,6 +205,8 @@ def same(one: Any, other: Any) -> bool:
         return math.copysign(1, one) == math.copysign(1, other) and (
             one == other or (math.isnan(one) and math.isnan(other))
         )
+    if isinstance(one, BaseException):
+        return str(one) == str(other) and same(one.args, other.args)
     if isinstance(one, Section):
         return one.model_fields_set == other.model_fields_set and same(dict(one), dict(other))
     if dataclasses.is_dataclass(one):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import string
 from pathlib import Path
 from typing import Any
@@ -141,3 +142,17 @@ def save_tiny_model(folder: Path, *, tokenizer: Any = None, **model_args: Any) -
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+def plain_copy(model: Any) -> Any:
+    """A plain model with its own weights that computes the same as `model`, adapted or not, as an engine has it."""
+    from penstock.weights.lora import LoraAdapter
+
+    adapter = LoraAdapter.of(model)
+    if adapter is None:
+        return copy.deepcopy(model)
+    plain = copy.deepcopy(adapter.peft_model).unload()
+    with torch.no_grad():
+        for name, tensor in adapter.merged_weights():
+            plain.get_parameter(name).copy_(tensor)
+    return plain

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import json
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -8,7 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from penstock.errors import SetupError, StepStateError
+from penstock.errors import CheckpointError, SetupError, StepStateError
+from penstock.training.backends.local import LocalBackend
+from penstock.training.backends.local.checkpointing import LocalSnapshot
 from tests.support.tiny_models import tiny_model
 from tests.training.support import bit_equal, comparable, data_plane, put_groups, trainer, weights
 
@@ -145,3 +150,36 @@ async def test_a_checkpoint_of_another_model_is_refused_by_name(tmp_path: Path) 
         await local.load_checkpoint(tmp_path)
     assert bit_equal(before, weights(model))
     await local.close()
+
+
+async def test_a_snapshot_is_the_trainers_own_written_once_and_its_memory_is_free_then(tmp_path: Path) -> None:
+    local = trainer(tiny_model(), data_plane())
+    with watched_copies() as copies:
+        snapshot = await local.snapshot()
+        replaced = snapshot
+        snapshot = await local.snapshot()
+        assert [copy() is None for copy in copies] == [True, False]
+        with pytest.raises(CheckpointError, match="a later one has taken its place"):
+            replaced.write(tmp_path)
+        snapshot.write(tmp_path)
+        assert [copy() is None for copy in copies] == [True, True]
+        with pytest.raises(CheckpointError, match="it was written before"):
+            snapshot.write(tmp_path)
+    await local.load_checkpoint(tmp_path)
+    await local.close()
+
+
+@contextmanager
+def watched_copies() -> Iterator[list[weakref.ref[LocalSnapshot]]]:
+    """The copies that backends make inside, without keeping them alive."""
+    made: list[weakref.ref[LocalSnapshot]] = []
+    real = LocalBackend.save
+
+    def save(self: LocalBackend, version: int) -> LocalSnapshot:
+        copy = real(self, version)
+        made.append(weakref.ref(copy))
+        return copy
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LocalBackend, "save", save)
+        yield made

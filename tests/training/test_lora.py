@@ -21,9 +21,9 @@ from penstock.training.backends.local.policy import Policy
 from penstock.training.batching import Microbatch
 from penstock.training.flops import FlopCounter
 from penstock.weights.hf import named_weights
-from penstock.weights.lora import LoraAdapter, attach_lora, plain_copy
+from penstock.weights.lora import LoraAdapter, attach_lora, merge_lora
 from tests.engines.helpers import generate_all, request
-from tests.support.tiny_models import tiny_model
+from tests.support.tiny_models import plain_copy, tiny_model
 from tests.training.reference import whole_batch_loss
 from tests.training.support import (
     algorithm,
@@ -168,6 +168,20 @@ async def test_an_engine_that_takes_the_merged_weights_samples_from_the_trained_
         await engine.resume()
     await engine.close()
     await local.close()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_merged_into_its_own_memory_it_is_the_plain_model(family: str) -> None:
+    peft_model = adapted(family)
+    parameters = {id(parameter) for parameter in peft_model.parameters()}
+    wanted = {name: tensor.clone() for name, tensor in adapter_of(peft_model).merged_weights()}
+    plain = merge_lora(peft_model)
+    assert bit_equal(dict(plain.named_parameters()), wanted)
+    assert {id(parameter) for parameter in plain.parameters()} < parameters
+    assert LoraAdapter.of(plain) is None
+    ids_BL = torch.arange(3, 23)[None]
+    with torch.no_grad():
+        assert torch.equal(plain(ids_BL).logits, plain_copy(plain)(ids_BL).logits)
 
 
 def test_the_reference_policy_is_the_base_model() -> None:

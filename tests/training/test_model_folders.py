@@ -29,9 +29,8 @@ from penstock.rollout.engines.base import GenerationResult
 from penstock.rollout.engines.embedded import EmbeddedEngine
 from penstock.rollout.handle import HFTokenizer
 from penstock.weights.hf import load_model, load_tokenizer
-from penstock.weights.lora import plain_copy
 from tests.engines.helpers import generate_all, request
-from tests.support.tiny_models import FAMILIES, bpe_tokenizer, save_tiny_model, tiny_model
+from tests.support.tiny_models import FAMILIES, bpe_tokenizer, plain_copy, save_tiny_model, tiny_model
 from tests.training.reference import row_logprobs, whole_batch_loss
 from tests.training.support import (
     LOGPROBS,

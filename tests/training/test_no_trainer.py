@@ -14,9 +14,6 @@ from penstock.data_plane.adapters.memory import MemoryDataPlane
 from penstock.data_plane.meta import KVBatchMeta
 from penstock.errors import StepStateError
 from penstock.training.workers.none import NoTrainer
-from penstock.weights.site import site_of
-from penstock.weights.transports.opening import open_weights
-from tests.support.tiny_models import tiny_model
 
 META = KVBatchMeta("p", ("a_g0", "a_g1"), frozenset({fields.REWARD}), (3, 4))
 
@@ -29,7 +26,7 @@ def plane() -> MemoryDataPlane:
 
 
 async def test_a_step_changes_nothing_and_counts_no_token_as_trained() -> None:
-    trainer = NoTrainer(None, plane(), AlgorithmConfig())
+    trainer = NoTrainer(plane(), AlgorithmConfig())
     for step in range(2):
         await trainer.begin_train_step(step)
         chunk = await trainer.train_microbatch(step, META)
@@ -39,7 +36,7 @@ async def test_a_step_changes_nothing_and_counts_no_token_as_trained() -> None:
 
 
 async def test_calls_out_of_order_are_refused_as_by_any_trainer() -> None:
-    trainer = NoTrainer(None, plane(), AlgorithmConfig())
+    trainer = NoTrainer(plane(), AlgorithmConfig())
     with pytest.raises(StepStateError):
         await trainer.train_microbatch(0, META)
     await trainer.begin_train_step(0)
@@ -49,16 +46,14 @@ async def test_calls_out_of_order_are_refused_as_by_any_trainer() -> None:
     await trainer.begin_train_step(1)
 
 
-async def test_the_weights_it_publishes_are_the_models_own() -> None:
-    model = tiny_model()
-    publication = await NoTrainer(model, plane(), AlgorithmConfig()).publish_weights()
+async def test_it_has_no_weights_to_publish() -> None:
+    publication = await NoTrainer(plane(), AlgorithmConfig()).publish_weights()
     assert publication.version == 0
-    published = dict(open_weights(publication, site_of()).tensors())
-    assert torch.equal(published["model.embed_tokens.weight"], model.model.embed_tokens.weight)
+    assert publication.manifest.entries == publication.endpoints == ()
 
 
 async def test_a_checkpoint_has_nothing_of_it(tmp_path: Path) -> None:
-    trainer = NoTrainer(None, plane(), AlgorithmConfig())
+    trainer = NoTrainer(plane(), AlgorithmConfig())
     (await trainer.snapshot()).write(tmp_path)
     assert os.listdir(tmp_path) == []
     await trainer.load_checkpoint(tmp_path)
@@ -69,8 +64,8 @@ async def test_weights_that_never_change_have_no_kl_to_the_reference() -> None:
         {"advantage": {"kind": "reinforce_pp"}, "kl": {"coefficient": 0.1, "estimator": "k1", "place": "reward"}}
     )
     data_plane = plane()
-    prepared = await NoTrainer(None, data_plane, kl_in_reward).prepare(META)
+    prepared = await NoTrainer(data_plane, kl_in_reward).prepare(META)
     names = [fields.KL_TO_GO_SUM, fields.KL_TO_GO_SQUARE_SUM]
     batch = data_plane.get_samples(prepared.meta, names)
     assert [batch.tensor(name).tolist() for name in names] == [[0.0, 0.0]] * 2
-    assert (await NoTrainer(None, data_plane, AlgorithmConfig()).prepare(META)).meta == META
+    assert (await NoTrainer(data_plane, AlgorithmConfig()).prepare(META)).meta == META

@@ -11,9 +11,11 @@ import pytest
 import torch
 
 from penstock.algorithms.reduction import MetricParts, merge_metrics
-from penstock.data_plane.fields import ADVANTAGE, VALID_TOKENS
+from penstock.config.sections.algorithm import AlgorithmConfig
+from penstock.data_plane.fields import ADVANTAGE, REFERENCE_LOGPROBS, VALID_TOKENS
 from penstock.data_plane.meta import KVBatchMeta
 from penstock.errors import DataPlaneError
+from penstock.training.backends.base import Pass
 from penstock.training.backends.local import LocalBackend
 from penstock.training.interface import StepResult
 from penstock.training.step_worker import StepWorker
@@ -21,6 +23,7 @@ from penstock.training.workers.local import local_worker
 from tests.support.tiny_models import tiny_model
 from tests.training.support import (
     algorithm,
+    bit_equal,
     chunks,
     comparable,
     data_plane,
@@ -135,3 +138,47 @@ def test_one_ranks_bad_loss_is_skipped_by_all_and_names_its_group() -> None:
     ]
     assert [result.nonfinite_groups for result in results] == [(), metas[1].group_ids]
     assert all(relative_difference(before, weights(trained)) == 0 for trained in models)
+
+
+def test_a_pass_holds_on_to_no_graph() -> None:
+    """All passes of a chunk are held at once: with their graphs, so would be their activations."""
+    plane, rules, config = data_plane(), algorithm(), training()
+    kept: list[Pass] = []
+
+    class Kept(LocalBackend):
+        def run(self, *args: Any, **kwargs: Any) -> Sequence[Pass]:
+            found = super().run(*args, **kwargs)
+            kept.extend(found)
+            return found
+
+    StepWorker(Kept(model(), rules, config, temperature=1.0), plane, rules, config).train(0, put_groups(plane, 2))
+    losses = [done.loss for done in kept if done.loss is not None]
+    assert len(losses) == 2
+    tensors = [done.logprobs_T for done in kept] + [loss.total for loss in losses]
+    tensors += [metric.value for loss in losses for metric in loss.metrics.values()]
+    assert not any(tensor.requires_grad for tensor in tensors)
+
+
+@pytest.mark.parametrize("kl", [0.0, 0.1], ids=["policy", "policy and reference"])
+def test_a_worker_that_was_offloaded_in_the_middle_of_a_step_goes_on_as_if_it_never_was(kl: float) -> None:
+    assert_offloading_changes_nothing(torch.device("cpu"), algorithm(kl={"coefficient": kl}))
+
+
+def assert_offloading_changes_nothing(device: torch.device, rules: AlgorithmConfig) -> None:
+    """Five times between two chunks of each of two steps, with moments from the first in the second."""
+    trained = []
+    for cycles in (0, 5):
+        plane, network = data_plane(REFERENCE_LOGPROBS), model().to(device)
+        worker = local_worker(network, plane, rules, training(), temperature=1.0)
+        for step in range(2):
+            worker.begin(step)
+            for meta in put_groups(plane, 2, name=f"s{step}p"):
+                worker.microbatch(step, worker.prepare(meta).meta)
+                for _ in range(cycles):
+                    worker.offload()
+                    assert {parameter.device.type for parameter in network.parameters()} == {"cpu"}
+                    worker.onload()
+            assert worker.finish(step).updated
+        assert all(parameter.device.type == device.type for parameter in network.parameters())
+        trained.append(weights(network))
+    assert bit_equal(*trained)

@@ -39,9 +39,9 @@ async def engines(config: ModelConfig) -> AsyncIterator[tuple[EmbeddedEngine, Pr
     process = EngineProcess(config, "cpu", **OPTIONS, name="process")
     try:
         thread = EmbeddedEngine(load_model(config), **OPTIONS, name="thread")
-        remote = ProcessEngine(process, None)
+        remote = ProcessEngine(process)
     except BaseException:
-        process.end(patience_seconds=0)
+        process.kill()
         raise
     try:
         yield thread, remote

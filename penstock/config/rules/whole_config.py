@@ -46,10 +46,8 @@ def idle_settings(config: RunConfig) -> dict[str, str]:
         idle["rollout.failure.min_groups_per_step"] = (
             "has no effect with on_drop = replace, where steps stay full; remove it or set on_drop to shrink"
         )
-    if config.training.backend == "none" or config.rollout.replay_from is not None:
-        idle["runtime.engine_process"] = (
-            "has no effect without both an engine and a trainer (training.backend, rollout.replay_from); remove it"
-        )
+    if config.rollout.replay_from is not None:
+        idle["runtime.engine_process"] = "has no effect without an engine (rollout.replay_from); remove it"
     if config.training.optimizer.schedule == "constant":
         idle["training.optimizer.final_lr_ratio"] = "has no effect with schedule = constant; remove it"
     if config.model.lora is not None and config.model.lora.path is not None:

@@ -10,7 +10,7 @@ from penstock.controller.failures.classify import describe
 from penstock.controller.parts import Parts
 from penstock.controller.pumps.in_flight import InFlight
 from penstock.errors import WeightSyncError
-from penstock.rollout.fleet import Rank
+from penstock.rollout.fleet import Rank, RankState
 from penstock.runtime.ending import Ending
 from penstock.weights.publication import WeightPublication
 from penstock.weights.synchronizer import SyncReport, WeightSynchronizer
@@ -81,12 +81,18 @@ class WeightSync:
         return await self._copy()
 
     async def refresh(self, rank: Rank) -> SyncReport:
-        """Bring the current version to one rank alone, which serves it then; the others go on meanwhile."""
+        """Bring the current version to one rank alone, which serves it then; the others go on meanwhile.
+
+        Without a trainer nothing is published: a new engine has loaded the weights itself.
+        """
         async with self.weights_change:
             giving_up = asyncio.create_task(self._give_up_in_time())
             try:
                 with self._lane.span(f"copying weights to {rank.name}"):
                     publication = await self._trainer.publish_weights(self._synchronizer.sites([rank.name]))
+                    if not publication.endpoints:
+                        rank.go(RankState.SERVING)
+                        return SyncReport(publication.version, 0.0)
                     return await self._synchronizer.publish(publication, [rank.name])
             finally:
                 giving_up.cancel()

@@ -11,6 +11,7 @@ from functools import partial
 import torch
 
 from penstock.config.models import RunConfig
+from penstock.errors import WeightSyncError
 from penstock.run.checks import check_config
 from penstock.run.verify import (
     custom_loss,
@@ -98,6 +99,10 @@ class _Preflight:
                 self._prompt = await first_prompt(subject)
                 rows = [await self._row(check, partial(run, subject)) for check, run in self._checks]
                 return [replace(rows[0], seconds=sampled.seconds), *rows[1:]]
+        except WeightSyncError as error:
+            failed = Row(weight_sync.WEIGHT_SYNC, raised(error), 0.0, repr(error))
+            rest = self._skipped("the engines could not load the trainer's weights")
+            return [failed if row.check is failed.check else row for row in rest]
         except (MemoryError, torch.OutOfMemoryError) as error:
             if not may_fail:
                 raise

@@ -15,8 +15,10 @@ from penstock.data_plane.client import DataPlaneClient
 from penstock.data_plane.meta import KVBatchMeta
 from penstock.errors import ConfigError
 from penstock.rollout.prompts import PromptVisit
-from penstock.run.build import Serving, Training, build_training, serving_off_the_loop
+from penstock.run.build import Serving, Training
+from penstock.run.starting import parts_of
 from penstock.run.verify.findings import Skipped
+from penstock.weights.synchronizer import WeightSynchronizer
 
 
 @dataclass(frozen=True)
@@ -83,16 +85,12 @@ def verifiable(config: RunConfig) -> RunConfig:
 
 @asynccontextmanager
 async def built(config: RunConfig) -> AsyncIterator[tuple[Serving, Training]]:
-    """The parts, always closed at the end."""
-    serving = await serving_off_the_loop(config, trains_too=True)
-    try:
-        training = await asyncio.to_thread(build_training, config, serving)
-        try:
-            yield serving, training
-        finally:
-            await training.close()
-    finally:
-        await serving.close()
+    """The parts, as they are when a run begins: the engines have the trainer's weights. Always closed at the end."""
+    async with parts_of(config) as (serving, training):
+        trainer, limit = training.trainer, config.runtime.timeouts.weights_seconds
+        synchronizer = WeightSynchronizer(serving.engines.receivers, limit, trainer.release_weights)
+        await synchronizer.publish(await trainer.publish_weights(synchronizer.sites()))
+        yield serving, training
 
 
 async def sample(config: RunConfig, training: Training, limits: Limits) -> Sampled:

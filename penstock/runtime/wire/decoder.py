@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from array import array
+import struct
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from enum import Enum
@@ -16,7 +15,11 @@ from penstock.error_form import ErrorLink, rebuilt
 from penstock.errors import WireError
 from penstock.runtime.wire import encoder as _marks_what_lies_below  # noqa: F401
 from penstock.runtime.wire import tags
-from penstock.runtime.wire.crossing import class_of_package, field_names, is_marked, marked_class
+from penstock.runtime.wire.crossing import class_of_package, field_names, is_marked
+
+_UNPACK_INT, _UNPACK_FLOAT = tags.INT64.unpack_from, tags.FLOAT64.unpack_from
+_UNPACK_COUNT, _UNPACK_INDEX = tags.COUNT.unpack_from, tags.INDEX.unpack_from
+_CONSTANTS = {tags.NONE: None, tags.TRUE: True, tags.FALSE: False}
 
 
 def decode(head: bytes | bytearray, body: bytes | bytearray = b"") -> Any:
@@ -60,11 +63,29 @@ class Decoder:
         self._depth += 1
         if self._depth > tags.DEEPEST:
             raise WireError(f"a message is nested more than {tags.DEEPEST} deep")
-        head, readers, values = self._head, _READERS, []
+        head, at, values = self._head, self._at, list[Any]()
         for _ in range(count):
-            tag = head[self._at]
-            self._at += 1
-            values.append(readers[tag](self))
+            tag = head[at]
+            at += 1
+            if tag == tags.INT:  # these here and not by their readers: most values are of these kinds
+                values += _UNPACK_INT(head, at)
+                at += 8
+            elif tag == tags.TEXT:
+                end = at + 4 + _UNPACK_COUNT(head, at)[0]
+                if end > len(head):
+                    raise WireError("a message ends in the middle of a text")
+                values.append(str(head[at + 4 : end], "utf-8", "surrogatepass"))
+                at = end
+            elif tag == tags.FLOAT:
+                values += _UNPACK_FLOAT(head, at)
+                at += 8
+            elif tag <= tags.FALSE:
+                values.append(_CONSTANTS[tag])
+            else:
+                self._at = at
+                values.append(_READERS[tag](self))
+                at = self._at
+        self._at = at
         self._depth -= 1
         return values
 
@@ -81,11 +102,11 @@ class Decoder:
         """The next value, which must be text."""
         if self.byte() != tags.TEXT:
             raise WireError("a name in a message is no text")
-        return _text(self)
+        return str(self.take(self.count()), "utf-8", "surrogatepass")
 
     def count(self) -> int:
         """The next count."""
-        number: int = tags.COUNT.unpack_from(self._head, self._at)[0]
+        number: int = _UNPACK_COUNT(self._head, self._at)[0]
         self._at += 4
         return number
 
@@ -108,12 +129,16 @@ class Decoder:
         self._body_at = end + tags.padding(size)
         return self._body[begin:end]
 
-    def class_at(self, find: Callable[[str], type]) -> type:
+    def class_at(self) -> type:
         """The next class."""
-        number: int = tags.INDEX.unpack_from(self._head, self._at)[0]
-        self._at += 2
+        at = self._at
+        number: int = _UNPACK_INDEX(self._head, at)[0]
+        self._at = at + 2
         if number == len(self._classes) < tags.MOST_CLASSES:
-            self._classes.append(find(self.text()))
+            if self.byte() != tags.TEXT:
+                raise WireError("a class in a message is not named by text")
+            name = bytes(self.take(self.count()))
+            self._classes.append(_known.get(name) or _found(name))
         return self._classes[number]
 
     def finish(self) -> None:
@@ -123,6 +148,24 @@ class Decoder:
 
 
 Reader = Callable[[Decoder], Any]
+_known: dict[bytes, type] = {}
+"""Classes that messages have named so far."""
+
+
+def _found(name: bytes) -> type:
+    """A class that may cross: a marked one, or one of settings."""
+    text = str(name, "utf-8")
+    kind = class_of_package(text)
+    if not is_marked(kind) and not _is_settings(kind):
+        raise WireError(f"{text} is not marked as something that crosses between processes")
+    _known[name] = kind
+    return kind
+
+
+def _is_settings(kind: type) -> bool:
+    from penstock.config.sections.base import Section
+
+    return issubclass(kind, Section)
 
 
 def _int(decoder: Decoder) -> int:
@@ -138,19 +181,17 @@ def _float(decoder: Decoder) -> float:
 
 
 def _text(decoder: Decoder) -> str:
-    return decoder.take(decoder.count()).decode("utf-8", "surrogatepass")
+    return str(decoder.take(decoder.count()), "utf-8", "surrogatepass")
 
 
 def _packed(code: str) -> Reader:
     def read(decoder: Decoder) -> Any:
         tag, count = decoder.byte(), decoder.count()
-        numbers = array(code, bytes(decoder.take(8 * count)))
-        if sys.byteorder != "little":
-            numbers.byteswap()
+        numbers = struct.unpack(f"<{count}{code}", decoder.take(8 * count))
         if tag == tags.TUPLE:
-            return tuple(numbers)
+            return numbers
         if tag == tags.LIST:
-            return numbers.tolist()
+            return list(numbers)
         raise WireError("packed numbers are neither a list nor a tuple")
 
     return read
@@ -162,7 +203,7 @@ def _dict(decoder: Decoder) -> dict[Any, Any]:
 
 
 def _object(decoder: Decoder) -> Any:
-    make, count = _maker(decoder.class_at(marked_class))
+    make, count = _maker(decoder.class_at())
     if decoder.byte() != count:
         raise WireError("an object has another number of fields than its class")
     return make(decoder.read_all(count))
@@ -170,13 +211,15 @@ def _object(decoder: Decoder) -> Any:
 
 @cache
 def _maker(kind: type) -> tuple[Callable[[list[Any]], Any], int]:
-    """How a marked class's instance is made from its fields: through `__init__`, so it checks what it always checks."""
+    """How a marked class's instance is made from its fields; what `__post_init__` checks is checked."""
     if not is_marked(kind) or issubclass(kind, Enum):
         raise WireError(f"{kind.__name__} is not a class of objects that cross")
     names = field_names(kind)
     if not is_dataclass(kind):
         return (lambda values: kind(*values)), len(names)
     given = fields(kind)
+    if not hasattr(kind, "__post_init__") and not hasattr(kind, "__slots__"):
+        return _plain_maker(kind, names), len(names)
     if all(field.init and not field.kw_only for field in given):
         return (lambda values: kind(*values)), len(names)
 
@@ -191,19 +234,29 @@ def _maker(kind: type) -> tuple[Callable[[list[Any]], Any], int]:
     return make, len(names)
 
 
+def _plain_maker(kind: type, names: tuple[str, ...]) -> Callable[[list[Any]], Any]:
+    """Of a class whose `__init__` only sets its fields, which a frozen class does one slow call at a time."""
+    new = object.__new__
+
+    def make(values: list[Any]) -> Any:
+        made: Any = new(kind)
+        made.__dict__.update(zip(names, values))  # noqa: B905 - they are as many as the class has, which is checked
+        return made
+
+    return make
+
+
 def _member(decoder: Decoder) -> Enum:
-    kind = decoder.class_at(marked_class)
+    kind = decoder.class_at()
     if not is_marked(kind) or not issubclass(kind, Enum):
         raise WireError(f"{kind.__name__} is not an enum that crosses")
     return kind[decoder.text()]
 
 
 def _settings(decoder: Decoder) -> Any:
-    from penstock.config.sections.base import Section
-
-    kind = decoder.class_at(class_of_package)
+    kind: Any = decoder.class_at()
     values, given = decoder.read_all(2)
-    if not issubclass(kind, Section) or set(values) != set(kind.model_fields) or not set(values).issuperset(given):
+    if not _is_settings(kind) or set(values) != set(kind.model_fields) or not set(values).issuperset(given):
         raise WireError(f"a message has settings that {kind.__name__} has not")
     return kind.model_construct(set(given), **values)
 

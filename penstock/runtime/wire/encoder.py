@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import struct
 import sys
-from array import array
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import cache
 from operator import attrgetter
 from pathlib import PurePath
 from types import MappingProxyType
@@ -21,6 +22,8 @@ for _kind in (FailureKind, UserTrace, ErrorLink):
     crosses(_kind)  # they are declared below this package
 
 Buffer = bytes | memoryview
+_PACK_COUNT, _PACK_INT, _PACK_FLOAT = tags.TAG_AND_COUNT.pack, tags.TAG_AND_INT.pack, tags.TAG_AND_FLOAT.pack
+_LEAST, _MOST = -(1 << 63), (1 << 63) - 1
 
 
 @dataclass(frozen=True)
@@ -68,24 +71,32 @@ class Encoder:
         self._depth += 1
         if self._depth > tags.DEEPEST:
             raise WireError(f"a value is nested more than {tags.DEEPEST} deep, or contains itself, and cannot cross")
-        writers = _WRITERS
+        out, writers = self.out, _WRITERS
         for value in values:
             kind = type(value)
-            (writers.get(kind) or _writer_of(kind))(self, value)
+            if kind is str:  # these here and not by their writers: most values are of these kinds
+                content = value.encode("utf-8", "surrogatepass")
+                out += _PACK_COUNT(tags.TEXT, len(content))
+                out += content
+            elif kind is int and _LEAST <= value <= _MOST:
+                out += _PACK_INT(tags.INT, value)
+            elif kind is float:
+                out += _PACK_FLOAT(tags.FLOAT, value)
+            else:
+                (writers.get(kind) or _writer_of(kind))(self, value)
         self._depth -= 1
 
     def write_class(self, tag: int, kind: type) -> None:
         """A tag and a class."""
         known = self._classes.get(kind)
-        self.out.append(tag)
         if known is not None:
-            self.out += tags.INDEX.pack(known)
+            self.out += tags.TAG_AND_INDEX.pack(tag, known)
             return
         number = self._classes[kind] = len(self._classes)
         if number >= tags.MOST_CLASSES:
             raise WireError(f"a message has values of more than {tags.MOST_CLASSES} classes")
-        self.out += tags.INDEX.pack(number)
-        _text(self, full_name(kind))
+        self.out += tags.TAG_AND_INDEX.pack(tag, number)
+        self.out += _name(kind)
 
     def write_buffer(self, content: Buffer) -> None:
         """Bytes for the body."""
@@ -98,13 +109,19 @@ class Encoder:
 Writer = Callable[[Encoder, Any], None]
 
 
+@cache
+def _name(kind: type) -> bytes:
+    name = full_name(kind).encode()
+    return tags.TAG_AND_COUNT.pack(tags.TEXT, len(name)) + name
+
+
 def _constant(tag: int) -> Writer:
     return lambda encoder, _: encoder.out.append(tag)
 
 
 def _int(encoder: Encoder, value: int) -> None:
-    if -(1 << 63) <= value < 1 << 63:
-        encoder.out += tags.TAG_AND_INT.pack(tags.INT, value)
+    if _LEAST <= value <= _MOST:
+        encoder.out += _PACK_INT(tags.INT, value)
     else:
         content = value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
         _sized(encoder, tags.LONG, content)
@@ -153,19 +170,14 @@ def _sequence(tag: int) -> Writer:
 
 def _packed(value: list[Any] | tuple[Any, ...]) -> tuple[int, bytes] | None:
     """Numbers of one kind as plain bytes; None if they are not."""
-    kinds = set(map(type, value))
-    if kinds == {float}:
-        tag, numbers = tags.FLOATS, array("d", value)
-    elif kinds == {int}:
-        try:
-            tag, numbers = tags.INTS, array("q", value)
-        except OverflowError:
-            return None
-    else:
+    kind = type(value[0])
+    if kind not in (int, float) or set(map(type, value)) != {kind}:
         return None
-    if sys.byteorder != "little":
-        numbers.byteswap()
-    return tag, numbers.tobytes()
+    try:
+        tag, code = (tags.INTS, "q") if kind is int else (tags.FLOATS, "d")
+        return tag, struct.pack(f"<{len(value)}{code}", *value)
+    except struct.error:  # a whole number of more than 8 bytes
+        return None
 
 
 def _set(tag: int) -> Writer:

@@ -37,6 +37,7 @@ FLOAT64 = struct.Struct("<d")
 COUNT = struct.Struct("<I")
 SIZE = struct.Struct("<Q")
 INDEX = struct.Struct("<H")
+TAG_AND_INDEX = struct.Struct("<BH")
 
 ALIGNMENT = 64
 """Every buffer of a body begins at a multiple of this."""

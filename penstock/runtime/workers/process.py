@@ -82,6 +82,11 @@ class ProcessWorker(WorkerHandle):
         return not self._gone and not self._closing
 
     @property
+    def why_lost(self) -> str:
+        """Why it takes no further call, once that is so."""
+        return self._gone
+
+    @property
     def pid(self) -> int:
         """The id of its process."""
         return self._process.pid

@@ -14,7 +14,6 @@ from penstock.algorithms.losses import LossSum
 from penstock.algorithms.reduction import MetricParts
 from penstock.training.batching import Rows
 from penstock.training.flops import FlopCounter
-from penstock.training.interface import TrainerSnapshot
 from penstock.training.packing import PlanRule
 from penstock.weights.publication import WeightPublication, WeightSite
 
@@ -47,6 +46,17 @@ class Pass:
     """On the model's device."""
     loss: LossSum | None = None
     """What the objective returned, if there was one."""
+
+
+class BackendSnapshot(Protocol):
+    """One rank's state at one moment, in memory of its own."""
+
+    @property
+    def bytes_to_come(self) -> int:
+        """How much it will still grow with training."""
+
+    def write(self, folder: Path) -> None:
+        """Write this rank's files into an existing folder; from any thread, while the backend goes on."""
 
 
 class Objective(Protocol):
@@ -131,7 +141,7 @@ class Backend(Protocol):
         """Nobody needs a publication any more, except, with `still_read`, somebody who was given up; from any
         thread."""
 
-    def save(self, version: int) -> TrainerSnapshot:
+    def save(self, version: int) -> BackendSnapshot:
         """A copy of weights, optimizer, schedule and random state, which later steps do not change."""
 
     def load(self, folder: Path) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -17,7 +18,14 @@ from penstock.data_plane.meta import KVBatchMeta
 from penstock.runtime.lanes import Lanes
 from penstock.runtime.local import WorkerThread
 from penstock.training.backends.local import LocalBackend
-from penstock.training.interface import ChunkResult, Prepared, StepResult, Trainer, TrainerSnapshot
+from penstock.training.interface import (
+    ChunkResult,
+    Prepared,
+    SnapshotTaken,
+    StepResult,
+    Trainer,
+    TrainerSnapshot,
+)
 from penstock.training.step import StepState
 from penstock.training.step_worker import StepWorker
 from penstock.weights.hf import load_model, pick_device, silence_progress_bars
@@ -42,6 +50,21 @@ def local_worker(
     """A step over a plain torch module; it computes in the thread that calls it, and in `lanes` if there are any."""
     backend = LocalBackend(model, algorithm, training, temperature=temperature, lanes=lanes, longest_row=longest_row)
     return StepWorker(backend, data_plane, algorithm, training, version=version)
+
+
+@dataclass(frozen=True)
+class ThreadSnapshot(TrainerSnapshot):
+    """A copy that a worker of this process keeps."""
+
+    worker: StepWorker
+    taken: SnapshotTaken
+
+    @property
+    def bytes_to_come(self) -> int:
+        return self.taken.bytes_to_come
+
+    def write(self, folder: Path) -> None:
+        self.worker.write_snapshot(self.taken.number, folder)
 
 
 class LocalTrainer(Trainer):
@@ -168,7 +191,7 @@ class LocalTrainer(Trainer):
 
     async def snapshot(self) -> TrainerSnapshot:
         """A copy of weights, optimizer, schedule and RNG state in CPU memory."""
-        return await self._call(self._worker.snapshot)
+        return ThreadSnapshot(self._worker, await self._call(self._worker.snapshot))
 
     async def load_checkpoint(self, folder: Path) -> None:
         """Read what a snapshot wrote."""

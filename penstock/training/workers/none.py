@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -14,13 +13,10 @@ from penstock.data_plane import fields
 from penstock.data_plane.client import DataPlaneClient
 from penstock.data_plane.columns import Column
 from penstock.data_plane.meta import KVBatchMeta
-from penstock.runtime.threads import in_daemon_thread
 from penstock.training.interface import ChunkResult, Prepared, StepResult, Trainer
 from penstock.training.step import StepMachine
 from penstock.training.targets import needs_kl_sums
-from penstock.weights.policy_weights import PolicyWeights
-from penstock.weights.publication import WeightPublication, WeightSite
-from penstock.weights.publisher import WeightPublisher
+from penstock.weights.publication import WeightManifest, WeightPublication, WeightSite
 
 
 @dataclass(frozen=True)
@@ -34,17 +30,16 @@ class NothingTrained:
 
 
 class NoTrainer(Trainer):
-    """Steps open, take their groups and close, and the weights of `model` never change: version 0 forever.
+    """Steps open, take their groups and close, and the weights never change: version 0 forever.
 
-    Advantages are still computed, so metrics show rewards; no token counts as trained.
+    There is no model here: the engines load theirs themselves, and nothing is published to them. Advantages are still
+    computed, so metrics show rewards; no token counts as trained.
     """
 
-    def __init__(self, model: Any, data_plane: DataPlaneClient, algorithm: AlgorithmConfig) -> None:
-        self._model = model
+    def __init__(self, data_plane: DataPlaneClient, algorithm: AlgorithmConfig) -> None:
         self._data_plane = data_plane
         self._algorithm = algorithm
         self._machine = StepMachine()
-        self._publisher = WeightPublisher()
 
     async def begin_train_step(self, step_id: int) -> None:
         self._machine.begin(step_id)
@@ -73,11 +68,11 @@ class NoTrainer(Trainer):
         return Prepared(meta.with_fields(*columns), 0.0)
 
     async def publish_weights(self, sites: Sequence[WeightSite] = ()) -> WeightPublication:
-        weights = PolicyWeights.of(self._model)
-        return await in_daemon_thread("penstock-publish", self._publisher.publish, 0, weights, sites)
+        """Version 0, and nothing to read: the engines have it."""
+        return WeightPublication(0, WeightManifest((), ()), ())
 
     async def release_weights(self, publication: WeightPublication, *, still_read: bool = False) -> None:
-        self._publisher.release(publication, still_read=still_read)
+        """There is nothing to release."""
 
     async def snapshot(self) -> NothingTrained:
         return NothingTrained()
@@ -86,5 +81,4 @@ class NoTrainer(Trainer):
         """There is nothing to read."""
 
     async def close(self) -> None:
-        """Release what was published."""
-        self._publisher.close()
+        """There is nothing to end."""

@@ -142,7 +142,7 @@ class ShmDataPlane(DataPlaneClient):
             return future.result(_WITHDRAW_SECONDS)
         except PutWithdrawn as withdrawn:
             raise DataPlaneError(
-                f"no room for a put of {request.layout.size / 1e9:.3f} GB after {self._link.full_seconds:g} s: "
+                f"no room for a put of {request.layout.size / 1e9:.3g} GB after {self._link.full_seconds:g} s: "
                 f"{withdrawn}. Rows are cleared once they are trained; raise data_plane.capacity_gb, or lower "
                 "buffer.max_buffered_groups"
             ) from None

@@ -136,4 +136,4 @@ class PutWithdrawn(DataPlaneError):
 
     def __init__(self, used: int, capacity: int) -> None:
         self.used, self.capacity = used, capacity
-        super().__init__(f"{used / 1e9:.3f} of {capacity / 1e9:.3f} GB are in use")
+        super().__init__(f"{used / 1e9:.3g} of {capacity / 1e9:.3g} GB are in use")

@@ -40,7 +40,7 @@ class ShmOwner(ShmDataPlane, DataPlaneOwner):
             view = self._memory.view(0, memory_for(capacity))
         except OSError as error:
             raise DataPlaneError(
-                f"this machine does not give {memory_for(capacity) / 1e9:.3f} GB of shared memory: {error}; lower "
+                f"this machine does not give {memory_for(capacity) / 1e9:.3g} GB of shared memory: {error}; lower "
                 "data_plane.capacity_gb"
             ) from error
         self.store = Store(view, capacity, when_full)

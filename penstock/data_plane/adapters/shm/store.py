@@ -230,14 +230,14 @@ class Store:
         size, most = put.request.layout.size, self._space.size if put.adds else self.capacity
         if size > most:
             raise DataPlaneError(
-                f"a put of {size / 1e9:.3f} GB can never fit: data_plane.capacity_gb is {self.capacity / 1e9:.3f}; "
+                f"a put of {size / 1e9:.3g} GB can never fit: data_plane.capacity_gb is {self.capacity / 1e9:.3g}; "
                 "raise it, or write fewer rows at once"
             )
 
     def _full(self, put: _WaitingPut) -> str:
         return (
-            f"the data plane is full: {self._space.used / 1e9:.3f} of {self.capacity / 1e9:.3f} GB are in use, and a "
-            f"put needs {put.request.layout.size / 1e9:.3f} GB (data_plane.capacity_gb, data_plane.when_full)"
+            f"the data plane is full: {self._space.used / 1e9:.3g} of {self.capacity / 1e9:.3g} GB are in use, and a "
+            f"put needs {put.request.layout.size / 1e9:.3g} GB (data_plane.capacity_gb, data_plane.when_full)"
         )
 
     def _grant_puts(self) -> None:

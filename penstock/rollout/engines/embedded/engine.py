@@ -23,7 +23,7 @@ from penstock.rollout.engines.embedded.worker import Phase, Worker
 from penstock.rollout.engines.stop_strings import StopWatch, TokenTexts, stop_watch
 from penstock.weights.digest import tensor_digests
 from penstock.weights.hf import load_model, pick_device, silence_progress_bars
-from penstock.weights.lora import attach_lora, plain_copy
+from penstock.weights.lora import attach_lora, merge_lora
 from penstock.weights.publication import WeightPublication, WeightSite
 from penstock.weights.transports.base import OpenWeights
 
@@ -37,7 +37,7 @@ _HEALTH = {
 
 class Residency(Enum):
     """What is in memory. AWAKE -> KV_FREED -> WEIGHTS_FREED by `sleep`; `wake` leads back, from WEIGHTS_FREED only to
-    WEIGHTS_UNSET, and new weights from there to AWAKE."""
+    WEIGHTS_UNSET, and new weights from there to AWAKE. An engine that awaits weights begins as WEIGHTS_UNSET."""
 
     AWAKE = "awake"
     KV_FREED = "asleep (level 1)"
@@ -57,7 +57,8 @@ class EmbeddedEngine:
     price of fixed shapes. `threads` is the engine's number of CPU threads; 0 leaves it to the engine: one if a decode
     step is too small to gain from more, else torch's count. `decoding` says how tokens are computed (see
     `choice.Decoding`). `texts` provides the token texts in which stop strings are searched; it is called once, in the
-    engine's thread, when a request first has any.
+    engine's thread, when a request first has any. With `awaits_weights` the model's own weights are never served: a
+    trainer publishes the first version, as it does all later ones.
 
     Worked example, 2 slots: three `generate` calls; two run, one waits. `await pause()` returns at a token boundary,
     say after 5 tokens each. `await update_weights(publication)` with version 1, `await resume()`. The running ones end
@@ -78,6 +79,7 @@ class EmbeddedEngine:
         threads: int = 0,
         decoding: Decoding = "auto",
         texts: Callable[[], TokenTexts] | None = None,
+        awaits_weights: bool = False,
     ) -> None:
         if max_num_seqs < 1 or max_model_len < 2:
             raise SetupError(
@@ -103,7 +105,7 @@ class EmbeddedEngine:
         self._model, self._runner = model, self._scheduler.runner
         self._texts = None if texts is None else cache(texts)
         self._tickets: dict[str, Ticket] = {}
-        self._residency = Residency.AWAKE
+        self._residency = Residency.WEIGHTS_UNSET if awaits_weights else Residency.AWAKE
         self._weight_shapes: list[torch.Size] = []
         self._incoming = IncomingWeights(name, model, self._runner.device)
         self._worker = Worker(name, self._scheduler, threads or threads_for_step(model, self._runner))
@@ -127,8 +129,8 @@ class EmbeddedEngine:
         config = ModelConfig(path=model) if isinstance(model, str) else model
         silence_progress_bars()
         loaded = load_model(config, pick_device(device))
-        if config.lora is not None and config.lora.path is not None:
-            loaded = plain_copy(attach_lora(loaded, config.lora, seed=0))
+        if config.lora is not None and config.lora.path is not None and not options.get("awaits_weights"):
+            loaded = merge_lora(attach_lora(loaded, config.lora))
         return cls(loaded, max_num_seqs=max_num_seqs, max_model_len=max_model_len, name=name, **options)
 
     @property

@@ -1,0 +1,133 @@
+"""Starting the parts of a run in threads, so that Ctrl-C is heard while a large model loads."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from penstock.config.models import RunConfig
+from penstock.config.sections.timeouts import TimeoutsConfig
+from penstock.data_plane.client import DataPlaneClient
+from penstock.errors import SetupError
+from penstock.run import build
+from penstock.run.build import Serving, Training
+from penstock.run.build_engines import Processes, begin_processes, end_processes
+from penstock.runtime.awake import wait_awake
+from penstock.runtime.threads import in_daemon_thread
+from penstock.training.interface import Trainer
+
+T = TypeVar("T")
+Span = Callable[[str], AbstractContextManager[Any]]
+"""Times what a `with` block does under a name."""
+
+
+@dataclass(frozen=True)
+class _Begun:
+    """A trainer with its data plane, and processes of engines that may still be starting."""
+
+    trainer: Trainer
+    data_plane: DataPlaneClient
+    processes: Processes
+
+    async def close(self) -> None:
+        await self.trainer.close()
+        self.data_plane.close()
+        end_processes(self.processes)
+
+
+@asynccontextmanager
+async def parts_of(
+    config: RunConfig,
+    *,
+    span: Span = lambda name: nullcontext(),
+    guard: Callable[[Trainer], Trainer] = lambda trainer: trainer,
+) -> AsyncIterator[tuple[Serving, Training]]:
+    """All parts of a run, closed at the end. An engine that serves a trainer's weights has none of them yet.
+
+    An engine in a process of its own starts first and is waited for last, so it loads its model while the trainer loads
+    its own. `guard` may wrap the trainer before anybody uses it. Engine and trainer each have
+    `runtime.timeouts.start_seconds`; one that is still loading then is closed once it has loaded, if this process still
+    runs.
+    """
+    timeouts = config.runtime.timeouts
+    with span("setting up the trainer"):
+        begun = await off_the_loop("the trainer", lambda: _begin(config), lambda made: made.close(), timeouts)
+    trainer = guard(begun.trainer)
+    try:
+        with span("setting up the engine"):
+            serving = await off_the_loop(
+                "the engine", lambda: _serving(config, begun), lambda made: made.close(), timeouts
+            )
+        try:
+            training = await off_the_loop(
+                "the data",
+                lambda: build.build_training(config, serving, trainer, begun.data_plane),
+                _leave,  # its parts are closed below
+                timeouts,
+            )
+            yield serving, training
+        finally:
+            await serving.close()
+    finally:
+        await trainer.close()
+        begun.data_plane.close()
+
+
+async def off_the_loop(
+    what: str, make: Callable[[], T], close: Callable[[T], Coroutine[Any, Any, None]], timeouts: TimeoutsConfig
+) -> T:
+    """Make something in a thread. If nobody waits for it any more when it is made, it is closed."""
+    unwanted = threading.Event()
+
+    def made() -> T:
+        result = make()
+        if unwanted.is_set():
+            asyncio.run(close(result))
+        return result
+
+    making = in_daemon_thread("penstock-build", made)
+    try:
+        await wait_awake({making}, timeouts.start_seconds)
+    except asyncio.CancelledError:
+        await asyncio.wait({making}, timeout=timeouts.stop_seconds)
+        if not making.done():
+            unwanted.set()
+        elif making.exception() is None:
+            await close(making.result())
+        raise
+    if not making.done():
+        unwanted.set()
+        raise SetupError(
+            f"{what} was not ready after {timeouts.start_seconds:g} s; if the model takes longer to load, raise "
+            "runtime.timeouts.start_seconds"
+        )
+    return making.result()
+
+
+async def _leave(_: Training) -> None:
+    pass
+
+
+def _begin(config: RunConfig) -> _Begun:
+    processes = begin_processes(config)
+    with contextlib.ExitStack() as undo:
+        undo.callback(end_processes, processes)
+        data_plane = build.build_data_plane(config)
+        undo.callback(data_plane.close)
+        begun = _Begun(build.build_trainer(config, data_plane), data_plane, processes)
+        undo.pop_all()
+    return begun
+
+
+def _serving(config: RunConfig, begun: _Begun) -> Serving:
+    trains = config.training.backend != "none"
+    try:
+        return build.build_serving(config, trains_too=trains, processes=begun.processes)
+    except BaseException:
+        end_processes(begun.processes)
+        raise
