@@ -15,6 +15,7 @@ from penstock.config.sections.algorithm import AlgorithmConfig
 from penstock.data_plane.fields import ADVANTAGE, REFERENCE_LOGPROBS, VALID_TOKENS
 from penstock.data_plane.meta import KVBatchMeta
 from penstock.errors import DataPlaneError
+from penstock.training.backends.base import Pass
 from penstock.training.backends.local import LocalBackend
 from penstock.training.interface import StepResult
 from penstock.training.step_worker import StepWorker
@@ -137,6 +138,25 @@ def test_one_ranks_bad_loss_is_skipped_by_all_and_names_its_group() -> None:
     ]
     assert [result.nonfinite_groups for result in results] == [(), metas[1].group_ids]
     assert all(relative_difference(before, weights(trained)) == 0 for trained in models)
+
+
+def test_a_pass_holds_on_to_no_graph() -> None:
+    """All passes of a chunk are held at once: with their graphs, so would be their activations."""
+    plane, rules, config = data_plane(), algorithm(), training()
+    kept: list[Pass] = []
+
+    class Kept(LocalBackend):
+        def run(self, *args: Any, **kwargs: Any) -> Sequence[Pass]:
+            found = super().run(*args, **kwargs)
+            kept.extend(found)
+            return found
+
+    StepWorker(Kept(model(), rules, config, temperature=1.0), plane, rules, config).train(0, put_groups(plane, 2))
+    losses = [done.loss for done in kept if done.loss is not None]
+    assert len(losses) == 2
+    tensors = [done.logprobs_T for done in kept] + [loss.total for loss in losses]
+    tensors += [metric.value for loss in losses for metric in loss.metrics.values()]
+    assert not any(tensor.requires_grad for tensor in tensors)
 
 
 @pytest.mark.parametrize("kl", [0.0, 0.1], ids=["policy", "policy and reference"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +123,8 @@ class LocalBackend(Backend):
             gradients = torch.autograd.grad(loss.total, self._optimizer.parameters, allow_unused=True)
         else:
             loss.total.backward()  # type: ignore[no-untyped-call]
-        detached = LossSum(loss.total.detach(), loss.metrics)
+        metrics = {name: replace(metric, value=metric.value.detach()) for name, metric in loss.metrics.items()}
+        detached = LossSum(loss.total.detach(), metrics)
         return Pass(microbatch.sources_T, logprobs_T.detach(), detached), gradients
 
     @torch.no_grad()
