@@ -214,3 +214,44 @@ async def test_the_end_of_a_run_does_not_wait_for_a_rank_that_is_being_built() -
     assert run.engines.rank("scripted").state is RankState.DEAD
     assert run.engines.is_lost
     never.set()
+
+
+async def test_a_rank_that_comes_back_while_the_trainer_publishes_is_left_to_its_refresh() -> None:
+    """The publication was made for nobody, and the new engine lives in another process: it cannot read it."""
+
+    class Elsewhere(ScriptedEngine):
+        @property
+        def site(self) -> WeightSite:
+            here = super().site
+            return WeightSite(here.machine, here.process + 1)
+
+    class Publishing(ScriptedTrainer):
+        async def finish_train_step(self, step_id: int, *, last: bool = True) -> StepResult:
+            if step_id == 0:
+                run.engine.fail("its process was killed")
+                while run.engines.router.active:
+                    await asyncio.sleep(0)
+            return await super().finish_train_step(step_id, last=last)
+
+        async def publish_weights(self, sites: Sequence[WeightSite] = ()) -> WeightPublication:
+            publication = await super().publish_weights(sites)
+            if self.version == 1 and not sites:
+                asked_for_nobody.set()
+                while run.engines.rank("scripted").state is not RankState.STALE:
+                    await asyncio.sleep(0.001)
+            return publication
+
+    def another(name: str) -> ScriptedEngine:
+        asyncio.run_coroutine_threadsafe(asked_for_nobody.wait(), loop).result(10)
+        return Elsewhere(run.script, name=name)
+
+    loop = asyncio.get_running_loop()
+    asked_for_nobody = asyncio.Event()
+    run = ScriptedRun(config(), prompts=8, trainer=Publishing())
+    run.another = another
+    assert await run.run() == "data_exhausted"
+    check_whole(run)
+    assert asked_for_nobody.is_set()
+    assert [event["version"] for event in run.names("weights_published")] == [0, 1, 2]
+    assert run.names("engine_replaced")[0]["version"] == 1
+    assert run.names("engine_out_of_service") == []

@@ -82,9 +82,8 @@ class Membership:
 
     @property
     def is_coming_back(self) -> bool:
-        """Whether no rank is active, but a dead one is being replaced."""
-        returning = (RankState.DEAD, RankState.STARTING)
-        return not self.router.active and any(r.state in returning and self.may_serve(r) for r in self.ranks)
+        """Whether no rank is active, but one that died is being replaced, or waits for its refresh."""
+        return not self.router.active and any(r.lost_at is not None and self.may_serve(r) for r in self.ranks)
 
     def may_serve(self, rank: Rank) -> bool:
         """Whether it serves, or may come back."""
