@@ -86,20 +86,27 @@ class WeightSync:
             self._in_flight.abort(self._buffer.stale_inflight())
         return await self._copy()
 
-    async def refresh(self, rank: Rank) -> SyncReport:
-        """Bring the current version to one rank alone, which serves it then; the others go on meanwhile.
+    async def refresh(self, rank: Rank) -> None:
+        """Bring the current version to one stale rank alone, which serves it then; the others go on meanwhile.
 
-        Without a trainer nothing is published: a new engine has loaded the weights itself.
+        While the others serve the version before it, which they do while groups are drained, the rank stays stale: the
+        sync that brings them the current one brings it to this rank too. Without a trainer nothing is published: a new
+        engine has loaded the weights itself.
         """
         async with self.weights_change:
+            clock = self._buffer.clock
+            if not rank.takes_weights or rank.is_active:
+                return
+            if self._engines.router.active and clock.served_version != clock.trainer_version:
+                return
             giving_up = asyncio.create_task(self._give_up_in_time())
             try:
                 with self._lane.span(f"copying weights to {rank.name}"):
                     publication = await self._trainer.publish_weights(self._synchronizer.sites([rank.name]))
                     if not publication.endpoints:
                         rank.go(RankState.SERVING)
-                        return SyncReport(publication.version, 0.0)
-                    return await self._synchronizer.publish(publication, [rank.name])
+                    else:
+                        await self._synchronizer.publish(publication, [rank.name])
             finally:
                 giving_up.cancel()
 
