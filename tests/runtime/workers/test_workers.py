@@ -52,7 +52,7 @@ async def check_everything(kind: WorkerKind, folder: Path) -> None:
         with pytest.raises(ValueError) as odd:
             await handle.call("fail_with_value")
         assert odd.value.args[0] == "shape"
-        with pytest.raises(WireError if kind is WorkerKind.PROCESS else Untellable, match="Untellable|^$"):
+        with pytest.raises(WireError if kind is WorkerKind.PROCESS else Untellable, match=r"Untellable|^$"):
             await handle.call("fail_untellably")
         with pytest.raises(AttributeError, match="nothing_like_that"):
             await handle.call("nothing_like_that")
