@@ -52,7 +52,7 @@ class RunRecords:
         """With `json_to`, steps and evaluations go there as JSON lines, instead of what `observe.console` shows."""
         self._config = config
         self._directory = directory
-        self._origin = provenance(config.seed)
+        self._origin = provenance(config.seed) | {"runtime": config.runtime.kind}
         self._way_on = way_to_resume(config, directory.path)
         self._problems: list[str] = []
         self._opened = False

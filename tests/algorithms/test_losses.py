@@ -105,7 +105,7 @@ def joined(results: list[LossSum]) -> dict[str, float]:
     accumulator = MetricAccumulator()
     for result in results:
         accumulator.add(result.metrics)
-    return accumulator.reduce(tokens=40.0, sequences=11.0)
+    return {name: metric.value for name, metric in accumulator.reduce(tokens=40.0, sequences=11.0).items()}
 
 
 @every_loss

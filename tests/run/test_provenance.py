@@ -47,7 +47,7 @@ def test_each_life_of_a_run_records_its_own(make_config: ConfigMaker, monkeypatc
     first, second = [event for event in events(config) if event["event"] == "run_started"]
     assert first["command"] == ["penstock", "train", "run.yaml"]
     assert (second["command"][-1], second["host"]) == ("odd \ufffd", "host\ufffd")
-    assert (first["seed"], first["working_directory"]) == (11, os.getcwd())
+    assert (first["seed"], first["runtime"], first["working_directory"]) == (11, "local", os.getcwd())
     assert {"python", "penstock", "torch", "transformers"} <= first["versions"].keys()
     assert first["versions"]["penstock"] == penstock.__version__
     assert "not-to-be-written" not in (run_dir / "events.jsonl").read_text()
