@@ -20,7 +20,7 @@ from enum import Enum
 from functools import lru_cache
 from typing import Any
 
-from penstock.text import error_text
+from penstock.text import error_text, repr_text
 
 NONE = -1
 """In place of a link's index: there is none."""
@@ -142,7 +142,7 @@ def _arguments(error: BaseException, base: type) -> tuple[Any, ...]:
     arguments = error.args
     if base.__module__ == builtins.__name__ and issubclass(base, OSError):
         arguments = base.__reduce__(error)[1]  # type: ignore[assignment]  # with its file names
-    return arguments if _is_plain(arguments) else tuple(one if _is_plain(one) else repr(one) for one in arguments)
+    return arguments if _is_plain(arguments) else tuple(one if _is_plain(one) else repr_text(one) for one in arguments)
 
 
 def _fields(error: BaseException, base: type) -> dict[str, Any]:

@@ -53,6 +53,14 @@ def error_text(error: BaseException) -> str:
         return f"(its text is not available: {type(problem).__name__})"
 
 
+def repr_text(value: Any) -> str:
+    """`repr(value)`, even if that fails."""
+    try:
+        return repr(value)
+    except Exception as problem:  # noqa: BLE001 - `__repr__` belongs to whoever wrote the class
+        return f"({type(value).__name__}, whose repr is not available: {type(problem).__name__})"
+
+
 def named_error(error: BaseException) -> str:
     """An error's type and what it says, if anything."""
     name, text = safe(type(error).__name__), error_text(error)

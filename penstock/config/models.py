@@ -57,8 +57,9 @@ class DataPlaneConfig(Section):
     added to rows that are already there may take half as much on top."""
     when_full: Literal["wait", "refuse"] = "wait"
     """With `shm`, if rows do not fit now: `wait` until others are cleared, or `refuse` with an error."""
-    full_seconds: PositiveFloat = 600.0
-    """With `shm` and `when_full: wait`: how long to wait for room before it is an error."""
+    full_seconds: PositiveFloat = 240.0
+    """With `shm` and `when_full: wait`: how long to wait for room before it is an error. Less than
+    `rollout.failure.stall_seconds`, so that the error comes before the run looks stalled."""
 
 
 class RuntimeConfig(Section):

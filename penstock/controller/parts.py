@@ -55,7 +55,7 @@ class Parts:
     record_end: Record | None = None
     """Takes a line of the ledger whenever a prompt ends."""
     activities: Mapping[str, Callable[[], str]] = field(default_factory=dict)
-    """Parts that can say what they are doing, for a diagnosis: the trainer, the checkpoint writer."""
+    """Parts that can say what they are doing, for a diagnosis: the trainer, the checkpoint writer, the data plane."""
     causes: FailureCauses | None = None
     """Knows why environments and rewards failed so far; None makes one for the controller's own rollouts."""
     end_process: Callable[[str], None] | None = None

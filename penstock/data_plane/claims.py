@@ -42,7 +42,7 @@ def wait_for_claim(pending: PendingClaim, timeout: float | None, wanted: str) ->
         return pending.future.result(timeout)
     except WaitedTooLong:
         pending.withdraw()
-        return _last_word(pending, timeout, wanted)
+        return _last_word(pending, timeout, wanted, _WITHDRAW_SECONDS)
     except (KeyboardInterrupt, SystemExit):
         _abandon(pending)
         raise
@@ -65,12 +65,13 @@ async def await_claim(
         _abandon(pending)
         await asyncio.wait({granted}, timeout=_WITHDRAW_SECONDS)
         raise
-    return _last_word(pending, timeout, wanted)
+    return _last_word(pending, timeout, wanted, 0)
 
 
-def _last_word(pending: PendingClaim, timeout: float | None, wanted: str) -> KVBatchMeta:
+def _last_word(pending: PendingClaim, timeout: float | None, wanted: str, patience: float) -> KVBatchMeta:
+    """How a claim has ended that was withdrawn or granted; waits for up to `patience` seconds."""
     try:
-        return pending.future.result(_WITHDRAW_SECONDS)
+        return pending.future.result(patience)
     except ClaimWithdrawn as withdrawn:
         raise DataPlaneError(f"{withdrawn.ready} of {wanted} after {timeout} s") from None
     except WaitedTooLong:

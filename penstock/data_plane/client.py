@@ -198,3 +198,7 @@ class DataPlaneOwner(DataPlaneClient):
     @abstractmethod
     def address(self) -> DataPlaneAddress:
         """What `connect` in another process needs; `DataPlaneError` if the adapter is for one process only."""
+
+    def activity(self) -> str:
+        """What it is doing, for a diagnosis."""
+        return "without a limit"

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.data_plane import archive
 from penstock.data_plane.client import DataPlaneClient, SampleBatch
-from penstock.data_plane.columns import concat_columns
+from penstock.data_plane.columns import concat_columns, take_rows
 from penstock.data_plane.fields import group_of
 from penstock.data_plane.meta import KVBatchMeta
 from penstock.errors import DataPlaneError
@@ -54,13 +55,21 @@ class RowKeeper:
         return len(self._held)
 
     async def hold(self, meta: KVBatchMeta, fields: Sequence[str]) -> HeldRows:
-        """Hold these fields of these rows; a missing one is a `MissingRowError`."""
-        number = await in_daemon_thread(_THREAD, self._hold, meta, tuple(fields))
+        """Hold these fields of these rows; a missing one is a `MissingRowError`. Cancelled, it holds nothing."""
+        holding = in_daemon_thread(_THREAD, self._hold, meta, tuple(fields))
+        try:
+            number = await asyncio.shield(holding)
+        except asyncio.CancelledError:
+            holding.add_done_callback(self._release_unwanted)
+            raise
         return HeldRows(self, number, len(meta))
 
+    def _release_unwanted(self, held: asyncio.Future[int]) -> None:
+        if not held.cancelled() and held.exception() is None:
+            self.release(held.result())
+
     def _hold(self, meta: KVBatchMeta, fields: tuple[str, ...]) -> int:
-        runs = itertools.groupby(range(len(meta)), key=lambda row: group_of(meta.sample_ids[row]))
-        batches = tuple(self._client.get_samples(meta.subset(list(rows)), fields) for _, rows in runs)
+        batches = tuple(self._client.get_samples(meta.subset(rows), fields) for rows in _groups(meta.sample_ids))
         with self._lock:
             number = next(self._numbers)
             self._held[number] = batches
@@ -85,7 +94,10 @@ class RowKeeper:
 
     def _load(self, folder: Path, partition_id: str) -> RowsSummary:
         batch = archive.load_rows(folder)
-        self._client.put_samples(batch.sample_ids, batch.columns, partition_id)
+        # An adapter may free memory put by put, and groups are cleared one by one.
+        for rows in _groups(batch.sample_ids):
+            columns = {name: take_rows(column, rows) for name, column in batch.columns.items()}
+            self._client.put_samples([batch.sample_ids[row] for row in rows], columns, partition_id)
         return _summary(batch)
 
 
@@ -109,6 +121,12 @@ class HeldRows:
 def inspect_rows(folder: Path) -> RowsSummary:
     """Read an archive through, as `load` does, without putting its rows anywhere; `DataPlaneError` if it is damaged."""
     return _summary(archive.load_rows(folder))
+
+
+def _groups(sample_ids: Sequence[str]) -> Iterator[list[int]]:
+    """The rows of each group, which lie next to each other."""
+    runs = itertools.groupby(range(len(sample_ids)), key=lambda row: group_of(sample_ids[row]))
+    return (list(rows) for _, rows in runs)
 
 
 def _summary(batch: SampleBatch) -> RowsSummary:

@@ -97,9 +97,12 @@ class BetweenSteps:
             started = time.monotonic()
             snapshot = await self.snapshot(steps)
             metrics["timing/checkpoint_s"] = time.monotonic() - started
-        self._record()
-        if snapshot is not None:
-            await self._store.begin(replace(snapshot, records=self._records.snapshot(snapshot.records)))
+        if snapshot is None:
+            self._record()
+        else:
+            with snapshot.controller.released_on_error():
+                self._record()
+                await self._store.begin(replace(snapshot, records=self._records.snapshot(snapshot.records)))
         self.judge(steps, metrics | evaluated)
 
     def _hold(self, steps: int, metrics: dict[str, float], report: EvalReport | None) -> None:
@@ -129,7 +132,8 @@ class BetweenSteps:
             records = self._records.snapshot()  # with nothing awaited before the controller copies its ledger
             controller = await self.controller.snapshot()
             value = self._value[1] if self._value is not None and self._value[0] == steps else None
-            return Snapshot(steps, await self._trainer.snapshot(), controller, value, records)
+            with controller.released_on_error():
+                return Snapshot(steps, await self._trainer.snapshot(), controller, value, records)
 
     def _refuse_unknown_metrics(self, metrics: Mapping[str, float]) -> None:
         """Check at the first step that trained something, which has every metric there is."""

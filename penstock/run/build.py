@@ -10,7 +10,7 @@ from penstock.buffer.replay_buffer import ReplayBuffer
 from penstock.buffer.samplers.factory import make_sampler
 from penstock.config.models import RunConfig
 from penstock.data_plane import fields
-from penstock.data_plane.client import DataPlaneClient
+from penstock.data_plane.client import DataPlaneClient, DataPlaneOwner
 from penstock.data_plane.opening import open_data_plane
 from penstock.errors import ConfigError
 from penstock.rollout.engines.base import SamplingParams
@@ -32,7 +32,7 @@ from penstock.training.interface import Trainer
 from penstock.training.workers.local import LocalTrainer
 from penstock.training.workers.none import NoTrainer
 from penstock.weights.chat_template import template_problems
-from penstock.weights.facts import ModelFacts, read_facts
+from penstock.weights.facts import TokenFacts, read_token_facts
 from penstock.weights.hf import load_tokenizer, pick_device, silence_progress_bars
 
 _TRAINERS = {"local": LocalTrainer}
@@ -50,7 +50,7 @@ class Serving:
     engines: EngineFleet
     """All engines; without ranks if rollouts are replayed."""
     sampling: SamplingParams
-    facts: ModelFacts
+    facts: TokenFacts
     """What the model is; only workers have the model itself."""
     recording: Recording | None = None
     """What is replayed."""
@@ -73,7 +73,7 @@ class Training:
     manager: GroupSource
     trainer: Trainer
     buffer: ReplayBuffer
-    data_plane: DataPlaneClient
+    data_plane: DataPlaneOwner
     notes: tuple[str, ...] = ()
     """What a person should know before training begins."""
 
@@ -86,7 +86,7 @@ def build_serving(config: RunConfig, *, trains_too: bool, processes: Processes =
     silence_progress_bars()
     hf_tokenizer = load_tokenizer(config.model)
     tokenizer = _tokenizer(config, hf_tokenizer)
-    facts = read_facts(config.model)
+    facts = read_token_facts(config.model)
     replays = trains_too and config.rollout.replay_from is not None
     rewards = RewardRecords(Path(config.run_dir) / "rewards.log" if trains_too else None)
     recording = open_recording(config, hf_tokenizer, facts) if replays else None
@@ -116,14 +116,14 @@ def _environment(config: RunConfig, recording: Recording | None, rewards: Reward
     return make_environment(config.rollout.environment, config.data, seed=config.seed, records=rewards)
 
 
-def build_data_plane(config: RunConfig) -> DataPlaneClient:
+def build_data_plane(config: RunConfig) -> DataPlaneOwner:
     """Where rows are between rollouts and trainer."""
     data_plane = open_data_plane(config.data_plane)
     data_plane.register_partition(PARTITION, fields.ROW_SCHEMA)
     return data_plane
 
 
-def build_training(config: RunConfig, serving: Serving, trainer: Trainer, data_plane: DataPlaneClient) -> Training:
+def build_training(config: RunConfig, serving: Serving, trainer: Trainer, data_plane: DataPlaneOwner) -> Training:
     """Everything that training needs in addition to `serving`, around its trainer."""
     sampler = make_sampler(config.staleness, config.training.prompt_groups_per_step, config.deterministic)
     stream = _stream(config, serving)
@@ -202,7 +202,7 @@ def _trainer_lanes(config: RunConfig, threads: int) -> int:
     return 1
 
 
-def _sampling(config: RunConfig, tokenizer: HFTokenizer, hf_tokenizer: Any, facts: ModelFacts) -> SamplingParams:
+def _sampling(config: RunConfig, tokenizer: HFTokenizer, hf_tokenizer: Any, facts: TokenFacts) -> SamplingParams:
     """Sampling for training; responses end at the model's and the tokenizer's end-of-sequence tokens."""
     sampling = config.rollout.sampling
     if problems := stop_token_problems(config, facts.vocabulary):

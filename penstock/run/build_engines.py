@@ -51,7 +51,7 @@ def end_processes(processes: Processes) -> None:
 def build_fleet(
     config: RunConfig, tokenizer: HFTokenizer, processes: Processes = NO_PROCESSES, *, awaits_weights: bool
 ) -> EngineFleet:
-    """One engine per rank; with `awaits_weights` they serve once they have the trainer's."""
+    """One engine per rank; with `awaits_weights` they serve once they have the trainer's. Not for the event loop."""
 
     def build(name: str, process: EngineProcess | None = None) -> GenerationEngine:
         if processes:

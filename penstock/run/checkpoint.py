@@ -132,7 +132,8 @@ class CheckpointStore:
 
     async def begin(self, snapshot: Snapshot) -> None:
         """Start writing a snapshot; waits for the previous one. One that already exists is not written again."""
-        await self.finish()
+        with snapshot.controller.released_on_error():
+            await self.finish()
         if not self.has(snapshot.step):
             self._begun = snapshot.step
             self._writing = asyncio.create_task(self._write(snapshot))
@@ -195,7 +196,8 @@ class CheckpointStore:
     def _write_now(self, snapshot: Snapshot) -> Path:
         final = self._folder / f"step_{snapshot.step}"
         draft = draft_of(final)
-        self._require_directory()
+        with snapshot.controller.released_on_error():
+            self._require_directory()
         try:
             with self._progress.watching(draft):
                 self._fill(draft, snapshot)
@@ -224,9 +226,9 @@ class CheckpointStore:
 
     def _fill(self, draft: Path, snapshot: Snapshot) -> None:
         """Write a whole checkpoint into a new folder, the seal last, and flush it to disk."""
-        shutil.rmtree(draft, ignore_errors=True)
-        (draft / CONTROLLER_FOLDER).mkdir(parents=True)
         try:
+            shutil.rmtree(draft, ignore_errors=True)
+            (draft / CONTROLLER_FOLDER).mkdir(parents=True)
             snapshot.trainer.write(draft)
             snapshot.controller.write(draft / CONTROLLER_FOLDER)
         finally:
@@ -244,7 +246,8 @@ class CheckpointStore:
 
         Blocks, from any thread; returns how many bytes it had. Errors are raised unchanged.
         """
-        self._require_directory()
+        with snapshot.controller.released_on_error():
+            self._require_directory()
         was_there = self._folder.exists()
         draft = self._folder / _PROOF
         try:

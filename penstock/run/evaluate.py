@@ -30,6 +30,7 @@ from penstock.run.eval_report import EvalReport, ScoredResponse, make_report
 from penstock.run.identity import RunIdentity
 from penstock.run.plan import prompt_room
 from penstock.run.prompt_lengths import refuse_overlong
+from penstock.run.starting import off_the_loop
 from penstock.runtime.loop import run_loop
 
 
@@ -215,7 +216,12 @@ def _refuse_another_model(config: RunConfig, run_dir: Path) -> None:
 
 
 async def _evaluate(config: RunConfig) -> EvalResult:
-    serving = build_serving(config, trains_too=False)
+    serving = await off_the_loop(
+        "the engine",
+        lambda: build_serving(config, trains_too=False),
+        lambda made: made.close(),
+        config.runtime.timeouts,
+    )
     try:
         refuse_overlong(config, serving.environment, serving.tokenizer, trains=False)
         report = await evaluate_prompts(serving, config, causes=_told_on_stderr())

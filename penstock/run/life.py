@@ -235,7 +235,11 @@ class RunLife:
             timeline=records.timeline,
             samples=records.samples,
             record_end=records.ledger.write,
-            activities={"trainer": self._trainer_activity, "checkpoint_writer": store.activity},
+            activities={
+                "trainer": self._trainer_activity,
+                "checkpoint_writer": store.activity,
+                "data_plane": training.data_plane.activity,
+            },
             end_process=self._forced.blocked,
         )
 

@@ -11,7 +11,7 @@ from penstock.config.models import RunConfig
 from penstock.rollout.recorded import FOLDER, Recording, RecordingFolder, RecordingInfo, read_info
 from penstock.rollout.recording_writer import RecordingWriter
 from penstock.rollout.replay import check_model, check_settings
-from penstock.weights.facts import ModelFacts
+from penstock.weights.facts import TokenFacts
 
 
 def shared_settings(config: RunConfig) -> dict[str, Any]:
@@ -33,7 +33,7 @@ def check_recording(config: RunConfig) -> None:
     check_settings(read_info(config.rollout.replay_from), shared_settings(config), config.rollout.replay_from)
 
 
-def open_recording(config: RunConfig, tokenizer: Any, facts: ModelFacts) -> Recording:
+def open_recording(config: RunConfig, tokenizer: Any, facts: TokenFacts) -> Recording:
     """The recording that `rollout.replay_from` names, found fit for this model."""
     assert config.rollout.replay_from is not None
     check_recording(config)

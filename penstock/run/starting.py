@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from penstock.config.models import RunConfig
 from penstock.config.sections.timeouts import TimeoutsConfig
-from penstock.data_plane.client import DataPlaneClient
+from penstock.data_plane.client import DataPlaneOwner
 from penstock.errors import SetupError
 from penstock.run import build
 from penstock.run.build import Serving, Training
@@ -31,7 +31,7 @@ class _Begun:
     """A trainer with its data plane, and processes of engines that may still be starting."""
 
     trainer: Trainer
-    data_plane: DataPlaneClient
+    data_plane: DataPlaneOwner
     processes: Processes
 
     async def close(self) -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -127,13 +128,28 @@ class ModelFacts:
         return sum(parameter.bytes for parameter in self.parameters)
 
 
+@dataclass(frozen=True)
+class TokenFacts:
+    """What every run has to know of its model, and what costs next to nothing to find out: see `ModelFacts`."""
+
+    vocabulary: int
+    eos_token_ids: tuple[int, ...]
+
+
+def read_token_facts(config: ModelConfig) -> TokenFacts:
+    """As `read_facts`, for all models there are, and without asking for shapes, which may take a process of its own."""
+    folder = Path(local_folder(config))
+    with _refused_as_setup(config):
+        text = _settings(config, folder).get_text_config()
+        stored_tensors(folder)  # weights that cannot be used are refused before anything is started
+        return TokenFacts(int(text.vocab_size), _eos_token_ids(folder))
+
+
 def read_facts(config: ModelConfig) -> ModelFacts:
     """The facts of the model that `load_model(config)` loads; raises `SetupError` if its folder holds no such model."""
-    from transformers import AutoConfig
-
     folder = Path(local_folder(config))
-    try:
-        settings = AutoConfig.from_pretrained(folder, trust_remote_code=config.trust_remote_code, local_files_only=True)
+    with _refused_as_setup(config):
+        settings = _settings(config, folder)
         text = settings.get_text_config()
         shapes, tied = loaded_shapes(config, settings, stored_tensors(folder))
         parameters = tuple(ParameterFacts(name, config.dtype, shape) for name, shape in shapes.items())
@@ -149,9 +165,24 @@ def read_facts(config: ModelConfig) -> ModelFacts:
             experts=_experts(text, shapes),
             head=HeadFacts(LogitTransform.of(text), has_bias=f"{HEAD}.bias" in shapes),
         )
+
+
+def _settings(config: ModelConfig, folder: Path) -> Any:
+    from transformers import AutoConfig
+
+    return AutoConfig.from_pretrained(folder, trust_remote_code=config.trust_remote_code, local_files_only=True)
+
+
+@contextmanager
+def _refused_as_setup(config: ModelConfig) -> Iterator[None]:
+    """Errors of whoever reads the folder become errors about `model.path`."""
+    try:
+        yield
     except SetupError:
         raise
-    except (*LOADING_ERRORS, AttributeError) as error:
+    except AttributeError as error:
+        raise SetupError(f"model.path: the config of {config.path!r} does not say enough: {error}") from error
+    except LOADING_ERRORS as error:
         raise SetupError(not_loadable(config, "a causal language model", error)) from error
 
 

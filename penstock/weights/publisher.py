@@ -129,6 +129,8 @@ class WeightPublisher:
         memories: dict[Transport, PublishedMemory],
     ) -> None:
         """Take memory of a kind for a publication; where the GPU has none to share, CPU memory takes its place."""
+        if transport in memories:  # it already took the place of the GPU's
+            return
         with self._lock:
             memory = self._spare.pop(transport, None)
         if memory is None:
@@ -138,8 +140,7 @@ class WeightPublisher:
         except CudaIpcUnavailable as error:
             memory.close()
             _log.warning("weights go to engines through CPU memory, which takes longer: %s", error)
-            if Transport.SHARED_MEMORY not in memories:
-                self._reserve(Transport.SHARED_MEMORY, manifest, device, memories)
+            self._reserve(Transport.SHARED_MEMORY, manifest, device, memories)
         except BaseException:
             memory.close()
             raise

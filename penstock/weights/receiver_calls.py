@@ -43,11 +43,13 @@ class ReceiverCalls:
     ) -> dict[str, BaseException]:
         """Make a call on all receivers at the same time; returns the errors of those that failed."""
         calls = [(receiver, asyncio.create_task(call(receiver))) for receiver in receivers]
-        await self._wait_for({task for _, task in calls})
+        try:
+            await self._wait_for({task for _, task in calls})
+        finally:  # also if the wait is cancelled: they may be reading what is released next
+            self._note_late(calls)
         errors: dict[str, BaseException] = {}
         for receiver, task in calls:
             if not task.done():
-                self._late[receiver.name] = asyncio.create_task(_keep_out(receiver, task))
                 errors[receiver.name] = WeightSyncError(self._why_late(name))
             elif task.cancelled():
                 errors[receiver.name] = WeightSyncError(f"{name} was cancelled by the engine itself")
@@ -58,11 +60,17 @@ class ReceiverCalls:
     async def take_out(self, receivers: Iterable[WeightReceiver]) -> None:
         """Pause receivers that have failed while they served; what has already failed is not reported again."""
         calls = [(receiver, asyncio.create_task(receiver.pause())) for receiver in receivers]
-        await self._wait_for({task for _, task in calls})
-        for receiver, task in calls:
-            if task.done() or receiver.name in self.late:
+        try:
+            await self._wait_for({task for _, task in calls})
+        finally:
+            owed = self.late
+            for _, task in calls:
                 leave_behind(task, cancel=False)
-            else:
+            self._note_late((receiver, task) for receiver, task in calls if receiver.name not in owed)
+
+    def _note_late(self, calls: Iterable[tuple[WeightReceiver, asyncio.Task[None]]]) -> None:
+        for receiver, task in calls:
+            if not task.done():
                 self._late[receiver.name] = asyncio.create_task(_keep_out(receiver, task))
 
     async def _wait_for(self, calls: set[asyncio.Task[None]]) -> None:

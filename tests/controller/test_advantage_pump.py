@@ -115,6 +115,11 @@ async def test_metadata_follows_the_mask_and_with_it_the_plan() -> None:
     assert [tags[fields.VALID_TOKENS] for tags in chunk.meta.tags] == [4, 4, 4, 4, 8, 0]
 
 
+async def test_metadata_of_rows_that_nobody_counted_claims_no_count() -> None:
+    chunk, _ = await score({"reward": {"overlong": "mask"}})
+    assert [tags.get(fields.VALID_TOKENS, "absent") for tags in chunk.meta.tags] == ["absent"] * 5 + [0]
+
+
 async def test_masked_samples_do_not_count_in_the_mean_of_the_step() -> None:
     """Without the last sample the step has four tokens of reward 1, eight of 0 and twelve of 4."""
     settings = {"advantage": {"kind": "reinforce_pp"}, "reward": {"overlong": "mask"}}

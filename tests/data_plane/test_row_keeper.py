@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import itertools
+import threading
 import weakref
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -11,7 +15,10 @@ import torch
 
 from penstock.data_plane import archive
 from penstock.data_plane.adapters.memory import MemoryDataPlane
-from penstock.data_plane.client import DataPlaneClient
+from penstock.data_plane.adapters.shm.messages import WhenFull
+from penstock.data_plane.adapters.shm.owner import ShmOwner
+from penstock.data_plane.client import DataPlaneClient, SampleBatch
+from penstock.data_plane.field_spec import fixed
 from penstock.data_plane.meta import KVBatchMeta
 from penstock.data_plane.row_keeper import RowKeeper, RowsSummary, inspect_rows
 from penstock.errors import DataPlaneError, MissingRowError
@@ -116,3 +123,54 @@ async def test_a_damaged_archive_is_named_and_puts_nothing(
     with pytest.raises(DataPlaneError, match=str(tmp_path)):
         inspect_rows(tmp_path)
     assert plane.count_samples(partition) == 0
+
+
+class _Gated(MemoryDataPlane):
+    """Reads wait until they may go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun, self.may = threading.Event(), threading.Event()
+
+    def get_samples(self, meta: KVBatchMeta, select_fields: Sequence[str]) -> SampleBatch:
+        self.begun.set()
+        self.may.wait(60)
+        return super().get_samples(meta, select_fields)
+
+
+async def test_a_hold_that_is_cancelled_holds_nothing() -> None:
+    plane = _Gated()
+    keeper = RowKeeper(plane)
+    holding = asyncio.create_task(keeper.hold(put_groups(plane, "p"), FIELDS))
+    await asyncio.to_thread(plane.begun.wait, 60)
+    holding.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await holding
+    released = asyncio.Event()
+    keeper.release = lambda number: (RowKeeper.release(keeper, number), released.set())  # type: ignore[method-assign, assign]
+    plane.may.set()
+    await asyncio.wait_for(released.wait(), 60)
+    assert keeper.holds == 0
+
+
+async def test_restored_groups_free_their_memory_one_by_one(tmp_path: Path) -> None:
+    groups = [tuple(f"{group}_g{index}" for index in range(2)) for group in "abc"]
+    samples = tuple(itertools.chain(*groups))
+    plane = ShmOwner(6_000_000, WhenFull.REFUSE)
+    try:
+        plane.register_partition("p", [fixed("big", "uint8")])
+        for group in groups:
+            plane.put_samples(group, {"big": torch.ones(2, 1_000_000, dtype=torch.uint8)}, "p")
+        meta = KVBatchMeta("p", samples, frozenset({"big"}), (0,) * 6)
+        keeper = RowKeeper(plane)
+        held = await keeper.hold(meta, ["big"])
+        held.save(tmp_path)
+        held.release()
+        full = plane.store.used
+        plane.clear_samples(samples, "p")
+        await keeper.load(tmp_path, "p")
+        assert plane.store.used == full
+        plane.clear_samples(groups[1], "p")
+        assert plane.store.used == full * 2 // 3
+    finally:
+        plane.close()

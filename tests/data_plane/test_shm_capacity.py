@@ -6,15 +6,21 @@ import asyncio
 import gc
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
 import torch
 
+from penstock.config.models import DataPlaneConfig
+from penstock.config.sections.rollout import FailureConfig
+from penstock.data_plane.adapters.shm import client
 from penstock.data_plane.adapters.shm.messages import WhenFull
 from penstock.data_plane.adapters.shm.owner import ShmOwner
+from penstock.data_plane.claims import await_claim
 from penstock.data_plane.client import DataPlaneClient
 from penstock.data_plane.field_spec import fixed
+from penstock.data_plane.meta import KVBatchMeta
 from penstock.data_plane.opening import connect
 from penstock.errors import DataPlaneError
 from tests.data_plane.support import meta_of
@@ -187,3 +193,55 @@ def test_closing_the_owner_ends_puts_that_wait(plane: DataPlaneClient, owner: Sh
     owner.close()
     thread.join(LONG)
     assert len(failed) == 1
+
+
+def test_a_diagnosis_says_how_full_it_is_and_who_waits(plane: DataPlaneClient, owner: ShmOwner) -> None:
+    plane.put_samples(["a"], row(8), "p")
+    assert owner.activity() == "0.008 of 0.01 GB used"
+    thread = begun(plane, "b", 4)
+    waiting_puts(owner, 1)
+    assert owner.activity() == "0.008 of 0.01 GB used, 1 put waits for room; raise data_plane.capacity_gb"
+    plane.clear_samples(["a"], "p")
+    thread.join(LONG)
+
+
+def test_a_put_gives_up_before_the_run_looks_stalled() -> None:
+    assert DataPlaneConfig().full_seconds < FailureConfig().stall_seconds
+
+
+async def test_a_put_whose_end_nobody_confirms_does_not_block_the_event_loop(
+    owner: ShmOwner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The wait for the confirmation is the event loop's, and then the last word is taken as it is."""
+    monkeypatch.setattr(client, "_WITHDRAW_SECONDS", 0.01)
+    owner.put_samples(["a"], row(8), "p")
+    waited: list[float | None] = []
+    monkeypatch.setattr(owner._link, "full_seconds", 0.01)
+    monkeypatch.setattr(owner._link, "withdraw", lambda future: None)
+    monkeypatch.setattr(owner._link, "reserve", lambda request: _NotedFuture(waited))
+    with pytest.raises(DataPlaneError, match="does not answer"):
+        await owner.put_samples_async(["b"], row(4), "p")
+    with pytest.raises(DataPlaneError, match="does not answer"):
+        await await_claim(_Unconfirmed(_NotedFuture(waited)), 0.01, "rows")
+    assert waited == [0, 0]
+
+
+class _NotedFuture(Future[Any]):
+    def __init__(self, waited: list[float | None]) -> None:
+        super().__init__()
+        self._waited = waited
+
+    def result(self, timeout: float | None = None) -> Any:
+        self._waited.append(timeout)
+        return super().result(0)
+
+
+class _Unconfirmed:
+    """A claim that nobody answers."""
+
+    def __init__(self, future: Future[KVBatchMeta]) -> None:
+        self.future = future
+
+    def withdraw(self) -> None: ...
+
+    def give_back(self, meta: KVBatchMeta) -> None: ...

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -75,7 +77,7 @@ async def test_a_process_that_dies_with_the_memory_open_leaves_the_publisher_usa
         publication = publisher.publish(version, PolicyWeights.of(changed(model)), [engine.site])
         await engine.prepare(publication)
         if version == 1:
-            engine._process.kill()
+            os.kill(engine.pid, signal.SIGKILL)
         else:
             await engine.pause()
             await engine.apply(publication)

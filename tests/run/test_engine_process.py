@@ -160,7 +160,7 @@ def test_adapters_reach_it_merged(make_config: ConfigMaker) -> None:
         assert line["train/mismatch_logprob_max_abs"] < 1e-4
 
 
-@pytest.mark.parametrize("part", ["build_trainer", "read_facts"])
+@pytest.mark.parametrize("part", ["build_trainer", "read_token_facts"])
 async def test_a_run_that_cannot_be_built_leaves_no_process(
     part: str, make_config: ConfigMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,7 +176,7 @@ async def test_a_run_that_cannot_be_built_leaves_no_process(
 
     monkeypatch.setattr(build_engines, "EngineProcess", Noted)
     monkeypatch.setattr(build, part, broken)
-    if part == "read_facts":
+    if part == "read_token_facts":
         monkeypatch.setattr(build, "build_trainer", lambda _, plane: NoTrainer(plane, AlgorithmConfig()))
     with pytest.raises(SetupError, match="the model is broken"):
         async with parts_of(make_config(**{"runtime.engine_process": True})):

@@ -10,6 +10,7 @@ import pytest
 
 import penstock
 from penstock.errors import ConfigError, SetupError
+from penstock.run import build_engines
 from penstock.run.evaluate import evaluate
 from penstock.run.train import resume
 from tests.run.conftest import ConfigMaker
@@ -142,6 +143,30 @@ class TestEarlyStop:
         stop = {"metric": "train/version", "reached": 3.0}
         result = penstock.train(make_config(**{"training.early_stop": stop, "eval.at_start": False}))
         assert (result.stopped_by, result.summary["steps"]) == ("early_stop", 3)
+
+
+def test_a_rank_that_cannot_be_built_is_named_and_those_before_it_are_closed(
+    make_config: ConfigMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends: list[str] = []
+
+    class Engine:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        @classmethod
+        def from_pretrained(cls, *_: Any, name: str, **settings: Any) -> Engine:
+            if name == "embedded-1":
+                raise SetupError("no room for embedded-1")
+            return cls(name)
+
+        async def close(self) -> None:
+            ends.append(self.name)
+
+    monkeypatch.setitem(build_engines._ENGINES, "embedded", Engine)
+    with pytest.raises(SetupError, match="no room for embedded-1"):
+        evaluate(make_config(**{"rollout.engine.ranks": 2}))
+    assert ends == ["embedded-0"]
 
 
 class TestCheckpointsOfARun:

@@ -382,8 +382,11 @@ def test_overrides_of_the_same_call_are_meant_for_the_object(data_config: pensto
 def test_a_run_that_is_interrupted_says_how_to_resume_it(
     data_config: penstock.RunConfig, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    once = threading.Lock()
+
     def stopping(response: str) -> float:
-        if threading.current_thread() is not threading.main_thread():
+        # Once: a second Ctrl-C ends the run without waiting for anything.
+        if threading.current_thread() is not threading.main_thread() and once.acquire(blocking=False):
             signal.raise_signal(signal.SIGINT)
         return 1.0
 

@@ -13,6 +13,21 @@ from typing import Any
 from penstock.errors import ConfigError
 
 
+class Unreadable:
+    """Fails when it is shown, as a tensor on a GPU does after a fault."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError("illegal memory access")
+
+
+class Untellable(Exception):
+    """Fails when it is looked at."""
+
+    @property
+    def failure_kind(self) -> None:
+        raise RuntimeError("no")
+
+
 class Counter:
     """Counts, waits, fails; notes its end in a file."""
 
@@ -58,6 +73,12 @@ class Counter:
             os.stat("/there/is/no/such/file")
         except OSError as error:
             raise ConfigError(["a: b", "c: d"], "somewhere") from error
+
+    def fail_with_value(self) -> None:
+        raise ValueError("shape", Unreadable())
+
+    def fail_untellably(self) -> None:
+        raise Untellable
 
     def exit(self) -> None:
         raise SystemExit(3)

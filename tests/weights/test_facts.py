@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from penstock.config.sections.model import LoraConfig, ModelConfig
 from penstock.errors import SetupError
 from penstock.weights import stored_names
-from penstock.weights.facts import ExpertFacts, ModelFacts, read_facts
+from penstock.weights.facts import ExpertFacts, ModelFacts, TokenFacts, read_facts, read_token_facts
 from penstock.weights.hf import CausalLM, load_model
 from penstock.weights.meta_model import ask_meta_model
 from tests.support.pickles import write_harmful_pickle
@@ -261,3 +262,32 @@ def test_a_file_that_the_config_names_is_the_one_that_is_read(tmp_path: Path) ->
     change_json(folder / "config.json", transformers_weights="own.safetensors")
     config = folder_config(folder)
     assert_equal_to_loaded(read_facts(config), config)
+
+
+@pytest.mark.parametrize("model_type", ["gpt2", "mamba"])
+def test_what_a_run_needs_is_read_without_shapes_and_of_models_without_heads(
+    model_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def asked(config: ModelConfig) -> Any:
+        raise AssertionError("a start must not wait for a model without memory")
+
+    monkeypatch.setattr(stored_names, "ask_meta_model", asked)
+    settings = {"model_type": model_type, "vocab_size": 64, "eos_token_id": 3}
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    save_file({"weight": torch.zeros(2, 2)}, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    assert read_token_facts(folder_config(tmp_path)) == TokenFacts(vocabulary=64, eos_token_ids=(3,))
+
+
+def test_a_config_that_does_not_say_enough_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stored_names, "ask_meta_model", lambda config: ({"weight": (2, 2)}, {}))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mamba", "num_hidden_layers": 1}))
+    save_file({"weight": torch.zeros(2, 2)}, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(SetupError, match=r"model\.path: the config of .* does not say enough: .*num_attention_heads"):
+        read_facts(folder_config(tmp_path))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_both_ways_of_reading_agree(family: str, tmp_path: Path) -> None:
+    config = folder_config(save_tiny_model(tmp_path, family=family))
+    facts = read_facts(config)
+    assert read_token_facts(config) == TokenFacts(facts.vocabulary, facts.eos_token_ids)

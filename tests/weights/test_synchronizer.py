@@ -229,7 +229,7 @@ async def test_a_named_receiver_is_refreshed_while_the_others_serve() -> None:
     assert (report.failed, a.calls) == ({}, [])
     assert (b.serving, b.version) == (True, 1)
     assert synchronizer.sites(["b"]) == [site_of()]
-    with pytest.raises(WeightSyncError, match="no engine c; there are a, b"):
+    with pytest.raises(WeightSyncError, match="c: there is no engine of this name"):
         await synchronizer.publish(published(1), receivers=["c"])
 
 
@@ -283,6 +283,33 @@ async def test_a_publication_is_released_when_the_last_receiver_has_answered_or_
         await asyncio.gather(*synchronizer._calls.late.values())
         await synchronizer.publish(published(2))
     assert released == [(1, True), (2, False)]
+
+
+@pytest.mark.parametrize("stuck_in", ["prepare", "pause", "apply", "resume"])
+async def test_a_sync_that_is_cancelled_twice_says_that_its_publication_is_still_read(stuck_in: str) -> None:
+    released: asyncio.Queue[bool] = asyncio.Queue()
+
+    async def release(publication: WeightPublication, *, still_read: bool) -> None:
+        released.put_nowait(still_read)
+
+    stuck = Stuck("stuck", fails=True, fails_in=stuck_in)
+    synchronizer = WeightSynchronizer([stuck], limit_seconds=600.0, release=release)
+    task = asyncio.create_task(synchronizer.publish(published(1)))
+    while stuck_in not in stuck.calls:  # noqa: ASYNC110 - the receiver is looked at, not told to signal
+        await asyncio.sleep(0)
+    async with asyncio.timeout(10):
+        task.cancel()
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert await released.get() is True
+        stuck.fails = False
+        stuck.go.set()
+        await asyncio.gather(*synchronizer._calls.late.values())
+        assert not stuck.serving
+        await synchronizer.publish(published(2))
+        assert (stuck.version, await released.get()) == (2, False)
 
 
 async def test_a_publication_that_nobody_could_take_is_released_too() -> None:

@@ -17,8 +17,8 @@ from penstock.weights.publisher import WeightPublisher
 from penstock.weights.site import site_of
 from penstock.weights.transports import cuda_driver
 from penstock.weights.transports.cuda_driver import CudaIpcUnavailable
-from penstock.weights.transports.opening import open_weights
 from tests.support.tiny_models import tiny_model
+from tests.weights.test_publisher import memories, read
 
 HERE = site_of()
 ON_GPU = replace(HERE, device="GPU-1")
@@ -45,13 +45,15 @@ def test_a_trainer_without_room_on_its_gpu_publishes_through_cpu_memory(
     no_room: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weights, publisher = trainer_on_gpu(monkeypatch), WeightPublisher()
+    assert memories() == 0
     for version in range(3):
         publication = publisher.publish(version, weights, [ENGINE])
         assert [type(endpoint) for endpoint in publication.endpoints] == [SharedMemoryEndpoint]
-        ((_, found),) = open_weights(publication, ENGINE).tensors()
-        assert torch.equal(found, torch.arange(6.0))
+        assert torch.equal(read(publication, ENGINE)["w"], torch.arange(6.0))
         publisher.release(publication)
+        assert memories() == 1, "it is written again for the next version"
     publisher.close()
+    assert memories() == 0
 
 
 def published_both_ways(model: Any, publisher: WeightPublisher) -> WeightPublication:

@@ -263,9 +263,6 @@ class GroupBook:
             self._ends.tell(visit, told)
             raise
 
-    def _end_step(self, slots: Sequence[Slot], how: GroupEnd, prompt: PromptEnd) -> None:
-        do_all(*(partial(self._ends.write, slot.group_id, how, prompt=prompt) for slot in slots))
-
     async def _end_all(self, slots: Sequence[Slot], end: Callable[[Slot], None]) -> None:
         """End all of these groups and clear their rows, even if one of the ends cannot be written."""
         try:

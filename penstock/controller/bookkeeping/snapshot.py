@@ -9,6 +9,8 @@ Layout of the folder:
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -71,6 +73,15 @@ class ControllerSnapshot:
         """It has been written, or will not be."""
         if self.rows is not None:
             self.rows.release()
+
+    @contextmanager
+    def released_on_error(self) -> Iterator[None]:
+        """Release it if what is done inside does not succeed, so that nobody will write it."""
+        try:
+            yield
+        except BaseException:
+            self.release()
+            raise
 
 
 @dataclass(frozen=True)

@@ -152,9 +152,8 @@ class AdvantagePump:
 
 def _masked(meta: KVBatchMeta, mask_S: Tensor) -> KVBatchMeta:
     """What rows with this mask still have of valid tokens; a row whose tokens were never counted stays so."""
-    known = [tags.get(fields.VALID_TOKENS) for tags in meta.tags]
-    masked = [0 if mask == 0 else count for count, mask in zip(known, mask_S.tolist(), strict=True)]
-    return meta.tag_rows(fields.VALID_TOKENS, masked)
+    rows = zip(meta.tags, mask_S.tolist(), strict=True)
+    return replace(meta, tags=tuple({**tags, fields.VALID_TOKENS: 0} if mask == 0 else tags for tags, mask in rows))
 
 
 def rows_by_group(meta: KVBatchMeta) -> list[list[int]]:

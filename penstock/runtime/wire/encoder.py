@@ -17,6 +17,7 @@ from penstock.error_form import ErrorLink, told
 from penstock.errors import FailureKind, UserTrace, WireError
 from penstock.runtime.wire import tags
 from penstock.runtime.wire.crossing import crosses, field_names, full_name, is_marked
+from penstock.text import repr_text
 
 for _kind in (FailureKind, UserTrace, ErrorLink):
     crosses(_kind)  # they are declared below this package
@@ -204,7 +205,7 @@ def _error(encoder: Encoder, value: BaseException) -> None:
 def _only_what_crosses(link: ErrorLink) -> ErrorLink:
     """A link without fields that cannot cross: an error must arrive, whatever somebody has attached to it."""
     fields = {name: value for name, value in (link.fields or {}).items() if can_cross(value)}
-    arguments = tuple(value if can_cross(value) else repr(value) for value in link.arguments)
+    arguments = tuple(value if can_cross(value) else repr_text(value) for value in link.arguments)
     return replace(link, fields=fields, arguments=arguments)
 
 

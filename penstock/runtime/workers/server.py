@@ -80,15 +80,23 @@ class Server:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            self._send(Failure(number, error, self._state()))  # the worker's own: the caller still waits
+            self._fail(number, error)  # the worker's own: the caller still waits
             return
         except Exception as error:  # noqa: BLE001 - the caller gets it
-            self._send(Failure(number, error, self._state()))
+            self._fail(number, error)
             return
         try:
             self._send(Answer(number, value, self._state()))
-        except WireError as error:
+        except Exception as error:  # noqa: BLE001 - the caller gets it
+            self._fail(number, error)
+
+    def _fail(self, number: int, error: BaseException) -> None:
+        """Answer with an error; with its class alone if it cannot be told, as the caller would wait forever."""
+        try:
             self._send(Failure(number, error, self._state()))
+        except Exception as problem:  # noqa: BLE001 - what an error does when it is looked at is its class's affair
+            said = f"the call failed with {type(error).__name__}, which cannot be told: {type(problem).__name__}"
+            self._send(Failure(number, WireError(said), self._told))
 
     def _send(self, message: Answer | Failure | Sign) -> None:
         framing.write(self._writer, message)

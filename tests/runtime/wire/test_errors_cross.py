@@ -18,6 +18,7 @@ from penstock.error_form import RemoteError
 from penstock.errors import CannotStart, ConfigError, EngineError, EnvironmentFailure, FailureKind, UserTrace
 from penstock.runtime.wire.decoder import decode
 from penstock.runtime.wire.encoder import encode
+from tests.support.workers import Unreadable
 
 
 def wired(error: BaseException) -> Any:
@@ -194,7 +195,12 @@ def test_an_error_always_arrives() -> None:
     odd = Mine(1, lambda: 0)
     odd.add_note("n")
     odd.loop = odd  # type: ignore[attr-defined]
-    for error in (odd, Unspeakable(object()), ValueError(object(), {1: open}), subprocess.CalledProcessError(1, ["x"])):
+    errors = [odd, Unspeakable(object()), ValueError(object(), {1: open}), subprocess.CalledProcessError(1, ["x"])]
+    nested: list[Any] = []
+    for _ in range(5000):
+        nested = [nested]
+    errors += [ValueError(nested), ValueError({1j: 10**5000}), ValueError(Unreadable())]
+    for error in errors:
         found = wired(error)
         assert type(found).__name__ == type(error).__name__
         assert isinstance(str(found), str)

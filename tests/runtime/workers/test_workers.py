@@ -17,6 +17,7 @@ from penstock.error_form import RemoteError
 from penstock.errors import ConfigError, WireError, WorkerLost
 from penstock.runtime.workers import Placement, WorkerHandle, WorkerKind, WorkerSpec, start
 from tests.support.processes import alive
+from tests.support.workers import Untellable
 
 FACTORY = "tests.support.workers:Counter"
 KINDS = pytest.mark.parametrize("kind", [WorkerKind.THREAD, pytest.param(WorkerKind.PROCESS, marks=pytest.mark.long)])
@@ -48,6 +49,11 @@ async def check_everything(kind: WorkerKind, folder: Path) -> None:
             await handle.call("fail")
         assert raised.value.problems == ["a: b", "c: d"]
         assert isinstance(raised.value.__cause__, FileNotFoundError)
+        with pytest.raises(ValueError) as odd:
+            await handle.call("fail_with_value")
+        assert odd.value.args[0] == "shape"
+        with pytest.raises(WireError if kind is WorkerKind.PROCESS else Untellable, match=r"Untellable|^$"):
+            await handle.call("fail_untellably")
         with pytest.raises(AttributeError, match="nothing_like_that"):
             await handle.call("nothing_like_that")
         assert await handle.call("threads") == ("counter-0", "counter-0")

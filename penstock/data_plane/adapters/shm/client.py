@@ -117,7 +117,7 @@ class ShmDataPlane(DataPlaneClient):
             return future.result(self._link.full_seconds)
         except WaitedTooLong:
             self._link.withdraw(future)
-            return self._last_word(future, request)
+            return self._last_word(future, request, _WITHDRAW_SECONDS)
         except (KeyboardInterrupt, SystemExit):
             self._stop_waiting(future)
             raise
@@ -135,16 +135,17 @@ class ShmDataPlane(DataPlaneClient):
             self._stop_waiting(future)
             await asyncio.wait({granted}, timeout=_WITHDRAW_SECONDS)
             raise
-        return self._last_word(future, request)
+        return self._last_word(future, request, 0)
 
-    def _last_word(self, future: Future[Any], request: PutRequest) -> Any:
+    def _last_word(self, future: Future[Any], request: PutRequest, patience: float) -> Any:
+        """What a put has got that was granted or withdrawn; waits for up to `patience` seconds."""
         try:
-            return future.result(_WITHDRAW_SECONDS)
+            return future.result(patience)
         except PutWithdrawn as withdrawn:
             raise DataPlaneError(
                 f"no room for a put of {request.layout.size / 1e9:.3g} GB after {self._link.full_seconds:g} s: "
                 f"{withdrawn}. Rows are cleared once they are trained; raise data_plane.capacity_gb, or lower "
-                "buffer.max_buffered_groups"
+                "buffer.max_buffered_groups. With weight_sync.mode drain, training waits for such puts in turn"
             ) from None
         except WaitedTooLong:
             self._stop_waiting(future)

@@ -15,7 +15,7 @@ from penstock.errors import DataPlaneError
 from penstock.runtime.memory import SharedMemory
 
 DEFAULT_CAPACITY = 8_000_000_000
-DEFAULT_FULL_SECONDS = 600.0
+DEFAULT_FULL_SECONDS = 240.0
 
 
 class ShmOwner(ShmDataPlane, DataPlaneOwner):
@@ -55,6 +55,12 @@ class ShmOwner(ShmDataPlane, DataPlaneOwner):
             if self._server is None:
                 self._server = Server(self.store)
             return ShmAddress(self._server.socket_name, self._memory.address, self._link.full_seconds)
+
+    def activity(self) -> str:
+        """How full it is, and how many puts wait for room."""
+        used, waiting = self.store.used, self.store.waiting_puts
+        puts = f", {waiting} {'put waits' if waiting == 1 else 'puts wait'} for room; raise data_plane.capacity_gb"
+        return f"{used / 1e9:.3g} of {self.store.capacity / 1e9:.3g} GB used{puts if waiting else ''}"
 
     def close(self) -> None:
         """End the data plane for everybody; a second call is a no-op."""

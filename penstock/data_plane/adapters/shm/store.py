@@ -122,6 +122,11 @@ class Store:
             self._reclaim()
             return self._space.used
 
+    @property
+    def waiting_puts(self) -> int:
+        """Puts that wait for room."""
+        return len(self._puts)
+
     def require_open(self) -> None:
         """Raise `DataPlaneError` once it is closed."""
         self._open_index()
