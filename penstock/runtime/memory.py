@@ -94,7 +94,11 @@ class SharedMemory:
         return os.fstat(self.fd).st_size
 
     def grow(self, size: int) -> None:
-        """Make room for at least `size` bytes. Raises `OSError` if it is closed or the machine is out of memory."""
+        """Make room for at least `size` bytes. Raises `OSError` if it is closed or the size is refused.
+
+        The machine gives the bytes when they are first written. If it has none left then, that ends a process, as
+        wherever else memory is written.
+        """
         if self.size < size:
             os.ftruncate(self.fd, size)
 

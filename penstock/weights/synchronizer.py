@@ -33,6 +33,7 @@ class SyncReport:
     """How each receiver read the weights."""
 
 
+_GONE = "there is no engine of this name that runs"
 _NO_ANSWER = "it has not answered an earlier weight update yet"
 
 
@@ -74,9 +75,11 @@ class WeightSynchronizer:
         limit_seconds: float = 300.0,
         release: Release | None = None,
         *,
+        is_serving: Callable[[str], bool] = lambda name: True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._given = receivers
+        self._is_serving = is_serving
         self._release = release
         self._clock = clock
         self._calls = ReceiverCalls(limit_seconds)
@@ -96,17 +99,17 @@ class WeightSynchronizer:
     async def publish(self, publication: WeightPublication, receivers: Collection[str] | None = None) -> SyncReport:
         """Bring a publication to every receiver, or to the named ones while the others serve.
 
-        Raises `WeightSyncError` if none of them could take it, or if the others serve another version.
+        A named one that is gone by its turn has failed. Raises `WeightSyncError` if none of them could take it, or if
+        the others serve another version.
         """
         return await to_the_end(self._in_turn(publication, receivers))
 
     def _chosen(self, names: Collection[str] | None) -> list[WeightReceiver]:
+        """All receivers of the moment, or those of them that are named."""
         receivers = self._given() if callable(self._given) else self._given
         known = [receiver.name for receiver in receivers]
         if len(set(known)) != len(known):
             raise SetupError(f"engine names must be unique, but these are {known}")
-        if unknown := sorted(set(names or ()) - set(known)):
-            raise WeightSyncError(f"there is no engine {', '.join(unknown)}; there are {', '.join(known)}")
         return [receiver for receiver in receivers if names is None or receiver.name in names]
 
     async def _in_turn(self, publication: WeightPublication, names: Collection[str] | None) -> SyncReport:
@@ -114,7 +117,8 @@ class WeightSynchronizer:
             try:
                 receivers = self._chosen(names)
                 self._refuse_mix(publication.version, receivers)
-                return await self._publish(publication, receivers)
+                gone = set(names or ()) - {receiver.name for receiver in receivers}
+                return await self._publish(publication, receivers, gone)
             finally:
                 if self._release is not None:
                     await self._release(publication, still_read=bool(self._calls.late))
@@ -123,16 +127,19 @@ class WeightSynchronizer:
         """Nobody may be brought to another version than those serve who keep serving meanwhile."""
         updated = {receiver.name for receiver in receivers}
         present = {receiver.name for receiver in self._chosen(None)}
-        self._served = {name: served for name, served in self._served.items() if name in present}
+        self._served = {n: served for n, served in self._served.items() if n in present and self._is_serving(n)}
         others = {name: served for name, served in self._served.items() if name not in updated}
         if any(served != version for served in others.values()):
             serving = ", ".join(f"{name} version {served}" for name, served in others.items())
             raise WeightSyncError(f"version {version} for {', '.join(updated)} alone would be a mix: {serving}")
 
-    async def _publish(self, publication: WeightPublication, receivers: Sequence[WeightReceiver]) -> SyncReport:
+    async def _publish(
+        self, publication: WeightPublication, receivers: Sequence[WeightReceiver], gone: Collection[str]
+    ) -> SyncReport:
         plan = sync_plan({receiver.name: receiver.site for receiver in receivers}, publication.endpoints)
         silent = self._calls.late
         errors: dict[str, BaseException] = {name: WeightSyncError(why) for name, why in plan.unreachable.items()}
+        errors |= {name: WeightSyncError(_GONE) for name in sorted(gone)}
         errors |= {one.name: WeightSyncError(_NO_ANSWER) for one in receivers if one.name in silent}
 
         def sound() -> list[WeightReceiver]:

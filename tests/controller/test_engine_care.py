@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from penstock.config.models import RunConfig
-from penstock.errors import EngineError
-from penstock.rollout.engines.base import GenerationRequest
+from penstock.errors import EngineError, WeightSyncError
+from penstock.rollout.engines.base import GenerationRequest, GenerationResult
 from penstock.rollout.engines.scripted import ScriptedEngine, ScriptedResponse
-from penstock.rollout.fleet import RankState
+from penstock.rollout.fleet import Rank, RankState
 from penstock.training.interface import StepResult
 from penstock.training.workers.scripted import ScriptedTrainer
 from penstock.weights.publication import WeightPublication, WeightSite
@@ -127,7 +127,8 @@ async def test_a_build_that_fails_counts_as_a_death() -> None:
 async def test_an_engine_that_dies_while_it_takes_weights_is_replaced_and_the_version_counts() -> None:
     class Dies(ScriptedEngine):
         async def apply(self, publication: WeightPublication) -> None:
-            self.fail("its process was killed")
+            if publication.version == 1:
+                self.fail("its process was killed")
             await super().apply(publication)
 
     run = ScriptedRun(config(), prompts=8)
@@ -138,7 +139,7 @@ async def test_an_engine_that_dies_while_it_takes_weights_is_replaced_and_the_ve
     async with asyncio.timeout(10):
         assert await run.controller.run() == "data_exhausted"
     check_whole(run)
-    assert [event["version"] for event in run.names("weights_published")] == [1, 2]
+    assert [event["version"] for event in run.names("weights_published")] == [0, 1, 2]
     assert run.names("engine_replaced")[0]["version"] == 1
 
 
@@ -162,7 +163,7 @@ async def test_no_rank_is_refreshed_while_the_optimizer_works() -> None:
 
     run = ScriptedRun(config(), prompts=4, trainer=Watched())
     await run.run()
-    assert [event["version"] for event in run.names("weights_published")] == [1]
+    assert [event["version"] for event in run.names("weights_published")] == [0, 1]
 
 
 @pytest.mark.parametrize("mode", ["in_flight", "drain", "abort_stale"])
@@ -212,4 +213,136 @@ async def test_the_end_of_a_run_does_not_wait_for_a_rank_that_is_being_built() -
     assert await run.run() == "max_minutes"
     assert run.engines.rank("scripted").state is RankState.DEAD
     assert run.engines.is_lost
+    never.set()
+
+
+async def test_a_rank_that_comes_back_while_the_trainer_publishes_is_left_to_its_refresh() -> None:
+    """The publication was made for nobody, and the new engine lives in another process: it cannot read it."""
+
+    class Elsewhere(ScriptedEngine):
+        @property
+        def site(self) -> WeightSite:
+            here = super().site
+            return WeightSite(here.machine, here.process + 1)
+
+    class Publishing(ScriptedTrainer):
+        async def finish_train_step(self, step_id: int, *, last: bool = True) -> StepResult:
+            if step_id == 0:
+                run.engine.fail("its process was killed")
+                while run.engines.router.active:  # noqa: ASYNC110
+                    await asyncio.sleep(0)
+            return await super().finish_train_step(step_id, last=last)
+
+        async def publish_weights(self, sites: Sequence[WeightSite] = ()) -> WeightPublication:
+            publication = await super().publish_weights(sites)
+            if self.version == 1 and not sites:
+                asked_for_nobody.set()
+                while run.engines.rank("scripted").state is not RankState.STALE:  # noqa: ASYNC110
+                    await asyncio.sleep(0.001)
+            return publication
+
+    def another(name: str) -> ScriptedEngine:
+        asyncio.run_coroutine_threadsafe(asked_for_nobody.wait(), loop).result(10)
+        return Elsewhere(run.script, name=name)
+
+    loop = asyncio.get_running_loop()
+    asked_for_nobody = asyncio.Event()
+    run = ScriptedRun(config(), prompts=8, trainer=Publishing())
+    run.another = another
+    assert await run.run() == "data_exhausted"
+    check_whole(run)
+    assert asked_for_nobody.is_set()
+    assert [event["version"] for event in run.names("weights_published")] == [0, 1, 2]
+    assert run.names("engine_replaced")[0]["version"] == 1
+    assert run.names("engine_out_of_service") == []
+
+
+async def test_a_rank_that_comes_back_during_a_drain_waits_for_the_copy_after_it() -> None:
+    """The other rank still serves the version before: a refresh now would be a mix, which is no death of the rank."""
+    back = asyncio.Event()
+
+    class Held(ScriptedEngine):
+        async def generate(self, request: GenerationRequest) -> GenerationResult:
+            if request.prompt_ids[0] >= 4:  # groups of the second step, which are drained for version 1
+                await back.wait()
+            return await super().generate(request)
+
+    class Killing(ScriptedTrainer):
+        async def finish_train_step(self, step_id: int, *, last: bool = True) -> StepResult:
+            result = await super().finish_train_step(step_id, last=last)
+            if step_id == 0:
+                asyncio.get_running_loop().call_soon(run.engine.fail, "its process was killed")
+            return result
+
+    run = ScriptedRun(
+        config(weight_sync={"mode": "drain"}, staleness={"policy": "windowed", "max_staleness": 1}),
+        trainer=Killing(),
+        ranks=2,
+    )
+    run._build()
+    run.engines.rank("scripted-1").engine = Held(run.script, name="scripted-1")
+    refresh = run.controller.sync.refresh
+
+    async def refreshed(rank: Rank) -> None:
+        await refresh(rank)
+        assert rank.state is RankState.STALE
+        back.set()
+
+    run.controller.sync.refresh = refreshed  # type: ignore[method-assign]
+    async with asyncio.timeout(10):
+        assert await run.controller.run() == "data_exhausted"
+    check_whole(run)
+    assert len(run.names("engine_lost")) == len(run.names("engine_replaced")) == 1
+    assert run.names("engine_not_replaced") == []
+    assert run.names("engine_replaced")[0]["version"] == 1
+
+
+@pytest.mark.parametrize("recovers", [True, False])
+async def test_a_stale_rank_is_refreshed_when_nobody_else_serves(recovers: bool) -> None:
+    class Refuses(ScriptedEngine):
+        refusals = 0
+
+        async def prepare(self, publication: WeightPublication) -> None:
+            if publication.version == 1 and not (recovers and self.refusals):
+                self.refusals += 1
+                raise WeightSyncError("no room")
+            await super().prepare(publication)
+
+    def script(request: GenerationRequest) -> ScriptedResponse:
+        other = run.engines.rank("scripted-1")
+        if run.trainer.version and other.is_active:
+            asyncio.get_running_loop().call_soon(run_engine(other).fail, "its process was killed")
+            return ScriptedResponse(60.0)
+        return ScriptedResponse(0.0)
+
+    def run_engine(rank: Rank) -> ScriptedEngine:
+        assert isinstance(rank.engine, ScriptedEngine)
+        return rank.engine
+
+    run = ScriptedRun(config(0), ranks=2, script=script)
+    run._build()
+    run.engines.rank("scripted-0").engine = Refuses(script, name="scripted-0")
+    async with asyncio.timeout(10):
+        if recovers:
+            assert await run.controller.run() == "data_exhausted"
+            check_whole(run)
+        else:
+            with pytest.raises(EngineError, match="no engine is left to generate"):
+                await run.controller.run()
+    assert [event["engine"] for event in run.names("engine_out_of_service")] == ["scripted-0"]
+
+
+async def test_the_end_of_a_run_during_a_replacement_is_no_death() -> None:
+    never = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def another(name: str) -> ScriptedEngine:
+        asyncio.run_coroutine_threadsafe(never.wait(), loop).result(10)
+        return ScriptedEngine(run.script, name=name)
+
+    run = scripted_run(5, training={"prompt_groups_per_step": 4, "max_minutes": 0.005})
+    run.another = another
+    await run.run()
+    assert [event["cause"] for event in run.names("engine_lost")] == ["engine scripted: its process was killed"]
+    assert run.engines.rank("scripted").cause == "engine scripted: its process was killed"
     never.set()

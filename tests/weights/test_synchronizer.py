@@ -229,7 +229,7 @@ async def test_a_named_receiver_is_refreshed_while_the_others_serve() -> None:
     assert (report.failed, a.calls) == ({}, [])
     assert (b.serving, b.version) == (True, 1)
     assert synchronizer.sites(["b"]) == [site_of()]
-    with pytest.raises(WeightSyncError, match="no engine c; there are a, b"):
+    with pytest.raises(WeightSyncError, match="c: there is no engine of this name"):
         await synchronizer.publish(published(1), receivers=["c"])
 
 

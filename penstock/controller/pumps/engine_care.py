@@ -15,8 +15,8 @@ class EngineCare:
     """Replaces each rank that dies, after a delay that doubles with every death in a row, and up to a limit.
 
     A new engine gets the trainer's weights by a publication to it alone, and then serves. Meanwhile its requests go on
-    with the other ranks, or wait. When no rank is left that may come back, they fail with the engine's error, and that
-    ends the run.
+    with the other ranks, or wait. A stale rank is refreshed when nobody else serves. When no rank is left that may come
+    back, they fail with the engine's error, and that ends the run.
 
     Worked example, `backoff_seconds` 0.5: rank a is killed. After 0.5 s a process is started; it runs out of memory
     while it loads. After 1 s another one is started, loads, takes version 7, and serves: `engine_replaced`.
@@ -37,6 +37,9 @@ class EngineCare:
                     replacing.create_task(self._see_to(await self._engines.dead.get()))
 
     async def _see_to(self, rank: Rank) -> None:
+        if rank.state is RankState.STALE:
+            await self._refresh(rank)
+            return
         if not self._engines.may_serve(rank):
             self._not_replaced(
                 rank,
@@ -45,15 +48,28 @@ class EngineCare:
             )
             return
         await asyncio.sleep(self._delay(rank.deaths))
+        if rank.state is not RankState.DEAD or rank not in self._engines.ranks:
+            return
         try:
             await self._engines.replace(rank.name)
-            await self._sync.refresh(rank)
-        except BaseException as error:
-            if rank.state is RankState.STALE:  # nobody else would bring it back
-                rank.died(error)
-            if not isinstance(error, Exception):
-                raise
+        except Exception as error:  # noqa: BLE001 - told, and counted as a death
             self._not_replaced(rank, describe(error))
+            return
+        await self._refresh(rank)
+
+    async def _refresh(self, rank: Rank) -> None:
+        """If it fails, nobody else would bring the rank back: it counts as dead."""
+        unfinished = (RankState.STALE, RankState.PAUSED)
+        try:
+            await self._sync.refresh(rank)
+        except Exception as error:  # noqa: BLE001 - told, and counted as a death
+            if rank.state in unfinished:
+                rank.died(error)
+            self._not_replaced(rank, describe(error))
+        except BaseException:
+            if rank.state in unfinished:
+                rank.abandoned()
+            raise
 
     def _delay(self, deaths: int) -> float:
         return min(self._config.backoff_seconds * 2.0 ** (deaths - 1), self._config.backoff_max_seconds)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from typing import Literal
 
 from penstock.controller.bookkeeping.recording import Recording
@@ -46,7 +47,12 @@ class WeightSync:
         self._recording = recording
         self._lane = recording.lane("weight sync")
         self._engines = parts.engines
-        self._synchronizer = WeightSynchronizer(parts.engines.receivers, limit_seconds, parts.trainer.release_weights)
+        self._synchronizer = WeightSynchronizer(
+            parts.engines.receivers,
+            limit_seconds,
+            parts.trainer.release_weights,
+            is_serving=lambda name: name in parts.engines.router.active,
+        )
         self.weights_change = asyncio.Lock()
         """Held from the optimizer's beginning until the engines serve what it made, so that nobody reads weights that
         are between two versions, and held by a refresh."""
@@ -80,20 +86,27 @@ class WeightSync:
             self._in_flight.abort(self._buffer.stale_inflight())
         return await self._copy()
 
-    async def refresh(self, rank: Rank) -> SyncReport:
-        """Bring the current version to one rank alone, which serves it then; the others go on meanwhile.
+    async def refresh(self, rank: Rank) -> None:
+        """Bring the current version to one stale rank alone, which serves it then; the others go on meanwhile.
 
-        Without a trainer nothing is published: a new engine has loaded the weights itself.
+        While the others serve the version before it, which they do while groups are drained, the rank stays stale: the
+        sync that brings them the current one brings it to this rank too. Without a trainer nothing is published: a new
+        engine has loaded the weights itself.
         """
         async with self.weights_change:
+            clock = self._buffer.clock
+            if not rank.takes_weights or rank.is_active:
+                return
+            if self._engines.router.active and clock.served_version != clock.trainer_version:
+                return
             giving_up = asyncio.create_task(self._give_up_in_time())
             try:
                 with self._lane.span(f"copying weights to {rank.name}"):
                     publication = await self._trainer.publish_weights(self._synchronizer.sites([rank.name]))
                     if not publication.endpoints:
                         rank.go(RankState.SERVING)
-                        return SyncReport(publication.version, 0.0)
-                    return await self._synchronizer.publish(publication, [rank.name])
+                    else:
+                        await self._synchronizer.publish(publication, [rank.name])
             finally:
                 giving_up.cancel()
 
@@ -124,8 +137,10 @@ class WeightSync:
         giving_up = asyncio.create_task(self._give_up_in_time())
         try:
             with self._lane.span("copying weights to the engines"):
-                publication = await self._trainer.publish_weights(self._synchronizer.sites())
-                report = await self._publish_to_all(publication)
+                # A rank that comes while the trainer publishes is none of those it publishes for: its refresh follows.
+                names = [rank.name for rank in self._engines.receivers()]
+                publication = await self._trainer.publish_weights(self._synchronizer.sites(names))
+                report = await self._publish_to_all(publication, names)
         except WeightSyncError as error:
             if not self._is_ending:
                 raise
@@ -150,10 +165,10 @@ class WeightSync:
         )
         return report
 
-    async def _publish_to_all(self, publication: WeightPublication) -> SyncReport:
+    async def _publish_to_all(self, publication: WeightPublication, names: Collection[str]) -> SyncReport:
         """If the last rank is dead, the version counts as served: when it is replaced it serves no other."""
         try:
-            return await self._synchronizer.publish(publication)
+            return await self._synchronizer.publish(publication, names)
         except WeightSyncError:
             if self._is_ending or not self._engines.is_coming_back:
                 raise

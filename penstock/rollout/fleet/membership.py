@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from penstock.errors import EngineError, PenstockError, SetupError
 from penstock.rollout.engines.base import EngineStats, GenerationEngine
@@ -47,7 +47,7 @@ class Membership:
         """Takes what happens to ranks; the controller sets it to the event log."""
         self.router = Router()
         self.dead: asyncio.Queue[Rank] = asyncio.Queue()
-        """Ranks that have died, in order, for whoever keeps the fleet."""
+        """Ranks that have died, or are stale while nobody serves, in order, for whoever keeps the fleet."""
         self._build, self._replacements = build, replacements
         self._kept: asyncio.AbstractEventLoop | None = None
         """The loop of whoever keeps the fleet."""
@@ -72,8 +72,8 @@ class Membership:
         return len(self._ranks)
 
     def receivers(self) -> tuple[Rank, ...]:
-        """Who takes new weights: every rank that runs, the stale ones too."""
-        return tuple(rank for rank in self._ranks.values() if rank.is_active or rank.state is RankState.STALE)
+        """Who takes new weights: every rank that runs and stays, the stale ones too."""
+        return tuple(rank for rank in self._ranks.values() if rank.takes_weights)
 
     @property
     def is_lost(self) -> bool:
@@ -82,9 +82,8 @@ class Membership:
 
     @property
     def is_coming_back(self) -> bool:
-        """Whether no rank is active, but a dead one is being replaced."""
-        returning = (RankState.DEAD, RankState.STARTING)
-        return not self.router.active and any(r.state in returning and self.may_serve(r) for r in self.ranks)
+        """Whether no rank is active, but one that died is being replaced, or waits for its refresh."""
+        return not self.router.active and any(r.lost_at is not None and self.may_serve(r) for r in self.ranks)
 
     def may_serve(self, rank: Rank) -> bool:
         """Whether it serves, or may come back."""
@@ -105,8 +104,11 @@ class Membership:
     async def remove_rank(self, name: str) -> None:
         """Take a rank out, send its requests on elsewhere, and close its engine."""
         rank = self._ranks[name]
-        await self.vacate(name)
-        del self._ranks[name]
+        with rank.leaving():
+            await self.vacate(name)
+            self.router.leave(name)
+            del self._ranks[name]
+        self._look()
         self._removed = [summed([ended(rank.stats()), *self._removed])]
         self.emit("engine_left", engine=name)
         await self._close(rank.engine)
@@ -114,19 +116,18 @@ class Membership:
     async def vacate(self, name: str, cause: str = "it was asked to leave") -> None:
         """Take a rank out of the active set, and return when no request is left in it; it is stale then."""
         rank = self._ranks[name]
-        if rank.is_active:
-            rank.go(RankState.STALE, cause)
-        if rank.state is RankState.STALE:
-            with contextlib.suppress(EngineError):  # a rank that dies gives its requests back by that
-                await rank.preempt()
-        await self.router.idle(name)
+        with rank.leaving():
+            if rank.is_active:
+                rank.go(RankState.STALE, cause)
+            await self._emptied(rank)
 
     async def sleep(self, name: str, level: int = 1) -> None:
         """Take a rank out, and free its memory: level 1 the KV cache, level 2 the weights too."""
         rank = self._ranks[name]
-        await self.vacate(name, "it is to sleep")
-        await rank.engine.sleep(level)
-        rank.go(RankState.SLEEPING, f"it sleeps (level {level})")
+        with rank.leaving():
+            await self.vacate(name, "it is to sleep")
+            await rank.engine.sleep(level)
+            rank.go(RankState.SLEEPING, f"it sleeps (level {level})")
 
     async def wake(self, name: str) -> None:
         """Undo `sleep`; the rank is stale, and serves once a weight sync has reached it."""
@@ -137,10 +138,13 @@ class Membership:
     def out_of_service(self, name: str, cause: str) -> None:
         """A rank did not take the weights that the others have: no request goes to it before a later sync succeeds."""
         rank = self._ranks.get(name)
-        if rank is None or not rank.is_active:
+        if rank is None:
+            return
+        rank.missed_update()
+        if not rank.is_active:
             return
         rank.go(RankState.STALE, cause)
-        task = asyncio.get_running_loop().create_task(self.vacate(name))
+        task = asyncio.get_running_loop().create_task(self._emptied(rank))
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)
 
@@ -153,9 +157,15 @@ class Membership:
         try:
             await self._close(rank.engine)
             engine = await _built(build, name)
-        except BaseException as error:
+        except Exception as error:
             rank.died(error)
             raise
+        except BaseException:
+            rank.abandoned()
+            raise
+        if self._closed or self._ranks.get(name) is not rank:
+            await self._close(engine)
+            raise EngineError(f"engine {name} was removed while it was being replaced")
         rank.take(engine)
         self._listen(rank)
         return rank
@@ -175,14 +185,23 @@ class Membership:
 
     # Inside
 
+    async def _emptied(self, rank: Rank) -> None:
+        """Have a rank outside of the active set give its requests back, and return when none is left in it."""
+        if rank.state is RankState.STALE:
+            with contextlib.suppress(EngineError):  # a rank that dies gives its requests back by that
+                await rank.preempt()
+        await self.router.idle(rank.name)
+
     def _enter(self, engine: GenerationEngine, state: RankState) -> Rank:
-        rank = Rank(engine, self._changed, state=state)
+        rank = Rank(engine, self._changed, self._died, state=state)
         self._ranks[rank.name] = rank
         self._changed(rank)
         self._listen(rank)
         return rank
 
     def _changed(self, rank: Rank) -> None:
+        if self._ranks.get(rank.name) is not rank:
+            return
         if rank.is_active and rank.epoch is None:
             stats = rank.engine.stats()
             rank.epoch = self.router.join(rank.name, stats.slots, lambda: rank.is_silent)
@@ -192,10 +211,22 @@ class Membership:
         elif not rank.is_active and rank.epoch is not None:
             rank.epoch = None
             self.router.leave(rank.name)
-        if rank.state is RankState.DEAD and not self._closed:
+            self._call_for_stale(self.ranks)
+        elif rank.lost_at is None:  # one that is being replaced has its refresh coming
+            self._call_for_stale([rank])
+        self._look()
+
+    def _call_for_stale(self, ranks: Iterable[Rank]) -> None:
+        """While nobody serves there is no next step, and so no weight sync that would bring a stale rank back."""
+        if self._kept is not None and not self.router.active:
+            for rank in ranks:
+                if rank.state is RankState.STALE and rank.takes_weights:
+                    self.dead.put_nowait(rank)
+
+    def _died(self, rank: Rank) -> None:
+        if not self._closed and self._ranks.get(rank.name) is rank:
             self.dead.put_nowait(rank)
             self.emit("engine_lost", engine=rank.name, cause=rank.cause)
-        self._look()
 
     def _look(self) -> None:
         """Have requests wait, or refuse them if there is nothing to wait for."""

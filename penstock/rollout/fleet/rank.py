@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import TypeVar
 
 from penstock.errors import EngineError
@@ -38,7 +39,14 @@ class Rank:
     the rank is DEAD. `begin_again` makes it STARTING, `take(engine)` STALE, and a weight update SERVING.
     """
 
-    def __init__(self, engine: GenerationEngine, on_change: Callable[[Rank], None], *, state: RankState) -> None:
+    def __init__(
+        self,
+        engine: GenerationEngine,
+        on_change: Callable[[Rank], None],
+        on_death: Callable[[Rank], None],
+        *,
+        state: RankState,
+    ) -> None:
         self.name = engine.name
         self.engine = engine
         self.state = state
@@ -52,10 +60,12 @@ class Rank:
         """How often in a row its engine died, without taking the next step's weights in between."""
         self.lost_at: float | None = None
         """When it died (monotonic), until it serves again."""
-        self._on_change = on_change
+        self._leaving = 0
+        """How many are taking it out."""
+        self._on_change, self._on_death = on_change, on_death
         self._earlier = EngineStats()
         self._updated = False
-        """Whether it has taken weights since the last `pause`."""
+        """Whether it has taken weights since the last `pause`, and not missed the others' update."""
 
     @property
     def site(self) -> WeightSite:
@@ -68,6 +78,20 @@ class Rank:
         return self.state in ACTIVE
 
     @property
+    def takes_weights(self) -> bool:
+        """Whether it runs, also if it is stale, and is not being taken out."""
+        return (self.is_active or self.state is RankState.STALE) and not self._leaving
+
+    @contextlib.contextmanager
+    def leaving(self) -> Iterator[None]:
+        """In here it is being taken out: a weight update that has already begun does not bring it back."""
+        self._leaving += 1
+        try:
+            yield
+        finally:
+            self._leaving -= 1
+
+    @property
     def is_silent(self) -> bool:
         """Whether its engine shows no sign of life."""
         return self.engine.health() is EngineHealth.SILENT
@@ -76,7 +100,13 @@ class Rank:
         """Change the state."""
         require_next(self.name, self.state, state)
         self.state, self.cause = state, cause
+        if state is RankState.STALE:
+            self.missed_update()
         self._on_change(self)
+
+    def missed_update(self) -> None:
+        """The others serve without it: if it answers late, `resume` does not bring it back."""
+        self._updated = False
 
     def look(self, error: BaseException) -> None:
         """Notice it if the engine is gone; `error` is what was heard of it."""
@@ -89,6 +119,11 @@ class Rank:
         self.error = error
         self.lost_at = self.lost_at or time.monotonic()
         self.go(RankState.DEAD, str(error))
+        self._on_death(self)
+
+    def abandoned(self) -> None:
+        """Nobody goes on replacing it: it is dead of what it died of before, which is no news."""
+        self.go(RankState.DEAD, self.cause if self.error is None else str(self.error))
 
     def take(self, engine: GenerationEngine) -> None:
         """A new engine, in place of one that is gone; it serves after a weight refresh."""
@@ -125,7 +160,8 @@ class Rank:
     async def resume(self) -> None:
         """Continue; a stale rank serves again if it has taken weights since `pause`."""
         await self._asked(self.engine.resume())
-        if self.state is RankState.PAUSED or (self.state is RankState.STALE and self._updated):
+        returns = self.state is RankState.STALE and self._updated and not self._leaving
+        if self.state is RankState.PAUSED or returns:
             if self.state is RankState.PAUSED and self._updated:
                 self.deaths = 0
             self.go(RankState.SERVING)

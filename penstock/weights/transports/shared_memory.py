@@ -25,7 +25,7 @@ class PublishedSharedMemory:
         self._buckets: list[Tensor] = []
 
     def reserve(self, manifest: WeightManifest) -> None:
-        """Make room; raises `WeightSyncError` if the machine has none."""
+        """Make room; raises `WeightSyncError` if the size is refused. The machine gives bytes as they are written."""
         try:
             self._memory.grow(manifest.total_bytes)
         except OSError as error:
