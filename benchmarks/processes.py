@@ -15,15 +15,21 @@ The last line is one JSON object.
 - `shm_put_get_gb_s`: jagged rows (512 of about 4096 tokens) put into the `shm` data plane by one process and fetched by
   another; `shm_over_memcpy` is its speed over that of a plain copy of the same bytes. `memory_put_get_us`: a group put
   into the `memory` data plane and fetched.
+- `router_us`: what the router of a fleet adds to a request.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
+from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
 from benchmarks.support.published_weights import cpu_case, gpu_case, pause_figures, publish_figures
+from benchmarks.support.router import router_us
 from benchmarks.support.shm_speed import memory_put_get_us, shm_speed
 
 
@@ -38,6 +44,7 @@ def main() -> None:
     figures |= publish_figures(quick=arguments.quick)
     if not arguments.gpu:
         figures |= shm_speed(repeats=9 if arguments.quick else 25) | {"memory_put_get_us": memory_put_get_us()}
+        figures["router_us"] = router_us()
     for name, value in figures.items():
         print(f"{name:32} {value:.3f}" if isinstance(value, float) else f"{name:32} {value}")
     print(json.dumps({name: round(value, 4) if isinstance(value, float) else value for name, value in figures.items()}))

@@ -35,6 +35,7 @@ def _table(start: Mapping[str, Any]) -> Html:
         "git commit": _commit(start.get("git")),
         "Penstock's own commit": _commit(start.get("penstock_git")),
         "seed": start.get("seed"),
+        "runtime": start.get("runtime"),
         "versions": _versions(start.get("versions")),
     }
     lines = [
