@@ -262,7 +262,7 @@ class SingleController:
         """Bring the weights that the run begins with to the engines; `run` does this unless it has been done."""
         if self._weights_due:
             self._weights_due = False
-            async with self.sync.weights_change:
+            async with self.sync.changing():
                 await self.sync.publish()
 
     async def _stopped(self) -> str:

@@ -73,7 +73,11 @@ def build_fleet(
             asyncio.run(engine.close())
         raise
     return EngineFleet(
-        engines, anew=config.deterministic, build=build, replacements=config.rollout.failure.engine_replacements
+        engines,
+        anew=config.deterministic,
+        build=build,
+        replacements=config.rollout.failure.engine_replacements,
+        start_seconds=config.runtime.timeouts.start_seconds,
     )
 
 

@@ -346,3 +346,25 @@ async def test_the_end_of_a_run_during_a_replacement_is_no_death() -> None:
     assert [event["cause"] for event in run.names("engine_lost")] == ["engine scripted: its process was killed"]
     assert run.engines.rank("scripted").cause == "engine scripted: its process was killed"
     never.set()
+
+
+async def test_a_drain_that_is_cancelled_twice_leaves_the_lock_to_the_refresh_that_holds_it() -> None:
+    run = ScriptedRun(config(weight_sync={"mode": "drain"}))
+    run._build()
+    sync = run.controller.sync
+    in_drain = asyncio.Event()
+
+    async def drain() -> None:
+        in_drain.set()
+        await asyncio.Event().wait()
+
+    sync._in_flight.drain = drain  # type: ignore[method-assign]
+    publishing = asyncio.create_task(run.controller.publish_first())
+    await in_drain.wait()
+    async with sync.weights_change:  # as a refresh does
+        publishing.cancel()
+        await asyncio.sleep(0)
+        publishing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await publishing
+        assert sync.weights_change.locked()

@@ -14,6 +14,7 @@ import torch
 
 from penstock.config.models import DataPlaneConfig
 from penstock.config.sections.rollout import FailureConfig
+from penstock.data_plane import claims
 from penstock.data_plane.adapters.shm import client
 from penstock.data_plane.adapters.shm.messages import WhenFull
 from penstock.data_plane.adapters.shm.owner import ShmOwner
@@ -214,6 +215,7 @@ async def test_a_put_whose_end_nobody_confirms_does_not_block_the_event_loop(
 ) -> None:
     """The wait for the confirmation is the event loop's, and then the last word is taken as it is."""
     monkeypatch.setattr(client, "_WITHDRAW_SECONDS", 0.01)
+    monkeypatch.setattr(claims, "_WITHDRAW_SECONDS", 0.01)
     owner.put_samples(["a"], row(8), "p")
     waited: list[float | None] = []
     monkeypatch.setattr(owner._link, "full_seconds", 0.01)

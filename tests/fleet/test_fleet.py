@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import pytest
@@ -400,3 +401,25 @@ async def test_an_engine_is_closed_that_was_built_for_a_rank_that_is_no_longer_t
             await replacing
     assert new.closed
     assert [rank.name for rank in fleet.ranks] == ["b"]
+
+
+async def test_a_build_that_does_not_end_counts_as_a_death_and_what_it_makes_is_closed() -> None:
+    loop, late, closed = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
+
+    class Closing(ManualEngine):
+        async def close(self) -> None:
+            closed.set()
+
+    def build(name: str) -> ManualEngine:
+        asyncio.run_coroutine_threadsafe(late.wait(), loop).result(10)
+        return Closing(name)
+
+    fleet, engines = fleet_of("a", build=build, replacements=1, start_seconds=0.02)
+    with fleet.kept():
+        engines["a"].die()
+        await settled()
+        with pytest.raises(EngineError, match=r"not built within 0\.02 s \(runtime\.timeouts\.start_seconds\)"):
+            await fleet.replace("a")
+        assert fleet.rank("a").deaths == 2
+    late.set()
+    assert await asyncio.to_thread(closed.wait, 10)

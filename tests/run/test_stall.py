@@ -25,6 +25,7 @@ def test_penstock_train_prints_what_every_part_waits_for(make_config: ConfigMake
             "data": {"train_path": str(tmp_path / "prompts.jsonl"), "shuffle": False},
             "eval": {"at_start": False, "at_end": False},
             "observe.console": "plain",
+            "data_plane": {"adapter": "shm", "capacity_gb": 0.05},
         }
     )
     (tmp_path / "run.yaml").write_text(dump_config(config), encoding="utf-8")
@@ -45,6 +46,7 @@ def test_penstock_train_prints_what_every_part_waits_for(make_config: ConfigMake
         "groups in flight: group00000005 (prompt 6) ",
         "groups between attempts: none",
         "engines: embedded-0 healthy, 0 running, 0 waiting",
+        "of 0.05 GB used",
     ):
         assert line in told.stdout[begin:]
     assert "rollout.failure.stall_seconds" in told.stderr

@@ -196,7 +196,7 @@ class TrainPump:
     async def _close(self, step: OpenStep, started: float) -> None:
         """Finish the step and everything after it: rows, version, weights, metrics."""
         self._wait_for("the trainer to finish the step")
-        async with self._sync.weights_change:
+        async with self._sync.changing():
             result, lost = await self._finish(step)
         seconds = time.monotonic() - started
         metrics = {f"train/{name}": value for name, value in result.metrics.items()} | step.stats.metrics()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+import contextlib
+from collections.abc import AsyncIterator, Collection
 from typing import Literal
 
 from penstock.controller.bookkeeping.recording import Recording
@@ -56,6 +57,8 @@ class WeightSync:
         self.weights_change = asyncio.Lock()
         """Held from the optimizer's beginning until the engines serve what it made, so that nobody reads weights that
         are between two versions, and held by a refresh."""
+        self._held = False
+        """Whether `changing` holds it at the moment; a drain lets go of it meanwhile."""
         self._ending = ending
         self._in_flight = in_flight
         self._mode = mode
@@ -68,10 +71,28 @@ class WeightSync:
         """The run is being stopped: stop waiting for running groups; they will be cancelled."""
         self.run_is_ending.set()
 
+    @contextlib.asynccontextmanager
+    async def changing(self) -> AsyncIterator[None]:
+        """In here the trainer may change its weights and `publish` them; one at a time."""
+        await self._hold()
+        try:
+            yield
+        finally:
+            if self._held:  # a drain that was cancelled may not have got it back
+                self._let_go()
+
+    async def _hold(self) -> None:
+        await self.weights_change.acquire()
+        self._held = True
+
+    def _let_go(self) -> None:
+        self._held = False
+        self.weights_change.release()
+
     async def publish(self) -> SyncReport | None:
         """Bring the current version to every engine; the buffer's clock learns it when they serve it.
 
-        `weights_change` is the caller's.
+        The caller is inside of `changing`.
 
         Returns None if the run is ending and by then groups were not drained or no engine has answered: the engines
         keep the version they have.
@@ -121,15 +142,15 @@ class WeightSync:
         drained = asyncio.create_task(self._in_flight.drain())
         ending = asyncio.create_task(self.run_is_ending.wait())
         # Groups may be waiting for a rank that was lost, which a refresh brings back.
-        self.weights_change.release()
+        self._let_go()
         try:
             await asyncio.wait({drained, ending}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             drained.cancel()
             ending.cancel()
-            await self.weights_change.acquire()
             self.waiting_for = "a finished step"
             self._lane.switch(None)
+            await self._hold()
         return drained.done() and not drained.cancelled()
 
     async def _copy(self) -> SyncReport | None:

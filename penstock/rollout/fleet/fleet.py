@@ -61,8 +61,9 @@ class EngineFleet(Membership):
         anew: bool = False,
         build: Build | None = None,
         replacements: int = 0,
+        start_seconds: float | None = None,
     ) -> None:
-        super().__init__(engines, build, replacements)
+        super().__init__(engines, build, replacements, start_seconds)
         self._anew = anew
         self._never_any = not engines
         self._requests: dict[str, _Request] = {}

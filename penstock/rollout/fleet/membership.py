@@ -39,7 +39,13 @@ class Membership:
     gives its three requests back, which go on with b; no request is left in a, and it is closed and forgotten.
     """
 
-    def __init__(self, engines: Sequence[GenerationEngine], build: Build | None, replacements: int) -> None:
+    def __init__(
+        self,
+        engines: Sequence[GenerationEngine],
+        build: Build | None,
+        replacements: int,
+        start_seconds: float | None,
+    ) -> None:
         names = [engine.name for engine in engines]
         if len(set(names)) != len(names):
             raise SetupError(f"engine names must be unique, but these are {names}")
@@ -48,7 +54,7 @@ class Membership:
         self.router = Router()
         self.dead: asyncio.Queue[Rank] = asyncio.Queue()
         """Ranks that have died, or are stale while nobody serves, in order, for whoever keeps the fleet."""
-        self._build, self._replacements = build, replacements
+        self._build, self._replacements, self._start_seconds = build, replacements, start_seconds
         self._kept: asyncio.AbstractEventLoop | None = None
         """The loop of whoever keeps the fleet."""
         self._ranks: dict[str, Rank] = {}
@@ -156,7 +162,7 @@ class Membership:
         rank.go(RankState.STARTING, rank.cause)
         try:
             await self._close(rank.engine)
-            engine = await _built(build, name)
+            engine = await _built(build, name, self._start_seconds)
         except Exception as error:
             rank.died(error)
             raise
@@ -258,8 +264,8 @@ class Membership:
         await ended_within(engine.close(), _CLOSE_SECONDS)
 
 
-async def _built(build: Build, name: str) -> GenerationEngine:
-    """`build` in a thread; if nobody waits any more when it is done, what it made is closed there."""
+async def _built(build: Build, name: str, limit_seconds: float | None) -> GenerationEngine:
+    """`build` in a thread, up to a limit; if nobody waits any more when it is done, what it made is closed there."""
     unwanted = threading.Event()
 
     def run() -> GenerationEngine:
@@ -269,7 +275,15 @@ async def _built(build: Build, name: str) -> GenerationEngine:
         return engine
 
     try:
-        return await in_daemon_thread(f"penstock-build-{name}", run)
+        async with asyncio.timeout(limit_seconds) as limit:
+            return await in_daemon_thread(f"penstock-build-{name}", run)
     except asyncio.CancelledError:
         unwanted.set()
         raise
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        unwanted.set()
+        raise EngineError(
+            f"engine {name} was not built within {limit_seconds:g} s (runtime.timeouts.start_seconds)"
+        ) from None

@@ -39,10 +39,11 @@ _ANSWER_SECONDS = 60.0
 class RemoteLink:
     """One connection to the owner, for any number of threads.
 
-    Two threads belong to it: one takes answers to those who wait for them, one tells the owner which buffers are no
-    longer read. Invariants: as long as a view or a reserved piece of memory is in use here, the connection stays open,
-    also after `close`, because the owner uses that memory again once the connection is gone; once the owner is gone,
-    every call, also those that wait, raises `DataPlaneLost`.
+    Two threads belong to it: one takes answers to those who wait for them, one sends, so that nobody who makes a call,
+    an event loop for one, is held up by an owner that does not read. Invariants: messages are sent in the order of the
+    calls; as long as a view or a reserved piece of memory is in use here, the connection stays open, also after
+    `close` and after a message that could not be sent, because the owner uses that memory again once the connection
+    is gone; once the owner is gone, every call, also those that wait, raises `DataPlaneLost`.
     """
 
     def __init__(self, address: ShmAddress) -> None:
@@ -56,22 +57,21 @@ class RemoteLink:
             self._socket.settimeout(_ANSWER_SECONDS)
             self._socket.connect(f"\0{address.socket}")
             self._socket.settimeout(None)
-            # An owner that is stopped must not hold up whoever sends; answers are waited for elsewhere.
+            # An owner that is stopped must not hold up the thread that sends; answers are waited for elsewhere.
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(_ANSWER_SECONDS), 0))
         except (OSError, MemoryLost) as error:
             self._socket.close()
             raise self._lost() from error
         self._lock = threading.Lock()
-        self._sending = threading.Lock()
         self._numbers = itertools.count(ONE_WAY + 1)
         self._calls: dict[int, Future[Any]] = {}
         self._numbers_of: weakref.WeakKeyDictionary[Future[Any], int] = weakref.WeakKeyDictionary()
-        self._is_closed = self._is_lost = False
+        self._is_closed = self._is_lost = self._is_ended = False
         self._holds = 0
         """Leases and reservations that are in use here."""
-        self._let_go: SimpleQueue[int | None] = SimpleQueue()
-        """Numbers of buffers that are no longer read; None to look whether it is over."""
-        for target, name in ((self._receive, "answers"), (self._release, "releases")):
+        self._to_send: SimpleQueue[list[Any] | int | None] = SimpleQueue()
+        """Messages; numbers of buffers that are no longer read; None to look whether it is over."""
+        for target, name in ((self._receive, "answers"), (self._send_all, "calls")):
             threading.Thread(target=target, name=f"penstock-shm-{name}", daemon=True).start()
 
     def register(self, partition_id: str, fields: Sequence[FieldSpec]) -> None:
@@ -170,12 +170,7 @@ class RemoteLink:
         self._send(Call(ONE_WAY, method, arguments))
 
     def _send(self, call: Call) -> None:
-        pieces = framing.message(call)
-        try:
-            with self._sending:
-                framing.send_message(self._socket, pieces)
-        except OSError:
-            self._end()
+        self._to_send.put(framing.message(call))
 
     def _receive(self) -> None:
         try:
@@ -213,47 +208,66 @@ class RemoteLink:
             view = self._memory[place.offset : place.offset + place.layout.size]
             with self._lock:
                 self._holds += 1
-            weakref.finalize(view, self._let_go.put, place.number).atexit = False
+            weakref.finalize(view, self._to_send.put, place.number).atexit = False
             buffers.append(ReadBuffer(view, place.layout))
         places = [[(buffers[run.buffer], run.indices) for run in runs] for runs in found.places]
         return {name: places[which] for name, which in found.fields.items()}
 
-    def _release(self) -> None:
-        """Tell the owner what is no longer read, several at a time."""
-        while not self._is_over():
-            gone = [self._let_go.get()]
-            try:
-                while True:
-                    gone.append(self._let_go.get_nowait())
-            except Empty:
-                pass
-            numbers = tuple(number for number in gone if number is not None)
-            if numbers:
-                self._tell("release", numbers)
-            self._holds_less(len(numbers))
+    def _send_all(self) -> None:
+        """Send what is to be sent, and tell the owner what is no longer read, several buffers at a time."""
+        over = False
+        while not over:
+            gone: list[int] = []
+            message = self._to_send.get()
+            while isinstance(message, int):
+                gone.append(message)
+                message = self._next_at_once()
+            if gone:
+                self._send_now(framing.message(Call(ONE_WAY, "release", (tuple(gone),))))
+                self._holds_less(len(gone))
+            if message is not None:
+                self._send_now(message)
+            with self._lock:
+                no_more = (self._is_closed or self._is_lost) and self._holds <= 0
+                over = self._is_ended or (no_more and self._to_send.empty())
+        self._end()
 
-    def _is_over(self) -> bool:
-        with self._lock:
-            return self._is_lost or (self._is_closed and self._holds <= 0)
+    def _next_at_once(self) -> list[Any] | int | None:
+        try:
+            return self._to_send.get_nowait()
+        except Empty:
+            return None
+
+    def _send_now(self, message: list[Any]) -> None:
+        if self._is_lost:
+            return
+        try:
+            framing.send_message(self._socket, message)
+        except OSError:  # perhaps half of it is sent, and nothing can follow
+            self._lose()
 
     def _holds_less(self, count: int) -> None:
         with self._lock:
             self._holds -= count
-            over = self._is_closed and self._holds <= 0
-        if over:
-            self._end()
+        self._to_send.put(None)
+
+    def _lose(self) -> None:
+        """Nothing can be sent any longer: nobody waits for answers."""
+        with self._lock:
+            self._is_lost = True
+            waiting, self._calls = self._calls, {}
+        for future in waiting.values():
+            future.set_exception(self._lost())
 
     def _end(self) -> None:
-        """The connection is over, for one reason or another: nobody waits for answers any longer."""
+        """The connection is over, for one reason or another."""
         with self._lock:
-            first, self._is_lost = not self._is_lost, True
-            waiting, self._calls = self._calls, {}
+            first, self._is_ended = not self._is_ended, True
+        self._lose()
         if first:
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)
-            self._let_go.put(None)
-        for future in waiting.values():
-            future.set_exception(self._lost())
+            self._to_send.put(None)
 
     def _lost(self) -> DataPlaneLost:
         return DataPlaneLost(
