@@ -24,3 +24,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("long") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(LONG_SECONDS))
+
+
+@pytest.fixture(autouse=True)
+def _sigint_is_heard() -> None:
+    """Every test begins with Python's own handler, whatever the one before it left."""
+    heard = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if not heard and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.default_int_handler)

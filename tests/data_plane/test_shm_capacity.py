@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import Any
@@ -58,8 +59,9 @@ def begun(plane: DataPlaneClient, name: str, megabytes: int) -> threading.Thread
 
 def waiting_puts(owner: ShmOwner, count: int) -> None:
     """Until that many puts wait for room."""
-    event = threading.Event()
+    event, until = threading.Event(), time.monotonic() + LONG
     while len(owner.store._puts) != count:
+        assert time.monotonic() < until, f"{len(owner.store._puts)} puts wait, not {count}"
         event.wait(0.005)
 
 
@@ -125,6 +127,7 @@ async def test_a_cancelled_put_that_waits_writes_nothing_and_lets_others_pass(
 ) -> None:
     plane.put_samples(["a"], row(8), "p")
     blocked = asyncio.create_task(plane.put_samples_async(["b"], row(9), "p"))
+    await asyncio.to_thread(waiting_puts, owner, 1)
     behind = asyncio.create_task(plane.put_samples_async(["c"], row(1), "p"))
     await asyncio.to_thread(waiting_puts, owner, 2)
     blocked.cancel()
