@@ -75,11 +75,11 @@ class WeightSynchronizer:
         limit_seconds: float = 300.0,
         release: Release | None = None,
         *,
-        is_serving: Callable[[str], bool] = lambda name: True,
+        is_serving: Callable[[str], bool] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._given = receivers
-        self._is_serving = is_serving
+        self._is_serving = is_serving or (lambda name: True)
         self._release = release
         self._clock = clock
         self._calls = ReceiverCalls(limit_seconds)
