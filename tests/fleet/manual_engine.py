@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from penstock.errors import EngineError, RequestAborted
 from penstock.rollout.engines.base import (
@@ -14,6 +15,7 @@ from penstock.rollout.engines.base import (
     GenerationResult,
     SamplingParams,
 )
+from penstock.rollout.fleet import EngineFleet
 from penstock.weights.publication import WeightPublication, WeightSite
 from penstock.weights.site import site_of
 
@@ -154,3 +156,9 @@ class ManualEngine:
     async def close(self) -> None:
         self.closed = True
         await self.abort(list(self.running))
+
+
+def fleet_of(*names: str, **options: Any) -> tuple[EngineFleet, dict[str, ManualEngine]]:
+    """A fleet of such engines, and the engines by name."""
+    engines = {name: ManualEngine(name) for name in names}
+    return EngineFleet(list(engines.values()), **options), engines
