@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 from penstock.config.models import RunConfig
 from penstock.config.reading.loading import dump_config
 from penstock.controller.bookkeeping.traced_trainer import TracedTrainer
 from penstock.controller.controller import SingleController
 from penstock.controller.failures.causes import FailureCauses
+from penstock.controller.failures.losses import lost_part
 from penstock.controller.parts import Parts
 from penstock.data_plane.row_keeper import RowKeeper
 from penstock.errors import (
@@ -49,6 +50,8 @@ from penstock.run.periodic_eval import Evaluations
 from penstock.run.problems import Problem
 from penstock.run.prompt_lengths import refuse_overlong
 from penstock.run.records import RunRecords
+from penstock.run.restarts import Restarts
+from penstock.run.result import RunResult
 from penstock.run.resume import ResumePoint
 from penstock.run.rewind import rewind
 from penstock.run.signals import StopSignals
@@ -60,28 +63,6 @@ from penstock.training.interface import Trainer
 _SAVED_AFTER = (TooManyDrops, TooManyFiltered, OverlongData, RunStalled, WeightSyncError, EngineError)
 """Errors that leave trainer and controller intact: the run has lost its data, its engine or its progress."""
 _UNSOUND = "the trainer does not respond, or was in the middle of a step that it could not discard"
-
-
-@dataclass(frozen=True)
-class RunResult:
-    """How a run ended."""
-
-    summary: dict[str, Any]
-    """The content of `summary.json`."""
-    run_dir: Path
-    """Folder with everything the run wrote."""
-    stopped_by: str
-    """`max_steps`, `data_exhausted`, `max_minutes`, `early_stop` or `interrupted`."""
-    nothing_left: str | None = None
-    """If a resume had no step to train because the run had already finished: that, and how to train further."""
-    resume_command: str = ""
-    """What resumes the run: a `penstock resume` command for the shell, or, if the run was given objects that no other
-    process can import, the `penstock.resume` call that must pass them again."""
-
-    @property
-    def is_cut_short(self) -> bool:
-        """Whether it ended with steps left to train."""
-        return self.stopped_by in ("interrupted", "max_minutes")
 
 
 class RunLife:
@@ -112,6 +93,7 @@ class RunLife:
             unheard=self._forced.unheard,
             guard=self._forced.guard,
         )
+        self._restarts = Restarts(config, directory, self._records, lambda: self._signals.received > 0)
         self._nothing_left: str | None = None
         self._trainer_activity: Callable[[], str] = lambda: "has not started yet"
 
@@ -144,6 +126,14 @@ class RunLife:
         if self._point is not None:
             tell_resume(self._records, self._point, self._directory.run_id)
         tell_warnings(self._records, self._warnings)
+        while True:
+            try:
+                return await self._from_point()
+            except Exception as error:  # noqa: BLE001 - raised again unless the run goes back to a checkpoint
+                self._point = await self._restarts.point_after(error)
+
+    async def _from_point(self) -> str:
+        """Build all parts, and train from where the run begins, resumes or goes back to."""
         async with parts_of(self._config, span=self._records.lane.span, guard=self._guarded) as (serving, training):
             return await self._train(serving, training)
 
@@ -161,7 +151,8 @@ class RunLife:
             await in_daemon_thread(
                 "penstock-prompts", refuse_overlong, self._config, serving.environment, serving.tokenizer
             )
-        tell_plan(self._records, self._config, training)
+        if not self._restarts.made:
+            tell_plan(self._records, self._config, training)
         serving.rewards.listen(partial(tell_event, self._records))
         records, config = self._records, self._config
         causes = FailureCauses(records.events)
@@ -170,12 +161,12 @@ class RunLife:
         store = self._store(serving)
         between = BetweenSteps(config, trainer, store, evaluations, records)
         parts = replace(self._parts(serving, training, trainer, store), causes=causes)
-        controller = SingleController(config, parts, between)
+        controller = SingleController(self._restarts.with_time_left(), parts, between)
         between.controller = controller
         controller.hook_progress = lambda: evaluations.responses + store.progress
         try:
             await self._restore(controller, trainer)
-            if training.buffer.clock.step < training.steps:
+            if training.buffer.clock.step < training.steps and not self._restarts.made:
                 await prove_checkpoint(
                     config.checkpoint, store, training.buffer.clock.step, controller, trainer, records
                 )
@@ -185,6 +176,8 @@ class RunLife:
             stopped_by = await self._run_controller(controller, between)
             tell_evictions(records, config)
         except _SAVED_AFTER as error:
+            if lost_part(error) is not None:
+                raise
             try:
                 await self._save_at_end(training.buffer.clock.step, store, between, controller)
             except Exception as failed:
@@ -257,7 +250,8 @@ class RunLife:
         point = self._point
         if point is not None:
             await self._records.start_loggers()
-            rewind(self._directory, None if point.checkpoint is None else point.step, point.ended_prompts)
+            step = None if point.checkpoint is None else point.step
+            rewind(self._directory, step, point.ended_prompts, same_process=self._restarts.made > 0)
             self._records.open()
             tell_set_aside(self._records, point)
             for metrics in Lines(self._directory.metrics):

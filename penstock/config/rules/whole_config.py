@@ -48,6 +48,10 @@ def idle_settings(config: RunConfig) -> dict[str, str]:
         )
     if config.rollout.replay_from is not None:
         idle["runtime.engine_process"] = "has no effect without an engine (rollout.replay_from); remove it"
+    if config.runtime.restarts and config.checkpoint.every_steps is None and config.checkpoint.every_minutes is None:
+        idle["runtime.restarts"] = (
+            "has no effect without checkpoints to go back to; set checkpoint.every_steps or checkpoint.every_minutes"
+        )
     if config.training.optimizer.schedule == "constant":
         idle["training.optimizer.final_lr_ratio"] = "has no effect with schedule = constant; remove it"
     if config.model.lora is not None and config.model.lora.path is not None:
