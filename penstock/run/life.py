@@ -14,18 +14,9 @@ from penstock.config.reading.loading import dump_config
 from penstock.controller.bookkeeping.traced_trainer import TracedTrainer
 from penstock.controller.controller import SingleController
 from penstock.controller.failures.causes import FailureCauses
-from penstock.controller.failures.losses import lost_part
+from penstock.controller.failures.losses import loss_in
 from penstock.controller.parts import Parts
 from penstock.data_plane.row_keeper import RowKeeper
-from penstock.errors import (
-    EngineError,
-    OverlongData,
-    RunStalled,
-    RunStuck,
-    TooManyDrops,
-    TooManyFiltered,
-    WeightSyncError,
-)
 from penstock.observe.loggers.base import Logger
 from penstock.observe.report.reading import Lines
 from penstock.rollout.sample_texts import SampleTexts
@@ -46,6 +37,7 @@ from penstock.run.checkpoint_proof import prove_checkpoint
 from penstock.run.directory import RunDirectory
 from penstock.run.forced_end import ForcedEnd
 from penstock.run.given_objects import way_to_resume
+from penstock.run.last_checkpoint import SAVED_AFTER, LastCheckpoint
 from penstock.run.periodic_eval import Evaluations
 from penstock.run.problems import Problem
 from penstock.run.prompt_lengths import refuse_overlong
@@ -59,10 +51,6 @@ from penstock.run.starting import parts_of
 from penstock.runtime.threads import in_daemon_thread
 from penstock.training.guarded import GuardedTrainer
 from penstock.training.interface import Trainer
-
-_SAVED_AFTER = (TooManyDrops, TooManyFiltered, OverlongData, RunStalled, WeightSyncError, EngineError)
-"""Errors that leave trainer and controller intact: the run has lost its data, its engine or its progress."""
-_UNSOUND = "the trainer does not respond, or was in the middle of a step that it could not discard"
 
 
 class RunLife:
@@ -134,7 +122,7 @@ class RunLife:
 
     async def _from_point(self) -> str:
         """Build all parts, and train from where the run begins, resumes or goes back to."""
-        async with parts_of(self._config, span=self._records.lane.span, guard=self._guarded) as (serving, training):
+        async with parts_of(self._config, span=self._records.track.span, guard=self._guarded) as (serving, training):
             return await self._train(serving, training)
 
     def _guarded(self, trainer: Trainer) -> Trainer:
@@ -156,7 +144,7 @@ class RunLife:
         serving.rewards.listen(partial(tell_event, self._records))
         records, config = self._records, self._config
         causes = FailureCauses(records.events)
-        evaluations = Evaluations(serving, config, records.view, records.events, records.lane, causes)
+        evaluations = Evaluations(serving, config, records.view, records.events, records.track, causes)
         trainer = TracedTrainer(training.trainer, records.timeline)
         store = self._store(serving)
         between = BetweenSteps(config, trainer, store, evaluations, records)
@@ -164,6 +152,7 @@ class RunLife:
         controller = SingleController(self._restarts.with_time_left(), parts, between)
         between.controller = controller
         controller.hook_progress = lambda: evaluations.responses + store.progress
+        last = LastCheckpoint(store, between, controller, records, self._signals, wanted=config.checkpoint.at_end)
         try:
             await self._restore(controller, trainer)
             if training.buffer.clock.step < training.steps and not self._restarts.made:
@@ -175,18 +164,18 @@ class RunLife:
             await between.before_first(training.buffer.clock.step)
             stopped_by = await self._run_controller(controller, between)
             tell_evictions(records, config)
-        except _SAVED_AFTER as error:
-            if lost_part(error) is not None:
+        except SAVED_AFTER as error:
+            if loss_in(error) is not None:
                 raise
             try:
-                await self._save_at_end(training.buffer.clock.step, store, between, controller)
+                await last.save(training.buffer.clock.step)
             except Exception as failed:
                 records.view.note(f"the last checkpoint could not be written: {failed}")
                 raise error from failed  # the run ends with what it gave up for
             raise
         else:
             step = training.buffer.clock.step
-            await self._save_at_end(step, store, between, controller, stopped_by)
+            await last.save(step, stopped_by)
         finally:
             await store.close()
         wanted = config.eval.at_end and stopped_by != "interrupted" and not records.metrics.evaluated(step)
@@ -241,7 +230,7 @@ class RunLife:
         point = self._point
         if point is None or point.checkpoint is None or point.snapshot is None:
             return
-        with self._records.lane.span("loading the checkpoint", step=point.step):
+        with self._records.track.span("loading the checkpoint", step=point.step):
             await trainer.load_checkpoint(point.checkpoint)
             await controller.restore(point.snapshot)
 
@@ -263,38 +252,21 @@ class RunLife:
         """Say so if a resumed run has no steps left."""
         step = training.buffer.clock.step
         early = self._records.metrics.early_stop.get("early_stop_reason")
-        if self._point is not None and step and (step >= training.steps or early is not None):
+        resumes = self._point is not None and not self._restarts.made
+        if resumes and step and (step >= training.steps or early is not None):
             self._nothing_left = tell_nothing_left(self._records.view, self._config, step, early)
 
     async def _run_controller(self, controller: SingleController, between: BetweenSteps) -> str:
+        self._restarts.training_begins()
         try:
-            with self._signals.stopping(controller.stop), self._records.lane.span("training"):
+            with self._signals.stopping(controller.stop), self._records.track.span("training"):
                 return between.reason(await controller.run())
         finally:
             self._records.metrics.train_seconds = controller.elapsed_seconds
             self._records.metrics.tokens_generated = controller.tokens_generated
 
-    async def _save_at_end(
-        self,
-        step: int,
-        store: CheckpointStore,
-        between: BetweenSteps,
-        controller: SingleController,
-        stopped_by: str = "error",
-    ) -> None:
-        """The last checkpoint; a signal does not interrupt it."""
-        with self._signals.stopping(lambda reason: None, "writing the last checkpoint; Ctrl-C again exits at once"):
-            if self._config.checkpoint.at_end and step and not store.has(step):
-                if await controller.can_be_saved():
-                    await store.begin(await between.last_snapshot(step))
-                elif stopped_by == "interrupted":
-                    self._records.view.note(f"no last checkpoint: {_UNSOUND}")
-                else:
-                    raise RunStuck(f"the run ended without a last checkpoint: {_UNSOUND}")
-            await store.finish()
-
     def _saved(self, step: int, path: Path, seconds: float) -> None:
         tell_saved(self._records, step, path, seconds)
         timeline = self._records.timeline
-        lane = timeline.lane("controller", "checkpoint writer")
-        lane.record(f"writing step {step}", timeline.now() - seconds, timeline.now())
+        track = timeline.track("controller", "checkpoint writer")
+        track.add(f"writing step {step}", timeline.now() - seconds, timeline.now())

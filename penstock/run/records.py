@@ -65,7 +65,7 @@ class RunRecords:
         self.events = EventLog(directory.events, opened=False)
         trace = config.observe.trace
         self.timeline = Timeline.to_file(directory.trace, opened=False) if trace else Timeline.off()
-        self.lane = self.timeline.lane("controller", "run")
+        self.track = self.timeline.track("controller", "run")
         self._loggers = Loggers([*make_loggers(config.observe, self.events), *loggers], self.events)
         self.view = Display(config.observe.console, config.training.max_steps, self.events.emit, json_to)
         self.events.subscribe(self.view.on_event)

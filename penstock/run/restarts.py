@@ -8,7 +8,7 @@ from typing import NoReturn
 
 from penstock.config.models import RunConfig
 from penstock.controller.failures.classify import describe
-from penstock.controller.failures.losses import lost_part
+from penstock.controller.failures.losses import Loss, loss_in
 from penstock.errors import PenstockError
 from penstock.run.directory import RunDirectory
 from penstock.run.records import RunRecords
@@ -52,34 +52,35 @@ class Restarts:
         self.made = 0
         """Restarts so far."""
 
+    def training_begins(self) -> None:
+        """From the first call on, the run's time passes."""
+        if self._training_since is None:
+            self._training_since = self._clock()
+
     def with_time_left(self) -> RunConfig:
         """The settings for what trains now: `training.max_minutes` limits the command, not the time since a restart."""
-        training, now = self._config.training, self._clock()
-        self._training_since = now if self._training_since is None else self._training_since
-        if training.max_minutes is None:
+        training = self._config.training
+        if training.max_minutes is None or self._training_since is None:
             return self._config
-        left = max(0.0, training.max_minutes - (now - self._training_since) / 60)
+        left = max(0.0, training.max_minutes - (self._clock() - self._training_since) / 60)
         return self._config.model_copy(update={"training": training.model_copy(update={"max_minutes": left})})
 
     async def point_after(self, error: Exception) -> ResumePoint:
         """Where the run goes on after `error`, which is raised again if the run ends with it."""
-        part = self._lost(error)
-        if part is None or not self._config.runtime.restarts or self._is_stopping() or not self._records.is_open:
+        loss = loss_in(error)
+        if loss is None or not self._config.runtime.restarts or self._is_stopping() or not self._records.is_open:
             raise error
         if (reason := self._used_up()) is not None:
-            self._refuse(part, reason, error)
+            self._refuse(loss, reason, error)
         try:
             point = await in_daemon_thread("penstock-restart", found_good, self._directory, self._config)
         except PenstockError as problem:
-            self._refuse(part, f"the last checkpoint cannot be used: {named_error(problem)}", error)
+            self._refuse(loss, f"the last checkpoint cannot be used: {named_error(problem)}", error)
         if point.checkpoint is None:
-            self._refuse(part, "there is no complete checkpoint to go back to", error)
+            self._refuse(loss, "there is no complete checkpoint to go back to yet", error)
         self.made += 1
-        self._tell(part, point, error)
+        self._tell(loss, point, error)
         return point
-
-    def _lost(self, error: Exception) -> str | None:
-        return lost_part(error)
 
     def _used_up(self) -> str | None:
         allowed = self._config.runtime.restarts
@@ -89,17 +90,17 @@ class Restarts:
             return f"training.max_minutes = {self._config.training.max_minutes:g} are over"
         return None
 
-    def _refuse(self, part: str, reason: str, error: Exception) -> NoReturn:
-        self._records.events.emit("run_not_restarted", lost=part, reason=reason)
-        self._records.view.note(f"the {part} was lost, and the run cannot go back by itself: {reason}")
+    def _refuse(self, loss: Loss, reason: str, error: Exception) -> NoReturn:
+        self._records.events.emit("run_not_restarted", lost=loss.part, reason=reason)
+        self._records.view.note(f"the {loss.part} was lost, and the run cannot go back by itself: {reason}")
         raise error
 
-    def _tell(self, part: str, point: ResumePoint, error: Exception) -> None:
+    def _tell(self, loss: Loss, point: ResumePoint, error: Exception) -> None:
         allowed = self._config.runtime.restarts
         self._records.start_over(self.made)
         self._records.events.emit(
             "run_restarted",
-            lost=part,
+            lost=loss.part,
             step=point.step,
             ended_prompts=point.ended_prompts,
             restart=self.made,
@@ -107,6 +108,6 @@ class Restarts:
             cause=describe(error),
         )
         self._records.view.note(
-            f"the {part} was lost; restart {self.made} of {allowed}: going back to step {point.step}, to "
-            f"{point.checkpoint}"
+            f"  ! the {loss.part} was lost ({named_error(loss.cause)}); restart {self.made} of {allowed}: the run goes "
+            f"on after step {point.step}, from {point.checkpoint}"
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,31 +14,40 @@ from penstock.run import build
 from penstock.training.interface import Trainer
 from penstock.training.workers.local import LocalTrainer
 
+MakesError = Callable[[], Exception | Awaitable[Exception]]
+
 
 @contextmanager
 def losing_trainers(
-    patch: pytest.MonkeyPatch, *plan: tuple[str, int], error: Callable[[], Exception] | None = None
+    patch: pytest.MonkeyPatch,
+    *plan: tuple[str, int],
+    error: MakesError | None = None,
+    when_built: Mapping[int, Callable[[], None]] | None = None,
 ) -> Iterator[list[Trainer]]:
     """The n-th trainer of a run is lost in the `count`-th call of a method, by `plan`; those after it are not.
 
-    Yields the trainers that were built.
+    `error` makes what its calls raise; `when_built` is called when the n-th trainer is built. Yields the trainers that
+    were built.
     """
     built: list[Trainer] = []
+    told = when_built or {}
 
     class LosingTrainer(LocalTrainer):
         @classmethod
         def from_pretrained(cls, *args: Any, **kwargs: Any) -> LocalTrainer:
             trainer = super().from_pretrained(*args, **kwargs)
             if len(built) < len(plan):
-                lose_at(trainer, *plan[len(built)], error or _lost)
+                lose_at(trainer, *plan[len(built)], error or lost)
             built.append(trainer)
+            told.get(len(built) - 1, lambda: None)()
             return trainer
 
     patch.setitem(build._TRAINERS, "local", LosingTrainer)
     yield built
 
 
-def _lost() -> Exception:
+def lost() -> Exception:
+    """What every call of a trainer raises whose process is gone."""
     return TrainerLost("the trainer's process was killed by SIGKILL")
 
 
@@ -55,7 +64,7 @@ CALLS = (
 )
 
 
-def lose_at(trainer: Trainer, method: str, count: int, error: Callable[[], Exception]) -> None:
+def lose_at(trainer: Trainer, method: str, count: int, error: MakesError) -> None:
     """From the `count`-th call of `method` on, every call fails."""
     calls = iter(range(1, 10**9))
     gone = asyncio.Event()
@@ -67,15 +76,11 @@ def lose_at(trainer: Trainer, method: str, count: int, error: Callable[[], Excep
             if name == method and next(calls) == count:
                 gone.set()
             if gone.is_set():
-                raise error()
+                raised = error()
+                raise await raised if isinstance(raised, Awaitable) else raised
             return await original(*args, **kwargs)
 
         return call
 
     for name in CALLS:
         setattr(trainer, name, failing(name))
-
-
-def names(events: Sequence[dict[str, Any]]) -> list[str]:
-    """What happened, in order."""
-    return [event["event"] for event in events]
