@@ -38,3 +38,13 @@ def test_a_deterministic_run_has_the_same_losses_to_the_bit(make_config: ConfigM
     assert len(apart) == 2
     assert any(norm > 0 for _, norm, _, _ in apart)
     assert apart == trained("together")
+
+
+def test_it_needs_a_data_plane_that_it_can_reach(make_config: ConfigMaker) -> None:
+    with pytest.raises(ConfigError, match=r"runtime\.trainer_process: .* set data_plane\.adapter to shm$"):
+        make_config(**{"runtime.trainer_process": True})
+
+
+def test_it_is_refused_where_there_is_no_trainer(make_config: ConfigMaker) -> None:
+    with pytest.raises(ConfigError, match=r"runtime\.trainer_process: has no effect without a trainer"):
+        make_config(**APART, **{"training.backend": "none", "rollout.record": True})

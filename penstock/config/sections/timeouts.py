@@ -13,8 +13,8 @@ class TimeoutsConfig(Section):
     start_seconds: PositiveFloat = 1800.0
     """If the model, or the process of engine or trainer, is not ready after this long, the run does not start."""
     silence_seconds: PositiveFloat = 60.0
-    """A process of engine or trainer that sends no heartbeat for this long, for example because it is stopped, is killed
-    and counts as dead."""
+    """A process of engine or trainer that sends no heartbeat for this long, for example because it is stopped, is
+    killed and counts as dead."""
     weights_seconds: PositiveFloat = 300.0
     """Time limit for an engine to pause for new weights, then to load them, then to resume. An engine that exceeds it
     has failed and is not used until it has loaded a later version."""
