@@ -51,6 +51,7 @@ from penstock.run.starting import parts_of
 from penstock.runtime.threads import in_daemon_thread
 from penstock.training.guarded import GuardedTrainer
 from penstock.training.interface import Trainer
+from penstock.training.workers.front import WorkerTrainer
 
 
 class RunLife:
@@ -129,7 +130,10 @@ class RunLife:
         """The same, with limits on its calls."""
         timeouts = self._timeouts
         guarded = GuardedTrainer(
-            trainer, call_seconds=timeouts.trainer_seconds, snapshot_seconds=timeouts.checkpoint_seconds
+            trainer,
+            call_seconds=timeouts.trainer_seconds,
+            snapshot_seconds=timeouts.checkpoint_seconds,
+            home=f"process {trainer.pid}" if isinstance(trainer, WorkerTrainer) else "thread",
         )
         self._trainer_activity = guarded.activity
         return guarded

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from penstock.config.models import RunConfig
-from penstock.controller.failures.classify import describe
+from penstock.controller.failures.classify import causes, describe
 from penstock.controller.failures.losses import Loss, loss_in
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, TrainerStuck
 from penstock.run.directory import RunDirectory
 from penstock.run.records import RunRecords
 from penstock.run.resume import ResumePoint, found_good
@@ -67,7 +67,7 @@ class Restarts:
 
     async def point_after(self, error: Exception) -> ResumePoint:
         """Where the run goes on after `error`, which is raised again if the run ends with it."""
-        loss = loss_in(error)
+        loss = self._loss(error)
         if loss is None or not self._config.runtime.restarts or self._is_stopping() or not self._records.is_open:
             raise error
         if (reason := self._used_up()) is not None:
@@ -81,6 +81,12 @@ class Restarts:
         self.made += 1
         self._tell(loss, point, error)
         return point
+
+    def _loss(self, error: Exception) -> Loss | None:
+        stuck = next((link for link in causes(error) if isinstance(link, TrainerStuck)), None)
+        if stuck is not None and self._config.runtime.trainer_process:
+            return Loss("trainer", stuck)
+        return loss_in(error)
 
     def _used_up(self) -> str | None:
         allowed = self._config.runtime.restarts

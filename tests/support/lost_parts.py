@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import TrainerLost
-from penstock.run import build
+from penstock.run import build_trainer
 from penstock.training.interface import Trainer
 from penstock.training.workers.local import LocalTrainer
 
@@ -42,7 +42,7 @@ def losing_trainers(
             told.get(len(built) - 1, lambda: None)()
             return trainer
 
-    patch.setitem(build._TRAINERS, "local", LosingTrainer)
+    patch.setitem(build_trainer._TRAINERS, "local", LosingTrainer)
     yield built
 
 
