@@ -81,6 +81,28 @@ class RowIndex(Generic[S]):
             if tags is not None:
                 row.tags.update(tags[index])
 
+    def link(self, partition_id: str, sample_ids: Sequence[str], names: Sequence[str], other_id: str) -> None:
+        """Make the named fields of the named rows part of another partition too: all of them, or a `MissingRowError`.
+
+        What they refer to is shared, and stays until both partitions have let go of it.
+        """
+        partition = self._partition(partition_id)
+        partition.schema.require_known(names, partition_id)
+        rows = [_row(partition, sample) for sample in sample_ids]
+        if any(name not in row.cells for row in rows for name in names):
+            raise _missing_field(sample_ids, rows, names)
+        other = self._partitions.get(other_id)
+        if other is None:
+            other = self._partitions[other_id] = _Partition(partition.schema)
+        other.schema.require_same(partition.schema, other_id)
+        for sample, row in zip(sample_ids, rows, strict=True):
+            if sample not in other.rows:
+                other.rows[sample] = _Row({})
+                for unclaimed in other.unclaimed.values():
+                    unclaimed[sample] = None
+            other.rows[sample].cells.update({name: row.cells[name] for name in names})
+            other.rows[sample].tags.update(row.tags)
+
     def has_all(self, partition_id: str, sample_ids: Iterable[str]) -> bool:
         """Whether all of these rows are there already."""
         rows = self._partition(partition_id).rows

@@ -24,10 +24,11 @@ from penstock.errors import (
     TooManyDrops,
     TooManyFiltered,
     WeightSyncError,
+    WorkerLost,
 )
 from penstock.observe.loggers.base import Logger
 from penstock.observe.report.reading import Lines
-from penstock.rollout.sample_texts import SampleTexts
+from penstock.rollout.sample_texts import WorkerTexts
 from penstock.run.announcements import (
     tell_event,
     tell_evictions,
@@ -163,6 +164,7 @@ class RunLife:
             )
         tell_plan(self._records, self._config, training)
         serving.rewards.listen(partial(tell_event, self._records))
+        training.row_worker.listen(self._row_worker_restarted)
         records, config = self._records, self._config
         causes = FailureCauses(records.events)
         evaluations = Evaluations(serving, config, records.view, records.events, records.lane, causes)
@@ -226,8 +228,8 @@ class RunLife:
             stream=training.stream,
             manager=training.manager,
             engines=serving.engines,
-            texts=SampleTexts(training.data_plane, serving.tokenizer.decode_raw),
-            rows=RowKeeper(training.data_plane),
+            texts=WorkerTexts(training.row_worker, serving.tokenizer.decode_raw),
+            rows=RowKeeper(training.data_plane, training.row_worker, save_seconds=self._timeouts.checkpoint_seconds),
             trainer=trainer,
             buffer=training.buffer,
             data_plane=training.data_plane,
@@ -242,6 +244,9 @@ class RunLife:
             },
             end_process=self._forced.blocked,
         )
+
+    def _row_worker_restarted(self, lost: WorkerLost, in_a_row: int) -> None:
+        self._records.events.emit("row_worker_restarted", cause=str(lost), in_a_row=in_a_row)
 
     async def _restore(self, controller: SingleController, trainer: TracedTrainer) -> None:
         """Restore trainer and controller to the checkpoint."""
