@@ -15,13 +15,14 @@ from penstock.config.sections.timeouts import TimeoutsConfig
 from penstock.data_plane.client import DataPlaneOwner
 from penstock.errors import SetupError
 from penstock.rollout.row_worker import begin_row_worker
-from penstock.run import build
+from penstock.run import build, build_trainer
 from penstock.run.build import Serving, Training
 from penstock.run.build_engines import Processes, begin_processes, end_processes
 from penstock.runtime.awake import wait_awake
 from penstock.runtime.threads import in_daemon_thread
 from penstock.runtime.workers.repeated import RepeatedCalls
 from penstock.training.interface import Trainer
+from penstock.training.workers.front import WorkerTrainer
 
 T = TypeVar("T")
 Span = Callable[[str], AbstractContextManager[Any]]
@@ -36,6 +37,11 @@ class _Begun:
     data_plane: DataPlaneOwner
     row_worker: RepeatedCalls
     processes: Processes
+
+    async def end_trainer(self) -> None:
+        """After its `close`: what does not close, because it is stopped or stuck in a call, is killed if it can be."""
+        if isinstance(self.trainer, WorkerTrainer):
+            await in_daemon_thread("penstock-trainer-end", self.trainer.kill)
 
     async def close(self) -> None:
         await self.trainer.close()
@@ -54,7 +60,7 @@ async def parts_of(
     """All parts of a run, closed at the end. An engine that serves a trainer's weights has none of them yet.
 
     An engine in a process of its own starts first and is waited for last, so it loads its model while the trainer loads
-    its own. `guard` may wrap the trainer before anybody uses it. Engine and trainer each have
+    its own, wherever that is. `guard` may wrap the trainer before anybody uses it. Engine and trainer each have
     `runtime.timeouts.start_seconds`; one that is still loading then is closed once it has loaded, if this process still
     runs.
     """
@@ -79,6 +85,7 @@ async def parts_of(
             await serving.close()
     finally:
         await trainer.close()
+        await begun.end_trainer()
         await begun.row_worker.close()
         begun.data_plane.close()
 
@@ -126,7 +133,8 @@ def _begin(config: RunConfig) -> _Begun:
         undo.callback(data_plane.close)
         row_worker = begin_row_worker(config.data_plane, data_plane, config.runtime.timeouts.silence_seconds)
         undo.callback(row_worker.kill)
-        begun = _Begun(build.build_trainer(config, data_plane), data_plane, row_worker, processes)
+        trainer = build_trainer.build_trainer(config, data_plane)
+        begun = _Begun(trainer, data_plane, row_worker, processes)
         undo.pop_all()
     return begun
 

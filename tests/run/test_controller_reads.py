@@ -28,8 +28,6 @@ from tests.support.processes import alive
 
 CONTROLLER = "penstock.data_plane.narrow"
 """The controller's own client."""
-TRAINER = "penstock.training"
-"""Reads the rows that it trains, wherever it lives."""
 NOT_READERS = ("penstock.data_plane.client", "penstock.data_plane.adapters", "penstock.runtime")
 PER_SAMPLE = 4 + 8 + 1 + 4
 """Reward, length, whether it was truncated, and its mask."""
@@ -42,6 +40,8 @@ EVERYTHING = {
     "staleness": {"policy": "windowed", "max_staleness": 2},
 }
 """Everything is on that once passed through the controller: recording, kept samples, checkpoints with ready groups."""
+
+SHM = {"data_plane.adapter": "shm", "data_plane.capacity_gb": 0.05}
 
 
 class Reads:
@@ -164,13 +164,13 @@ def test_with_shared_memory_its_process_reads_nothing_else_at_all(
     recorded: list[object] = []
     write = RecordingFolder.write
     monkeypatch.setattr(RecordingFolder, "write", lambda *args: (recorded.append(args), write(*args)))
-    config = make_config(**EVERYTHING, **{"data_plane.adapter": "shm", "data_plane.capacity_gb": 0.05})
+    config = make_config(**EVERYTHING, **SHM, **{"runtime.trainer_process": True})
     result = penstock.train(config)
     reads.check(config, result.run_dir)
-    assert not [name for name in reads.bytes if not name.startswith(TRAINER)]
+    assert not reads.bytes
     assert len(worker.answers["read_samples"]) == 3
     penstock.resume(result.run_dir, ["training.max_steps=4"])
-    assert not [name for name in reads.bytes if not name.startswith((TRAINER, CONTROLLER))]
+    assert set(reads.bytes) == {CONTROLLER}
     # Only the recording is written here, from rows that are in hand; groups are recorded again after a resume.
     assert reads.archives == len(recorded)
     worker.check()
@@ -181,7 +181,7 @@ def test_a_worker_that_is_killed_again_and_again_costs_nothing_but_its_start(
     make_config: ConfigMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker = Worker(monkeypatch, kill_before=("read_samples", "save_rows"))
-    config = make_config(**EVERYTHING, **{"data_plane.adapter": "shm", "data_plane.capacity_gb": 0.05})
+    config = make_config(**EVERYTHING, **SHM)
     result = penstock.train(config)
     events = lines(result.run_dir / "events.jsonl")
     told = [event for event in events if event["event"] == "row_worker_restarted"]
