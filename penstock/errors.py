@@ -230,5 +230,11 @@ class TrainerStuck(PenstockError):
     """A trainer call did not return in time. Its thread is still in it, so nothing can be retried."""
 
 
+class TrainerLost(PenstockError):
+    """The trainer's process has ended, with the weights and optimizer state in it; the last checkpoint is left."""
+
+    failure_kind = FailureKind.INFRA
+
+
 class RunStuck(PenstockError):
     """A run that was told to end had to abandon something in the middle of a step."""
