@@ -1,4 +1,4 @@
-"""Copies in CPU memory at the speed of the memory: large ones are spread over the machine's cores."""
+"""Copies in CPU memory at the speed of the memory: large ones are spread over several cores."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.runtime.cpu import usable_cores
+from penstock.runtime.cpu import threads_for_half
 from penstock.runtime.loop import DaemonExecutor
 
 if TYPE_CHECKING:
@@ -32,15 +32,16 @@ def copy_all(pairs: Sequence[Pair]) -> None:
     """Copy each source to its target; the targets must not overlap with each other or with a source.
 
     The copies are numpy's, which release the interpreter lock and use no pool of spinning threads: torch's own copy
-    wakes all threads of its pool, which on busy cores costs far more than the copy. A computing thread's share of the
-    cores says nothing here: copying lasts milliseconds, and whoever waits for it computes nothing meanwhile.
+    wakes all threads of its pool, which on busy cores costs far more than the copy. Half of the machine's cores copy,
+    whatever the caller's share of them for computing is: those of the engine or of the trainer, whichever waits for
+    the copy. More of them would wait for cores that the other one uses.
     """
     total = 0
     for target, source in pairs:
         if len(target) != len(source):  # numpy would repeat a single byte
             raise ValueError(f"{len(source)} bytes do not fill {len(target)}")
         total += len(source)
-    threads = min(usable_cores(), MOST_THREADS)
+    threads = min(threads_for_half(0), MOST_THREADS)
     if threads == 1 or total <= SMALLEST_PORTION:
         _copy([pairs])
         return

@@ -21,7 +21,7 @@ def small_portions(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine of many cores, on which 64 bytes are worth a thread."""
     monkeypatch.setattr(copying, "SMALLEST_PORTION", 64)
     monkeypatch.setattr(copying, "_LARGEST_PORTION", 256)
-    monkeypatch.setattr(copying, "usable_cores", lambda: 8)
+    monkeypatch.setattr(copying, "threads_for_half", lambda setting: 8)
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -73,7 +73,7 @@ def test_tensors_of_any_dtype_and_layout_become_what_torch_makes_of_them(
 
 
 def test_large_copies_are_shared_out_in_even_portions_and_small_ones_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copying, "usable_cores", lambda: 16)
+    monkeypatch.setattr(copying, "threads_for_half", lambda setting: 16)
     one = np.zeros(1 << 20, np.uint8)
     tiny = np.zeros(1 << 10, np.uint8)
     pairs = [(one, one), (tiny, tiny)] * 256
