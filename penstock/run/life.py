@@ -56,6 +56,7 @@ from penstock.run.starting import parts_of
 from penstock.runtime.threads import in_daemon_thread
 from penstock.training.guarded import GuardedTrainer
 from penstock.training.interface import Trainer
+from penstock.training.workers.front import WorkerTrainer
 
 _SAVED_AFTER = (TooManyDrops, TooManyFiltered, OverlongData, RunStalled, WeightSyncError, EngineError)
 """Errors that leave trainer and controller intact: the run has lost its data, its engine or its progress."""
@@ -151,7 +152,10 @@ class RunLife:
         """The same, with limits on its calls."""
         timeouts = self._timeouts
         guarded = GuardedTrainer(
-            trainer, call_seconds=timeouts.trainer_seconds, snapshot_seconds=timeouts.checkpoint_seconds
+            trainer,
+            call_seconds=timeouts.trainer_seconds,
+            snapshot_seconds=timeouts.checkpoint_seconds,
+            home=f"process {trainer.pid}" if isinstance(trainer, WorkerTrainer) else "thread",
         )
         self._trainer_activity = guarded.activity
         return guarded
