@@ -42,7 +42,7 @@ def where_it_runs() -> tuple[Home, ...]:
             f"{threads_for_half(0)} of {cores} cores",
         ),
         Home(
-            "row worker (rows of checkpoints, samples that are shown)",
+            "row worker",
             "a thread of the run's process",
             "data_plane.adapter: shm gives it its own process",
             "1",
