@@ -92,7 +92,7 @@ class RowIndex(Generic[S]):
         """
         partition = self._partition(partition_id)
         partition.schema.require_known(names, partition_id)
-        rows = [_row(partition, sample) for sample in sample_ids]
+        rows = _rows(partition, sample_ids)
         if any(name not in row.cells for row in rows for name in names):
             raise _missing_field(sample_ids, rows, names)
         other = self._partitions.get(other_id)
@@ -100,12 +100,14 @@ class RowIndex(Generic[S]):
             other = self._partitions[other_id] = _Partition(partition.schema)
         other.schema.require_same(partition.schema, other_id)
         for sample, row in zip(sample_ids, rows, strict=True):
-            if sample not in other.rows:
-                other.rows[sample] = _Row({})
+            linked = other.rows.get(sample)
+            if linked is None:
+                linked = other.rows[sample] = _Row({}, None)
                 for unclaimed in other.unclaimed.values():
                     unclaimed[sample] = None
-            other.rows[sample].cells.update({name: row.cells[name] for name in names})
-            other.rows[sample].tags.update(row.tags)
+            linked.cells.update({name: row.cells[name] for name in names})
+            if row.tags is not None:
+                linked.tags = {**(linked.tags or {}), **row.tags}
 
     def has_all(self, partition_id: str, sample_ids: Iterable[str]) -> bool:
         """Whether all of these rows are there already."""
@@ -118,12 +120,7 @@ class RowIndex(Generic[S]):
         Fields that live in the same places have the same list of runs.
         """
         partition = self._partition(partition_id)
-        try:
-            rows = [partition.rows[sample] for sample in sample_ids]
-        except KeyError as missing:
-            raise MissingRowError(
-                f"row {missing.args[0]!r} is not in the data plane (cleared, or never written)"
-            ) from None
+        rows = _rows(partition, sample_ids)
         found: dict[str, Runs[S]] = {}
         before: list[tuple[S, int]] = []
         runs: Runs[S] = []
@@ -209,6 +206,13 @@ class RowIndex(Generic[S]):
     def _longest(self, row: _Row[S]) -> int:
         cells = row.cells.items()
         return max((self._length_of(stored, name, index) for name, (stored, index) in cells), default=0)
+
+
+def _rows(partition: _Partition[S], sample_ids: Sequence[str]) -> list[_Row[S]]:
+    try:
+        return [partition.rows[sample] for sample in sample_ids]
+    except KeyError as missing:
+        raise MissingRowError(f"row {missing.args[0]!r} is not in the data plane (cleared, or never written)") from None
 
 
 def _runs(cells: Sequence[tuple[S, int]]) -> Runs[S]:
