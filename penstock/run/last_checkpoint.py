@@ -15,7 +15,7 @@ from penstock.errors import (
 )
 from penstock.run.between_steps import BetweenSteps
 from penstock.run.checkpoint import CheckpointStore
-from penstock.run.records import RunRecords
+from penstock.run.run_log import RunLog
 from penstock.run.signals import StopSignals
 
 SAVED_AFTER = (TooManyDrops, TooManyFiltered, OverlongData, RunStalled, WeightSyncError, EngineError)
@@ -31,7 +31,7 @@ class LastCheckpoint:
         store: CheckpointStore,
         between: BetweenSteps,
         controller: SingleController,
-        records: RunRecords,
+        log: RunLog,
         signals: StopSignals,
         *,
         wanted: bool,
@@ -40,7 +40,7 @@ class LastCheckpoint:
         self._store = store
         self._between = between
         self._controller = controller
-        self._records = records
+        self._log = log
         self._signals = signals
         self._wanted = wanted
 
@@ -52,7 +52,7 @@ class LastCheckpoint:
                 if await self._is_sound(stopped_by):
                     await self._store.begin(await self._between.last_snapshot(step))
                 elif stopped_by == "interrupted":
-                    self._records.view.note(f"no last checkpoint: {_UNSOUND}")
+                    self._log.view.note(f"no last checkpoint: {_UNSOUND}")
                 else:
                     raise RunStuck(f"the run ended without a last checkpoint: {_UNSOUND}")
             await self._store.finish()

@@ -11,8 +11,8 @@ from penstock.controller.failures.classify import causes, describe
 from penstock.controller.failures.losses import Loss, loss_in
 from penstock.errors import PenstockError, TrainerStuck
 from penstock.run.directory import RunDirectory
-from penstock.run.records import RunRecords
 from penstock.run.resume import ResumePoint, found_good
+from penstock.run.run_log import RunLog
 from penstock.runtime.threads import in_daemon_thread
 from penstock.text import named_error
 
@@ -38,14 +38,14 @@ class Restarts:
         self,
         config: RunConfig,
         directory: RunDirectory,
-        records: RunRecords,
+        log: RunLog,
         is_stopping: Callable[[], bool],
         clock: Clock = time.monotonic,
     ) -> None:
         """`is_stopping` says whether somebody asked the run to stop."""
         self._config = config
         self._directory = directory
-        self._records = records
+        self._log = log
         self._is_stopping = is_stopping
         self._clock = clock
         self._training_since: float | None = None
@@ -68,7 +68,7 @@ class Restarts:
     async def point_after(self, error: Exception) -> ResumePoint:
         """Where the run goes on after `error`, which is raised again if the run ends with it."""
         loss = self._loss(error)
-        if loss is None or not self._config.runtime.restarts or self._is_stopping() or not self._records.is_open:
+        if loss is None or not self._config.runtime.restarts or self._is_stopping() or not self._log.is_open:
             raise error
         if (reason := self._used_up()) is not None:
             self._refuse(loss, reason, error)
@@ -97,14 +97,14 @@ class Restarts:
         return None
 
     def _refuse(self, loss: Loss, reason: str, error: Exception) -> NoReturn:
-        self._records.events.emit("run_not_restarted", lost=loss.part, reason=reason)
-        self._records.view.note(f"the {loss.part} was lost, and the run cannot go back by itself: {reason}")
+        self._log.events.emit("run_not_restarted", lost=loss.part, reason=reason)
+        self._log.view.note(f"the {loss.part} was lost, and the run cannot go back by itself: {reason}")
         raise error
 
     def _tell(self, loss: Loss, point: ResumePoint, error: Exception) -> None:
         allowed = self._config.runtime.restarts
-        self._records.start_over(self.made)
-        self._records.events.emit(
+        self._log.start_over(self.made)
+        self._log.events.emit(
             "run_restarted",
             lost=loss.part,
             step=point.step,
@@ -113,7 +113,7 @@ class Restarts:
             of=allowed,
             cause=describe(error),
         )
-        self._records.view.note(
+        self._log.view.note(
             f"  ! the {loss.part} was lost ({named_error(loss.cause)}); restart {self.made} of {allowed}: the run goes "
             f"on after step {point.step}, from {point.checkpoint}"
         )

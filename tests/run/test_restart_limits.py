@@ -11,8 +11,8 @@ import pytest
 from penstock.controller.failures.losses import loss_in
 from penstock.errors import DataPlaneLost, EngineError, TrainerLost, WeightSyncError, WorkerLost
 from penstock.run.directory import RunDirectory
-from penstock.run.records import RunRecords
 from penstock.run.restarts import Restarts
+from penstock.run.run_log import RunLog
 from tests.run.conftest import ConfigMaker
 from tests.support.lost_parts import lost
 
@@ -42,8 +42,8 @@ def test_the_minutes_of_a_run_go_on_through_its_restarts(make_config: ConfigMake
     now = 100.0
     config = make_config(**{"runtime.restarts": 2, "training.max_minutes": 10})
     directory = RunDirectory(tmp_path / "run")
-    records = RunRecords(config, directory, [])
-    restarts = Restarts(config, directory, records, lambda: False, clock=lambda: now)
+    log = RunLog(config, directory, [])
+    restarts = Restarts(config, directory, log, lambda: False, clock=lambda: now)
     now = 200.0
     assert restarts.with_time_left().training.max_minutes == 10, "nothing has been trained yet"
     restarts.training_begins()
@@ -53,8 +53,8 @@ def test_the_minutes_of_a_run_go_on_through_its_restarts(make_config: ConfigMake
     assert restarts.with_time_left().training.max_minutes == 6
     assert config.training.max_minutes == 10, "the run's own settings stay"
     now += 6 * 60
-    records.open()
+    log.open()
     with pytest.raises(TrainerLost):
         asyncio.run(restarts.point_after(lost()))
-    assert records.events.count("run_not_restarted") == 1
+    assert log.events.count("run_not_restarted") == 1
     directory.close()

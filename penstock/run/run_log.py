@@ -23,15 +23,15 @@ from penstock.observe.samples import SampleLog
 from penstock.observe.streams import say_last
 from penstock.observe.timeline import Timeline
 from penstock.run.directory import RunDirectory
+from penstock.run.file_marks import FilesSnapshot
 from penstock.run.given_objects import way_to_resume
+from penstock.run.metrics_log import MetricsLog
 from penstock.run.provenance import provenance
-from penstock.run.record_marks import RecordsSnapshot
-from penstock.run.recorder import Recorder
 
 _OUTCOMES = {"error": Outcome.FAILED, "interrupted": Outcome.INTERRUPTED}
 
 
-class RunRecords:
+class RunLog:
     """Console, events, metrics, samples, timeline, loggers, summary and report of one run.
 
     What is on this machine is closed first, and the report written, before anything waits for loggers: one that hangs,
@@ -73,12 +73,12 @@ class RunRecords:
         self._loggers_started = False
         self.ledger, self.samples, self.metrics = self._files()
 
-    def _files(self) -> tuple[JsonlWriter, SampleLog, Recorder]:
+    def _files(self) -> tuple[JsonlWriter, SampleLog, MetricsLog]:
         """What a resume rolls back, to be opened."""
         return (
             JsonlWriter(self._directory.ledger, opened=False),
             SampleLog(self._directory.samples, self._config.observe.samples_per_step),
-            Recorder(self._directory.metrics, self.view, self._loggers),
+            MetricsLog(self._directory.metrics, self.view, self._loggers),
         )
 
     @property
@@ -145,7 +145,7 @@ class RunRecords:
                     "over with --from-scratch (from_scratch=True in Python)"
                 )
 
-    def snapshot(self, begun: RecordsSnapshot | None = None) -> RecordsSnapshot:
+    def snapshot(self, begun: FilesSnapshot | None = None) -> FilesSnapshot:
         """What the files hold now, for a checkpoint of this moment, or one `begun` before its step was recorded.
 
         The ledger keeps growing, as prompts can end at any moment: its mark is the one from the beginning.
@@ -156,7 +156,7 @@ class RunRecords:
             marks[names.samples.name] = samples
         if begun is not None:
             marks[names.ledger.name] = begun.marks[names.ledger.name]
-        return RecordsSnapshot(names.run_id, marks, self._sync)
+        return FilesSnapshot(names.run_id, marks, self._sync)
 
     def _sync(self) -> None:
         for part in (self.metrics.file, self.ledger, self.samples, self.events):
