@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from penstock.data_plane import fields
 from penstock.data_plane.client import DataPlaneClient, SampleBatch
 from penstock.data_plane.meta import KVBatchMeta
-from penstock.rollout.rows import prompt_ids
+from penstock.rollout.sample_columns import prompt_ids
 from penstock.text import safe
 
 
