@@ -22,8 +22,9 @@ $(STAMP): pyproject.toml requirements/constraints.txt
 demo: install
 	$(PY) examples/demo/demo.py $(SET)
 
-# The same run, with engines in processes of their own, and rows in memory that processes share.
-PROCESSES := run_dir=runs/demo-processes rollout.engine.ranks=2 runtime.engine_process=true data_plane.adapter=shm
+# The same run with two engines and the trainer in separate processes, and rows in memory that processes share.
+PROCESSES := run_dir=runs/demo-processes rollout.engine.ranks=2 runtime.engine_process=true \
+	runtime.trainer_process=true data_plane.adapter=shm
 
 demo-processes: install
 	$(PY) examples/demo/demo.py $(PROCESSES) $(SET)

@@ -227,7 +227,7 @@ class RunStalled(PenstockError):
 
 
 class TrainerStuck(PenstockError):
-    """A trainer call did not return in time. Its thread is still in it, so nothing can be retried."""
+    """A trainer call did not return in time. Its thread or process is still in it, so nothing can be retried."""
 
 
 class TrainerLost(PenstockError):

@@ -1,4 +1,4 @@
-"""A deterministic run of the demo has the same results to the bit, wherever its parts live and however many they are."""
+"""A deterministic run of the demo has the same results to the bit, wherever its parts live."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ DETERMINISTIC = (
 )
 RESULTS = ("train/", "eval/", "staleness/", "rollout/reward", "rollout/response_length", "rollout/truncation")
 TIMED = {"train/train_seconds", "train/achieved_tflops"}
-ENGINE_PROCESSES, SHM = "runtime.engine_process=true", "data_plane.adapter=shm"
+ENGINE_PROCESSES, TRAINER_PROCESS = "runtime.engine_process=true", "runtime.trainer_process=true"
+SHM = "data_plane.adapter=shm"
 TWO, THREE = "rollout.engine.ranks=2", "rollout.engine.ranks=3"
 
 
@@ -103,8 +104,10 @@ def in_one_process(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Out
 @pytest.mark.parametrize(
     "changes",
     [
+        (TWO, ENGINE_PROCESSES, TRAINER_PROCESS, SHM),
+        (THREE, ENGINE_PROCESSES, TRAINER_PROCESS, SHM, "runtime.engine_threads=1"),
+        (TRAINER_PROCESS, SHM),
         (TWO, ENGINE_PROCESSES, SHM),
-        (THREE, ENGINE_PROCESSES, SHM, "runtime.engine_threads=1"),
         (ENGINE_PROCESSES,),
         (TWO,),
         (THREE, SHM),
