@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Iterator
 
 import pytest
 
 from penstock.runtime.cpu import let_idle_threads_sleep
+from tests.support.leftovers import Present, leftovers
 
 let_idle_threads_sleep()
 
@@ -24,6 +26,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("long") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(LONG_SECONDS))
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left_behind() -> Iterator[None]:
+    """A test that leaves shared memory, a thread that keeps the process alive, or a process, fails by that itself."""
+    before = Present.now()
+    yield
+    if left := leftovers(before):
+        pytest.fail(f"the test left behind: {'; '.join(left)}")
 
 
 @pytest.fixture(autouse=True)
