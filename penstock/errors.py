@@ -227,7 +227,13 @@ class RunStalled(PenstockError):
 
 
 class TrainerStuck(PenstockError):
-    """A trainer call did not return in time. Its thread is still in it, so nothing can be retried."""
+    """A trainer call did not return in time. Its thread or process is still in it, so nothing can be retried."""
+
+
+class TrainerLost(PenstockError):
+    """The trainer's process has ended, with the weights and optimizer state in it; the last checkpoint is left."""
+
+    failure_kind = FailureKind.INFRA
 
 
 class RunStuck(PenstockError):

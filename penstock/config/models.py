@@ -66,12 +66,16 @@ class RuntimeConfig(Section):
     """Where the workers run."""
 
     kind: Literal["local"] = "local"
-    """`local`: everything on this machine; engine and trainer in one thread each (see `engine_process`)."""
+    """`local`: everything on this machine; engine and trainer in one thread each (see `engine_process` and
+    `trainer_process`)."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto`: the GPU if there is one."""
     engine_process: bool = False
     """Run the engine in a separate process during a run: faster if engine and trainer compete for Python's
     interpreter lock (small models, CPU), at the cost of a slower start and of copying weights through shared memory."""
+    trainer_process: bool = False
+    """Run the trainer in a separate process; needs `data_plane.adapter: shm`. With `engine_process` too, the process of
+    the run itself holds no model."""
     engine_threads: Annotated[int, Field(ge=0, le=1024)] = 0
     """CPU threads for each engine rank; 0 shares half of the cores among the ranks."""
     trainer_threads: Annotated[int, Field(ge=0, le=1024)] = 0

@@ -21,15 +21,15 @@ _PROCESSES = ("controller", "trainer", "engines", "prompt groups")
 """From the top of the viewer to its bottom."""
 
 
-class Lane:
-    """One row of the timeline: spans that follow each other or nest, one writer at a time.
+class Track:
+    """One track of the timeline, a row of the viewer: spans that follow each other or nest, one writer at a time.
 
     `begin` and `end` enclose something with parts; it is written when it begins, so a killed run shows it. `switch`
-    says what happens from now on, inside what has begun; the next `begin`, `end` or `switch` writes it. `record` adds a
+    says what happens from now on, inside what has begun; the next `begin`, `end` or `switch` writes it. `add` adds a
     span that is known only after it has ended.
 
-    Invariant: spans nest. `begin`, `end` and `switch` end what the last `switch` began, and a recorded span does not
-    begin before the end of the one recorded before it.
+    Invariant: spans nest. `begin`, `end` and `switch` end what the last `switch` began, and an added span does not
+    begin before the end of the one added before it.
 
     Example: `begin("step 3")`, `switch("waiting for groups")`, `switch("advantages")`, `end()` gives one span with two
     inside, which together fill it from the first switch onwards.
@@ -41,7 +41,7 @@ class Lane:
         self._pid, self._tid = pid, tid
         self._open: list[str] = []
         self._doing: tuple[str, float, dict[str, Any]] | None = None
-        self._recorded_to = 0.0
+        self._added_to = 0.0
 
     def begin(self, name: str, /, **args: Any) -> None:
         """Something begins that may have parts."""
@@ -74,11 +74,11 @@ class Lane:
         finally:
             self.end()
 
-    def record(self, name: str, began: float, ended: float, /, **args: Any) -> None:
+    def add(self, name: str, began: float, ended: float, /, **args: Any) -> None:
         """A span between two times of the timeline; its beginning is moved after the end of the last one."""
-        began = max(began, self._recorded_to)
-        self._recorded_to = max(ended, began)
-        self._complete(name, began, self._recorded_to, args)
+        began = max(began, self._added_to)
+        self._added_to = max(ended, began)
+        self._complete(name, began, self._added_to, args)
 
     def mark(self, name: str, /, **args: Any) -> None:
         """Something happened that takes no time."""
@@ -97,7 +97,7 @@ class Lane:
 
 
 class Timeline:
-    """Lanes by process and name, counters, marks for events, and the lives of prompt groups.
+    """Tracks by process and name, counters, marks for events, and the lives of prompt groups.
 
     Everything is written as it happens; memory holds only what is happening now. Recording never fails a run. The clock
     is in seconds; the timeline begins at 0 when it is created.
@@ -109,7 +109,7 @@ class Timeline:
         self._origin = clock()
         self._lock = threading.RLock()
         self._pids: dict[str, int] = {}
-        self._lanes: dict[tuple[str, str], Lane] = {}
+        self._tracks: dict[tuple[str, str], Track] = {}
         self._counts: dict[tuple[str, str], Mapping[str, float]] = {}
         for process in _PROCESSES:
             self._pid(process)
@@ -133,16 +133,16 @@ class Timeline:
         """Seconds since the timeline began."""
         return self._clock() - self._origin
 
-    def lane(self, process: str, name: str) -> Lane:
-        """The row `name` of `process`; created on first use."""
+    def track(self, process: str, name: str) -> Track:
+        """The track `name` of `process`; created on first use."""
         with self._lock:
-            lane = self._lanes.get((process, name))
-            if lane is None:
-                pid, tid = self._pid(process), len(self._lanes) + 1
+            track = self._tracks.get((process, name))
+            if track is None:
+                pid, tid = self._pid(process), len(self._tracks) + 1
                 self._name("thread_name", pid, tid, name=name)
                 self._name("thread_sort_index", pid, tid, sort_index=tid)
-                lane = self._lanes[process, name] = Lane(self._sink, self.now, pid, tid)
-        return lane
+                track = self._tracks[process, name] = Track(self._sink, self.now, pid, tid)
+        return track
 
     def count(self, process: str, name: str, /, **values: float) -> None:
         """The values of a counter from now on; written only if they changed."""
@@ -157,12 +157,12 @@ class Timeline:
     def on_event(self, name: str, fields: Mapping[str, Any]) -> None:
         """An event of the run's log, as a mark; long texts are cut."""
         args = {key: value[:_LONGEST_TEXT] if isinstance(value, str) else value for key, value in fields.items()}
-        self.lane("controller", "events").mark(name, **args)
+        self.track("controller", "events").mark(name, **args)
 
     def close(self) -> None:
         """End everything that is under way, and the file; further calls do nothing."""
-        for lane in self._lanes.values():
-            lane.close()
+        for track in self._tracks.values():
+            track.close()
         self.groups.close()
         self._sink.close()
 

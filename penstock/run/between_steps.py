@@ -127,7 +127,7 @@ class BetweenSteps:
     async def snapshot(self, steps: int) -> Snapshot:
         """The run's current state, in memory; waits until the previous snapshot is on disk."""
         assert self.controller is not None
-        with self._records.lane.span("checkpoint", step=steps):
+        with self._records.track.span("checkpoint", step=steps):
             await self._store.finish()
             records = self._records.snapshot()  # with nothing awaited before the controller copies its ledger
             controller = await self.controller.snapshot()

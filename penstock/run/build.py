@@ -25,18 +25,14 @@ from penstock.rollout.prompts import PromptStream
 from penstock.rollout.recorded import Recording
 from penstock.rollout.replay import RecordedEnvironment, RecordedStream, ReplaySource
 from penstock.run.build_engines import NO_PROCESSES, Processes, build_fleet
-from penstock.run.plan import lanes_on_gpu, planned_steps, prompt_room, stop_token_problems
+from penstock.run.plan import planned_steps, prompt_room, stop_token_problems
 from penstock.run.rollouts import open_recording, recording_writer, rollout_notes
 from penstock.runtime.cancellation import ended_within
-from penstock.runtime.cpu import lanes_for_rest, threads_for_half
 from penstock.training.interface import Trainer
-from penstock.training.workers.local import LocalTrainer
-from penstock.training.workers.none import NoTrainer
 from penstock.weights.chat_template import template_problems
 from penstock.weights.facts import TokenFacts, read_token_facts
-from penstock.weights.hf import load_tokenizer, pick_device, silence_progress_bars
+from penstock.weights.hf import load_tokenizer, silence_progress_bars
 
-_TRAINERS = {"local": LocalTrainer}
 _CLOSE_SECONDS = 30.0
 """How long an environment may take to close; each of its parts has less."""
 
@@ -186,35 +182,6 @@ def _group_source(config: RunConfig, serving: Serving, data_plane: DataPlaneClie
     )
     writer = recording_writer(config, serving.hf_tokenizer)
     return RolloutManager(serving.engines, serving.environment, serving.tokenizer, data_plane, settings, writer)
-
-
-def build_trainer(config: RunConfig, data_plane: DataPlaneClient) -> Trainer:
-    """A trainer that has loaded its own weights."""
-    if config.training.backend == "none":
-        return NoTrainer(data_plane, config.algorithm)
-    threads = threads_for_half(config.runtime.trainer_threads)
-    return _TRAINERS[config.training.backend].from_pretrained(
-        config.model,
-        data_plane,
-        algorithm=config.algorithm,
-        training=config.training,
-        temperature=config.rollout.sampling.temperature,
-        device=config.runtime.device,
-        seed=config.seed,
-        threads=threads,
-        lanes=_trainer_lanes(config, threads),
-        longest_row=config.rollout.engine.max_model_len,
-    )
-
-
-def _trainer_lanes(config: RunConfig, threads: int) -> int:
-    """A GPU computes one microbatch at a time."""
-    device = pick_device(config.runtime.device)
-    if device.type == "cpu":
-        return lanes_for_rest(config.runtime.trainer_lanes, threads)
-    if config.runtime.trainer_lanes > 1:
-        raise ConfigError([lanes_on_gpu(config.runtime.trainer_lanes, str(device))])
-    return 1
 
 
 def _sampling(config: RunConfig, tokenizer: HFTokenizer, hf_tokenizer: Any, facts: TokenFacts) -> SamplingParams:

@@ -39,7 +39,7 @@ async def prove_checkpoint(
     if config.every_steps is None and config.every_minutes is None and not config.at_end:
         return
     started = time.monotonic()
-    with records.lane.span("testing that a checkpoint can be written", step=step):
+    with records.track.span("testing that a checkpoint can be written", step=step):
         snapshot = Snapshot(step, await trainer.snapshot(), await controller.snapshot(), None)
         size = await write_and_read_off_the_loop(store, snapshot)
     records.events.emit("checkpoint_proved", step=step, bytes=size, seconds=round(time.monotonic() - started, 3))

@@ -56,6 +56,7 @@ from penstock.run.starting import parts_of
 from penstock.runtime.threads import in_daemon_thread
 from penstock.training.guarded import GuardedTrainer
 from penstock.training.interface import Trainer
+from penstock.training.workers.front import WorkerTrainer
 
 _SAVED_AFTER = (TooManyDrops, TooManyFiltered, OverlongData, RunStalled, WeightSyncError, EngineError)
 """Errors that leave trainer and controller intact: the run has lost its data, its engine or its progress."""
@@ -144,14 +145,17 @@ class RunLife:
         if self._point is not None:
             tell_resume(self._records, self._point, self._directory.run_id)
         tell_warnings(self._records, self._warnings)
-        async with parts_of(self._config, span=self._records.lane.span, guard=self._guarded) as (serving, training):
+        async with parts_of(self._config, span=self._records.track.span, guard=self._guarded) as (serving, training):
             return await self._train(serving, training)
 
     def _guarded(self, trainer: Trainer) -> Trainer:
         """The same, with limits on its calls."""
         timeouts = self._timeouts
         guarded = GuardedTrainer(
-            trainer, call_seconds=timeouts.trainer_seconds, snapshot_seconds=timeouts.checkpoint_seconds
+            trainer,
+            call_seconds=timeouts.trainer_seconds,
+            snapshot_seconds=timeouts.checkpoint_seconds,
+            home=f"process {trainer.pid}" if isinstance(trainer, WorkerTrainer) else "thread",
         )
         self._trainer_activity = guarded.activity
         return guarded
@@ -165,7 +169,7 @@ class RunLife:
         serving.rewards.listen(partial(tell_event, self._records))
         records, config = self._records, self._config
         causes = FailureCauses(records.events)
-        evaluations = Evaluations(serving, config, records.view, records.events, records.lane, causes)
+        evaluations = Evaluations(serving, config, records.view, records.events, records.track, causes)
         trainer = TracedTrainer(training.trainer, records.timeline)
         store = self._store(serving)
         between = BetweenSteps(config, trainer, store, evaluations, records)
@@ -248,7 +252,7 @@ class RunLife:
         point = self._point
         if point is None or point.checkpoint is None or point.snapshot is None:
             return
-        with self._records.lane.span("loading the checkpoint", step=point.step):
+        with self._records.track.span("loading the checkpoint", step=point.step):
             await trainer.load_checkpoint(point.checkpoint)
             await controller.restore(point.snapshot)
 
@@ -274,7 +278,7 @@ class RunLife:
 
     async def _run_controller(self, controller: SingleController, between: BetweenSteps) -> str:
         try:
-            with self._signals.stopping(controller.stop), self._records.lane.span("training"):
+            with self._signals.stopping(controller.stop), self._records.track.span("training"):
                 return between.reason(await controller.run())
         finally:
             self._records.metrics.train_seconds = controller.elapsed_seconds
@@ -302,5 +306,5 @@ class RunLife:
     def _saved(self, step: int, path: Path, seconds: float) -> None:
         tell_saved(self._records, step, path, seconds)
         timeline = self._records.timeline
-        lane = timeline.lane("controller", "checkpoint writer")
-        lane.record(f"writing step {step}", timeline.now() - seconds, timeline.now())
+        track = timeline.track("controller", "checkpoint writer")
+        track.add(f"writing step {step}", timeline.now() - seconds, timeline.now())

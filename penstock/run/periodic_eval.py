@@ -12,7 +12,7 @@ from penstock.controller.failures.classify import describe
 from penstock.errors import EvaluationError
 from penstock.observe.console import ProgressView
 from penstock.observe.events import EventLog
-from penstock.observe.timeline import Lane
+from penstock.observe.timeline import Track
 from penstock.run.eval_report import EvalReport
 from penstock.run.evaluate import EvalParts, evaluate_prompts
 
@@ -34,14 +34,14 @@ class Evaluations:
         config: RunConfig,
         view: ProgressView,
         events: EventLog,
-        lane: Lane,
+        track: Track,
         causes: FailureCauses | None = None,
     ) -> None:
         self._parts = parts
         self._config = config
         self._view = view
         self._events = events
-        self._lane = lane
+        self._track = track
         self._causes = causes or FailureCauses(events)
         self.responses = 0
         """Responses that ended so far; grows while an evaluation makes progress."""
@@ -82,7 +82,7 @@ class Evaluations:
 
     async def _evaluate(self, when: str) -> EvalReport | None:
         self._view.note(f"evaluating {when}")
-        with self._lane.span("evaluation", when=when):
+        with self._track.span("evaluation", when=when):
             report = await evaluate_prompts(self._parts, self._config, self._count, self._causes)
         if report is None:
             self._view.note("no held-out prompts (data.eval_path): nothing to evaluate")

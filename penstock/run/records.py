@@ -62,7 +62,7 @@ class RunRecords:
         self.events = EventLog(directory.events, opened=False)
         trace = config.observe.trace
         self.timeline = Timeline.to_file(directory.trace, opened=False) if trace else Timeline.off()
-        self.lane = self.timeline.lane("controller", "run")
+        self.track = self.timeline.track("controller", "run")
         self.ledger = JsonlWriter(directory.ledger, opened=False)
         self.samples = SampleLog(directory.samples, config.observe.samples_per_step)
         self._loggers = Loggers([*make_loggers(config.observe, self.events), *loggers], self.events)

@@ -13,12 +13,13 @@ from penstock.config.models import RunConfig
 from penstock.config.sections.timeouts import TimeoutsConfig
 from penstock.data_plane.client import DataPlaneOwner
 from penstock.errors import SetupError
-from penstock.run import build
+from penstock.run import build, build_trainer
 from penstock.run.build import Serving, Training
 from penstock.run.build_engines import Processes, begin_processes, end_processes
 from penstock.runtime.awake import wait_awake
 from penstock.runtime.making import Making
 from penstock.training.interface import Trainer
+from penstock.training.workers.front import WorkerTrainer
 
 T = TypeVar("T")
 Span = Callable[[str], AbstractContextManager[Any]]
@@ -32,6 +33,11 @@ class _Begun:
     trainer: Trainer
     data_plane: DataPlaneOwner
     processes: Processes
+
+    async def end_trainer(self) -> None:
+        """After its `close`: what does not close, because it is stopped or stuck in a call, is killed if it can be."""
+        if isinstance(self.trainer, WorkerTrainer):
+            await in_daemon_thread("penstock-trainer-end", self.trainer.kill)
 
     async def close(self) -> None:
         await self.trainer.close()
@@ -49,7 +55,7 @@ async def parts_of(
     """All parts of a run, closed at the end. An engine that serves a trainer's weights has none of them yet.
 
     An engine in a process of its own starts first and is waited for last, so it loads its model while the trainer loads
-    its own. `guard` may wrap the trainer before anybody uses it. Engine and trainer each have
+    its own, wherever that is. `guard` may wrap the trainer before anybody uses it. Engine and trainer each have
     `runtime.timeouts.start_seconds`; one that is still loading then is closed once it has loaded, if this process still
     runs.
     """
@@ -74,6 +80,7 @@ async def parts_of(
             await serving.close()
     finally:
         await trainer.close()
+        await begun.end_trainer()
         begun.data_plane.close()
 
 
@@ -111,7 +118,7 @@ def _begin(config: RunConfig) -> _Begun:
         undo.callback(end_processes, processes)
         data_plane = build.build_data_plane(config)
         undo.callback(data_plane.close)
-        begun = _Begun(build.build_trainer(config, data_plane), data_plane, processes)
+        begun = _Begun(build_trainer.build_trainer(config, data_plane), data_plane, processes)
         undo.pop_all()
     return begun
 

@@ -35,5 +35,10 @@ def where_it_runs() -> tuple[Home, ...]:
             f"{threads_per_rank(0, ranks=1)} of {cores} cores for all rollout.engine.ranks together",
         ),
         Home("rewards", "processes", "rollout.environment.in_process: true keeps them in the run's process", "1 each"),
-        Home("trainer", "a thread of the run's process", "", f"{threads_for_half(0)} of {cores} cores"),
+        Home(
+            "trainer",
+            "a thread of the run's process",
+            "runtime.trainer_process: true, with data_plane.adapter: shm, gives it its own process",
+            f"{threads_for_half(0)} of {cores} cores",
+        ),
     )

@@ -36,7 +36,7 @@ class GuardedTrainer(Trainer):
     A trainer carries out calls one at a time, in order, so the clock of a call starts when it was made or when the
     previous one ended, whichever is later; it stops while the whole process is stopped. If a caller is cancelled, its
     call stays under way until the trainer returns from it; a call still waiting for its turn is withdrawn. A stuck
-    thread cannot be ended: the trainer is unusable, and nothing waits for it again, not even `close`.
+    trainer is unusable: its thread cannot be ended, and nothing waits for it again, not even `close`.
 
     Worked example, 10 s: `train_microbatch` is called at 0 s and again at 1 s. The first returns at 8 s, so the second
     has until 18 s. It does not return: both its caller and any later caller of `abort_train_step` get `TrainerStuck`.
@@ -48,11 +48,14 @@ class GuardedTrainer(Trainer):
         *,
         call_seconds: float,
         snapshot_seconds: float,
+        home: str = "thread",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._trainer = trainer
         self._call_seconds = call_seconds
         self._snapshot_seconds = snapshot_seconds
+        self._home = home
+        """What it runs in, for messages."""
         self._clock = clock
         self._calls: list[_Call] = []
         """In the order they were made."""
@@ -123,7 +126,7 @@ class GuardedTrainer(Trainer):
                 if self._began(call) > began:
                     spent, began = 0.0, self._began(call)
                 if self._stuck is None and spent >= limit:
-                    self._stuck = TrainerStuck(_why(name, limit, checkpoint=checkpoint))
+                    self._stuck = TrainerStuck(self._why(name, limit, checkpoint=checkpoint))
                     self._tell_change()
                 if self._stuck is not None:
                     raise TrainerStuck(str(self._stuck))
@@ -154,11 +157,10 @@ class GuardedTrainer(Trainer):
         finally:
             changed.cancel()
 
-
-def _why(name: str, limit: float, *, checkpoint: bool) -> str:
-    setting = "checkpoint_seconds" if checkpoint else "trainer_seconds"
-    return (
-        f"the trainer's call {name} did not return within {limit:g} s (runtime.timeouts.{setting}); its thread is "
-        "still running, so resume from the last checkpoint: penstock resume. If calls can take this long, raise "
-        f"runtime.timeouts.{setting}"
-    )
+    def _why(self, name: str, limit: float, *, checkpoint: bool) -> str:
+        setting = "checkpoint_seconds" if checkpoint else "trainer_seconds"
+        return (
+            f"the trainer's call {name} did not return within {limit:g} s (runtime.timeouts.{setting}); its "
+            f"{self._home} is still in it, so resume from the last checkpoint: penstock resume. If calls can take this "
+            f"long, raise runtime.timeouts.{setting}"
+        )

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from penstock.data_plane.meta import KVBatchMeta
-from penstock.errors import EngineError
+from penstock.errors import EngineError, TrainerLost
 from penstock.rollout.engines.base import GenerationRequest
 from penstock.rollout.engines.scripted import ScriptedEngine, ScriptedResponse
 from penstock.training.interface import ChunkResult, StepResult
@@ -75,6 +75,29 @@ async def test_a_step_that_cannot_even_be_dropped_ends_the_run_with_the_first_ca
         await run.run()
     assert run.rows_left == 0
     assert [event["cause"] for event in run.names("step_not_dropped")] == ["ConnectionResetError: worker gone"]
+
+
+class Killed(ScriptedTrainer):
+    """A trainer whose process ends in the first pass: no call is answered after that."""
+
+    asked_again = 0
+
+    async def train_microbatch(self, step_id: int, meta: KVBatchMeta) -> ChunkResult:
+        raise TrainerLost("trainer: its process 7 was ended by SIGKILL")
+
+    async def abort_train_step(self, step_id: int) -> None:
+        self.asked_again += 1
+        raise TrainerLost("trainer: its process 7 was ended by SIGKILL")
+
+
+async def test_a_trainer_that_is_lost_ends_the_run_with_that_and_its_step_is_not_tried_again() -> None:
+    trainer = Killed()
+    run = ScriptedRun(scripted_config(training={"train_attempts": 5}), trainer=trainer, prompts=4)
+    with pytest.raises(TrainerLost, match="ended by SIGKILL"):
+        await run.run()
+    assert run.names("step_replayed") == []
+    assert trainer.asked_again == 1, "by the pump, which drops the step at the end"
+    assert run.rows_left == 0
 
 
 async def test_a_run_that_is_stopped_ends_as_such_also_where_its_step_cannot_be_dropped() -> None:

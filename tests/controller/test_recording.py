@@ -81,8 +81,8 @@ async def test_pumps_trainer_engine_and_counters_are_there(path: Path) -> None:
     trainer = ScriptedTrainer(chunk_seconds=lambda meta: 0.01, finish_seconds=0.005)
     slow = ScriptedRun(scripted_config(), prompts=8, trainer=trainer, script=lambda request: ScriptedResponse(0.02))
     events = await traced(slow, path)
-    lanes = {e["args"]["name"] for e in events if e["ph"] == "M" and e["name"] == "thread_name"}
-    assert {"rollout pump", "advantage pump", "train pump", "weight sync", "trainer", "scripted"} <= lanes
+    tracks = {e["args"]["name"] for e in events if e["ph"] == "M" and e["name"] == "thread_name"}
+    assert {"rollout pump", "advantage pump", "train pump", "weight sync", "trainer", "scripted"} <= tracks
     assert {
         "step 1",
         "step 2",

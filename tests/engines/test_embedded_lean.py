@@ -22,7 +22,7 @@ def rotated_by_the_book(heads_BND: Tensor, cos_BD: Tensor, sin_BD: Tensor) -> Te
 
 
 @pytest.mark.parametrize(("query", "key_value"), [(4, 2), (3, 3), (8, 1)])
-def test_rotation_leaves_queries_in_lanes_and_keys_and_values_for_the_cache(query: int, key_value: int) -> None:
+def test_rotation_leaves_queries_per_head_and_keys_and_values_for_the_cache(query: int, key_value: int) -> None:
     torch.manual_seed(0)
     rows, depth = 5, 8
     space = Workspace(rows, 16, Heads(query, key_value, depth), CPU)
@@ -33,9 +33,9 @@ def test_rotation_leaves_queries_in_lanes_and_keys_and_values_for_the_cache(quer
     space.qkv_BJ.copy_(projected_BND.flatten(1))
     space.rotate()
     query_BND, key_BKD, value_BKD = projected_BND.split((query, key_value, key_value), dim=1)
-    lanes_BND = rotated_by_the_book(query_BND, angle_BD.cos(), angle_BD.sin())
+    turned_BND = rotated_by_the_book(query_BND, angle_BD.cos(), angle_BD.sin())
     stored_BKD = rotated_by_the_book(key_BKD, angle_BD.cos(), angle_BD.sin())
-    torch.testing.assert_close(space.lanes_LGD, lanes_BND.reshape(rows * key_value, -1, depth))
+    torch.testing.assert_close(space.turned_LGD, turned_BND.reshape(rows * key_value, -1, depth))
     torch.testing.assert_close(space.stored_key_LD, stored_BKD.reshape(-1, depth))
     torch.testing.assert_close(space.stored_value_LD, value_BKD.reshape(-1, depth))
 
@@ -48,7 +48,7 @@ def test_a_step_writes_keys_and_values_of_its_rows_and_nothing_else(keys_by_dept
     first, positions_B = 1, torch.tensor([4, 0, 2])
     cache.begin_step(first, context, positions_B)
     key_BKD, value_BKD = torch.randn(2, 3, heads, depth)
-    key_LDC, value_LCD = cache.lanes_after(1, key_BKD.view(-1, depth), value_BKD.view(-1, depth))
+    key_LDC, value_LCD = cache.heads_after(1, key_BKD.view(-1, depth), value_BKD.view(-1, depth))
     expected_ZSKCD = torch.zeros(2 * layers, slots, heads, context, depth)
     for row, position in enumerate(positions_B.tolist()):
         expected_ZSKCD[2, first + row, :, position] = key_BKD[row]

@@ -67,14 +67,14 @@ class TestTimeline:
         write_trace(folder / "trace.json", 4, groups_per_step=groups)
         page = page_of(folder)
         assert len(load_run(folder).notes) == 0
-        assert page.count('class="lane-panel"') == 3
+        assert page.count('class="track-panel"') == 3
         assert page.count(f"96 of {groups:,} groups are drawn") == 3
 
     def test_groups_that_began_before_a_window_are_in_it(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("penstock.observe.report.trace_data._STEPS_BEFORE", 0)
         clock = StepClock()
         timeline = Timeline(TraceFile(tmp_path / "trace.json"), clock)
-        pump = timeline.lane("controller", "train pump")
+        pump = timeline.track("controller", "train pump")
         timeline.groups.dispatched("early")
         timeline.groups.committed("early")
         for step in range(1, 21):

@@ -37,26 +37,26 @@ def timeline(kept: KeptTrace, clock: StepClock) -> Timeline:
     return Timeline(kept, clock)
 
 
-class TestLane:
+class TestTrack:
     def test_switch_writes_what_went_on_before(self, timeline: Timeline, kept: KeptTrace, clock: StepClock) -> None:
-        lane = timeline.lane("controller", "pump")
-        lane.switch("waiting", wanted=3)
+        track = timeline.track("controller", "pump")
+        track.switch("waiting", wanted=3)
         clock.now = 2.0
-        lane.switch("working")
+        track.switch("working")
         clock.now = 5.0
-        lane.switch(None)
+        track.switch(None)
         assert kept.spans() == [("waiting", 0.0, 2e6), ("working", 2e6, 3e6)]
 
     def test_what_takes_no_time_is_left_out(self, timeline: Timeline, kept: KeptTrace, clock: StepClock) -> None:
-        lane = timeline.lane("controller", "pump")
-        lane.switch("a blink")
+        track = timeline.track("controller", "pump")
+        track.switch("a blink")
         clock.now = SHORTEST_SECONDS / 2
-        lane.switch(None)
+        track.switch(None)
         assert kept.spans() == []
 
     def test_span_ends_when_its_block_raises(self, timeline: Timeline, kept: KeptTrace) -> None:
-        lane = timeline.lane("controller", "run")
-        with pytest.raises(ZeroDivisionError), lane.span("evaluation", when="start"):
+        track = timeline.track("controller", "run")
+        with pytest.raises(ZeroDivisionError), track.span("evaluation", when="start"):
             raise ZeroDivisionError
         assert [(e["ph"], e["name"]) for e in kept.events if e["ph"] in "BE"] == [
             ("B", "evaluation"),
@@ -64,13 +64,13 @@ class TestLane:
         ]
 
     def test_recorded_spans_never_overlap(self, timeline: Timeline, kept: KeptTrace) -> None:
-        lane = timeline.lane("trainer", "trainer")
-        lane.record("first", 1.0, 3.0)
-        lane.record("second", 2.5, 4.0)
+        track = timeline.track("trainer", "trainer")
+        track.add("first", 1.0, 3.0)
+        track.add("second", 2.5, 4.0)
         assert kept.spans() == [("first", 1e6, 2e6), ("second", 3e6, 1e6)]
 
-    def test_a_lane_is_named_once_and_shared(self, timeline: Timeline, kept: KeptTrace) -> None:
-        assert timeline.lane("engines", "a") is timeline.lane("engines", "a")
+    def test_a_track_is_named_once_and_shared(self, timeline: Timeline, kept: KeptTrace) -> None:
+        assert timeline.track("engines", "a") is timeline.track("engines", "a")
         named = [e["args"]["name"] for e in kept.events if e["name"] == "thread_name"]
         assert named == ["a"]
 
@@ -80,16 +80,16 @@ class TestLane:
     def test_any_order_of_calls_gives_a_valid_trace(self, calls: list[tuple[str, float]]) -> None:
         kept, clock = KeptTrace(), StepClock()
         timeline = Timeline(kept, clock)
-        lane = timeline.lane("controller", "pump")
+        track = timeline.track("controller", "pump")
         for call, seconds in calls:
             if call == "begin":
-                lane.begin("part")
+                track.begin("part")
             elif call == "end":
-                lane.end()
+                track.end()
             elif call == "switch":
-                lane.switch("doing")
+                track.switch("doing")
             elif call == "stop":
-                lane.switch(None)
+                track.switch(None)
             else:
                 clock.now += seconds
         timeline.close()
@@ -160,7 +160,7 @@ class TestGroups:
 class TestFile:
     def test_closed_file_is_json(self, tmp_path: Path) -> None:
         timeline = Timeline.to_file(tmp_path / "trace.json")
-        timeline.lane("controller", "pump").begin('a "quoted" name\n', value=float("nan"), path=tmp_path)
+        timeline.track("controller", "pump").begin('a "quoted" name\n', value=float("nan"), path=tmp_path)
         timeline.close()
         timeline.close()
         events = json.loads((tmp_path / "trace.json").read_text())
@@ -176,7 +176,7 @@ class TestFile:
     def test_recording_after_the_end_is_ignored(self, tmp_path: Path) -> None:
         timeline = Timeline.to_file(tmp_path / "trace.json")
         timeline.close()
-        timeline.lane("controller", "pump").mark("late")
+        timeline.track("controller", "pump").mark("late")
         assert "late" not in (tmp_path / "trace.json").read_text()
 
     def test_threads_may_record_at_the_same_time(self, tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ class TestFile:
 
         def work(name: str) -> None:
             for k in range(200):
-                timeline.lane("engines", name).mark("tick", k=k)
+                timeline.track("engines", name).mark("tick", k=k)
                 timeline.count("engines", name, k=k)
 
         threads = [threading.Thread(target=work, args=(f"engine {k}",)) for k in range(4)]
@@ -200,9 +200,9 @@ class TestFile:
     def test_a_full_trace_says_so_and_is_json(self, tmp_path: Path) -> None:
         sink = TraceFile(tmp_path / "trace.json", limit_bytes=5_000)
         timeline = Timeline(sink)
-        lane = timeline.lane("controller", "pump")
+        track = timeline.track("controller", "pump")
         for k in range(500):
-            lane.mark("tick", k=k)
+            track.mark("tick", k=k)
         timeline.close()
         events = json.loads((tmp_path / "trace.json").read_text())
         assert events[-1]["name"] == FULL
@@ -213,7 +213,7 @@ class TestFile:
     ) -> None:
         with caplog.at_level(logging.WARNING):
             timeline = Timeline.to_file("/dev/full")
-            timeline.lane("controller", "pump").mark("tick")
+            timeline.track("controller", "pump").mark("tick")
             timeline.close()
         assert "the trace ends here" in caplog.text
 
@@ -258,7 +258,7 @@ class TestFile:
 import os, sys, time
 from penstock.observe.timeline import Timeline
 timeline = Timeline.to_file({str(path)!r})
-timeline.lane("controller", "train pump").begin("step 7")
+timeline.track("controller", "train pump").begin("step 7")
 timeline.groups.dispatched("g")
 print(flush=True)
 time.sleep(60)
@@ -295,7 +295,7 @@ def test_recording_is_cheap(tmp_path: Path) -> None:
 
 def test_a_timeline_that_is_off_keeps_nothing_and_fails_nothing() -> None:
     timeline = Timeline.off()
-    with timeline.lane("controller", "pump").span("step"):
+    with timeline.track("controller", "pump").span("step"):
         timeline.groups.dispatched("g")
         timeline.count("controller", "buffer", ready=1)
     timeline.close()

@@ -19,7 +19,7 @@ import penstock
 from penstock.config.models import RunConfig
 from penstock.config.sections.algorithm import AlgorithmConfig
 from penstock.errors import ConfigError, SetupError
-from penstock.run import build, build_engines
+from penstock.run import build, build_engines, build_trainer
 from penstock.run.starting import parts_of
 from penstock.training.workers.none import NoTrainer
 from tests.engines.test_process_engine import alive, wait_until_gone
@@ -128,9 +128,9 @@ async def test_a_model_that_never_loads_holds_up_neither_the_start_nor_an_interr
         async with parts_of(config):
             pytest.fail("it never loads")
 
-    monkeypatch.setattr(build, f"build_{part}", stuck)
+    monkeypatch.setattr(build if part == "serving" else build_trainer, f"build_{part}", stuck)
     if part == "serving":
-        monkeypatch.setattr(build, "build_trainer", lambda _, plane: NoTrainer(plane, AlgorithmConfig()))
+        monkeypatch.setattr(build_trainer, "build_trainer", lambda _, plane: NoTrainer(plane, AlgorithmConfig()))
     config = make_config(**{"runtime.timeouts": {"start_seconds": 0.2, "stop_seconds": 0.2}})
     async with asyncio.timeout(60):
         with pytest.raises(SetupError, match=rf"{what} was not ready after 0\.2 s.*runtime\.timeouts\.start_seconds"):
@@ -175,9 +175,9 @@ async def test_a_run_that_cannot_be_built_leaves_no_process(
         raise SetupError("the model is broken")
 
     monkeypatch.setattr(build_engines, "EngineProcess", Noted)
-    monkeypatch.setattr(build, part, broken)
+    monkeypatch.setattr(build_trainer if part == "build_trainer" else build, part, broken)
     if part == "read_token_facts":
-        monkeypatch.setattr(build, "build_trainer", lambda _, plane: NoTrainer(plane, AlgorithmConfig()))
+        monkeypatch.setattr(build_trainer, "build_trainer", lambda _, plane: NoTrainer(plane, AlgorithmConfig()))
     with pytest.raises(SetupError, match="the model is broken"):
         async with parts_of(make_config(**{"runtime.engine_process": True})):
             pytest.fail("it cannot be built")

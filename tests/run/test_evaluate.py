@@ -167,8 +167,8 @@ class EvaluatedRun:
         if self._evaluations is None:
             setup = EvalSetup(ScriptedEnvironment(6, self._reward))
             setup.engine = self.run.engine
-            lane = Timeline.off().lane("controller", "run")
-            self._evaluations = Evaluations(setup, self.run.config, SilentView(), EventLog(), lane)
+            track = Timeline.off().track("controller", "run")
+            self._evaluations = Evaluations(setup, self.run.config, SilentView(), EventLog(), track)
         version = int(self.run.steps[-1]["train/version"])
         self.reports.append(await self._evaluations.after_step(step, version, self.run.controller.ending))
 
@@ -218,8 +218,8 @@ async def test_an_evaluation_between_steps_that_finds_nothing_is_an_event_and_no
     told: list[str] = []
     events.subscribe(lambda name, fields: told.append(f"{name}: {fields.get('when')}: {fields['cause']}"))
     setup = EvalSetup(rewards({0: [None]}))
-    lane = Timeline.off().lane("controller", "run")
-    evaluations = Evaluations(setup, scripted_config(eval={"every_steps": 1}), SilentView(), events, lane)
+    track = Timeline.off().track("controller", "run")
+    evaluations = Evaluations(setup, scripted_config(eval={"every_steps": 1}), SilentView(), events, track)
     assert await evaluations.after_step(3, 0, asyncio.Event()) is None
     assert await evaluations.at_end() is None
     with pytest.raises(EvaluationError):
@@ -233,8 +233,8 @@ async def test_an_evaluation_between_steps_that_finds_nothing_is_an_event_and_no
 
 async def test_evaluations_come_every_so_many_steps_and_only_on_published_weights() -> None:
     setup = EvalSetup(ScriptedEnvironment(2))
-    lane = Timeline.off().lane("controller", "run")
-    evaluations = Evaluations(setup, scripted_config(eval={"every_steps": 3}), SilentView(), EventLog(), lane)
+    track = Timeline.off().track("controller", "run")
+    evaluations = Evaluations(setup, scripted_config(eval={"every_steps": 3}), SilentView(), EventLog(), track)
     going_on, ending = asyncio.Event(), asyncio.Event()
     ending.set()
     due = [bool(await evaluations.after_step(step, 0, going_on)) for step in range(1, 7)]

@@ -52,7 +52,7 @@ def test_a_run_leaves_a_valid_trace_samples_and_a_report(make_config: ConfigMake
     assert all(sample["prompt"] and sample["environment"] == "reasoning_gym:chain_sum" for sample in samples)
     assert all(sample["rendered_prompt"] == sample["prompt"] for sample in samples), "there is no chat template"
     page = (run_dir / "report.html").read_text(encoding="utf-8")
-    assert 'class="lanes"' in page
+    assert 'class="tracks"' in page
     assert "reached max_steps" in page
 
 

@@ -133,9 +133,9 @@ def write_trace(
     """The timeline of a run with half a second a step: generation, training and weight updates in turn."""
     clock = StepClock()
     timeline = Timeline(TraceFile(path, limit_bytes), clock)
-    pump, trainer = timeline.lane("controller", "train pump"), timeline.lane("trainer", "trainer")
-    pauses = timeline.lane("engines", "engine: weight updates")
-    run = timeline.lane("controller", "run") if evaluated else None
+    pump, trainer = timeline.track("controller", "train pump"), timeline.track("trainer", "trainer")
+    pauses = timeline.track("engines", "engine: weight updates")
+    run = timeline.track("controller", "run") if evaluated else None
     for step in range(1, steps + 1):
         begin = 0.5 * (step - 1)
         groups = [f"group{(step - 1) * groups_per_step + k:08d}" for k in range(groups_per_step)]
@@ -153,13 +153,13 @@ def write_trace(
         pump.switch("waiting for the trainer to finish the step")
         timeline.count("engines", "engine slots at work", percent=0.0)
         clock.now = begin + 0.45
-        trainer.record("train_microbatch", begin + 0.15, begin + 0.43, step=step)
-        trainer.record("finish_train_step", begin + 0.43, begin + 0.45, step=step)
+        trainer.add("train_microbatch", begin + 0.15, begin + 0.43, step=step)
+        trainer.add("finish_train_step", begin + 0.43, begin + 0.45, step=step)
         for group in groups:
             timeline.groups.ended(group, GroupEnd.TRAINED)
         clock.now = begin + 0.49
-        pauses.record("paused for new weights", begin + 0.46, begin + 0.49, version=step)
+        pauses.add("paused for new weights", begin + 0.46, begin + 0.49, version=step)
         if run is not None:
-            run.record("evaluation", begin + 0.46, begin + 0.49, step=step)
+            run.add("evaluation", begin + 0.46, begin + 0.49, step=step)
         pump.end()
     timeline.close()

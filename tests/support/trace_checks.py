@@ -43,7 +43,7 @@ def check_trace(events: Sequence[Event]) -> None:
         assert isinstance(event["tid"], int), event
         assert event["ts"] >= 0, event
     check_names(events)
-    check_lanes(events)
+    check_tracks(events)
     check_groups(events)
     for event in events:
         if event["ph"] == "C":
@@ -51,22 +51,22 @@ def check_trace(events: Sequence[Event]) -> None:
 
 
 def check_names(events: Sequence[Event]) -> None:
-    """Every process and every lane that is used has a name."""
+    """Every process and every track that is used has a name."""
     processes = {e["pid"] for e in events if e["ph"] == "M" and e["name"] == "process_name"}
-    lanes = {(e["pid"], e["tid"]) for e in events if e["ph"] == "M" and e["name"] == "thread_name"}
+    tracks = {(e["pid"], e["tid"]) for e in events if e["ph"] == "M" and e["name"] == "thread_name"}
     for event in events:
         assert event["pid"] in processes, event
         if event["ph"] in "BEXi":
-            assert (event["pid"], event["tid"]) in lanes, event
+            assert (event["pid"], event["tid"]) in tracks, event
 
 
-def check_lanes(events: Sequence[Event]) -> None:
-    """B and E are balanced and in order of time, and all spans of a lane nest."""
-    lanes: dict[tuple[int, int], list[Event]] = defaultdict(list)
+def check_tracks(events: Sequence[Event]) -> None:
+    """B and E are balanced and in order of time, and all spans of a track nest."""
+    tracks: dict[tuple[int, int], list[Event]] = defaultdict(list)
     for event in events:
         if event["ph"] in "BEX":
-            lanes[event["pid"], event["tid"]].append(event)
-    for found in lanes.values():
+            tracks[event["pid"], event["tid"]].append(event)
+    for found in tracks.values():
         spans = [(e["ts"], e["ts"] + e["dur"]) for e in found if e["ph"] == "X"]
         opened: list[Event] = []
         last = 0.0

@@ -29,6 +29,7 @@ def contradictions(config: RunConfig) -> list[str]:
         *eval_rules(config),
         *recording_rules(config),
         *_section_rules(config),
+        *_process_rules(config),
         *(f"{key}: {reason}" for key, reason in idle_settings(config).items() if _is_set(config, key)),
     ]
 
@@ -48,6 +49,8 @@ def idle_settings(config: RunConfig) -> dict[str, str]:
         )
     if config.rollout.replay_from is not None:
         idle["runtime.engine_process"] = "has no effect without an engine (rollout.replay_from); remove it"
+    if config.training.backend == "none":
+        idle["runtime.trainer_process"] = "has no effect without a trainer (training.backend = none); remove it"
     if config.training.optimizer.schedule == "constant":
         idle["training.optimizer.final_lr_ratio"] = "has no effect with schedule = constant; remove it"
     if config.model.lora is not None and config.model.lora.path is not None:
@@ -141,4 +144,12 @@ def _section_rules(config: RunConfig) -> Iterator[str]:
         yield (
             f"training.max_steps: is needed with training.optimizer.schedule = {optimizer.schedule}, to know when it "
             "ends"
+        )
+
+
+def _process_rules(config: RunConfig) -> Iterator[str]:
+    if config.runtime.trainer_process and config.data_plane.adapter == "memory":
+        yield (
+            "runtime.trainer_process: a trainer in another process cannot read rows that data_plane.adapter = memory "
+            "keeps in this one; set data_plane.adapter to shm"
         )

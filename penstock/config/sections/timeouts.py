@@ -11,15 +11,15 @@ class TimeoutsConfig(Section):
     """How long the run waits for its parts to respond before it treats them as stuck."""
 
     start_seconds: PositiveFloat = 1800.0
-    """If the model or the engine's process is not ready after this long, the run does not start."""
+    """If the model, or the process of engine or trainer, is not ready after this long, the run does not start."""
     silence_seconds: PositiveFloat = 60.0
-    """An engine process that sends no heartbeat for this long, for example because it is stopped, is killed and counts
-    as dead."""
+    """A process of engine or trainer that sends no heartbeat for this long, for example because it is stopped, is
+    killed and counts as dead."""
     weights_seconds: PositiveFloat = 300.0
     """Time limit for an engine to pause for new weights, then to load them, then to resume. An engine that exceeds it
     has failed and is not used until it has loaded a later version."""
     trainer_seconds: PositiveFloat = 3600.0
-    """A trainer call that takes longer ends the run: its thread cannot be killed, so nothing is retried."""
+    """A trainer call that takes longer ends the run: its thread or process is stuck, so nothing is retried."""
     checkpoint_seconds: PositiveFloat = 3600.0
     """Time limit for copying a checkpoint, and again for writing it."""
     stop_seconds: PositiveFloat = 60.0

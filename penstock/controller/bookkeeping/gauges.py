@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from penstock.buffer.replay_buffer import ReplayBuffer
-from penstock.observe.timeline import Lane, Timeline
+from penstock.observe.timeline import Timeline, Track
 from penstock.rollout.engines.base import EngineStats
 from penstock.rollout.fleet import EngineFleet, Rank
 
@@ -42,7 +42,7 @@ class Gauges:
         """The engines stood still for new weights, until now."""
         now = self._timeline.now()
         for rank in self._gauges():
-            rank.pauses.record("paused for new weights", now - seconds, now, version=version)
+            rank.pauses.add("paused for new weights", now - seconds, now, version=version)
         self._read()
 
     def _read(self, *, step_ended: bool = False) -> None:
@@ -70,8 +70,8 @@ class _RankGauge:
     def __init__(self, rank: Rank, timeline: Timeline) -> None:
         self._rank = rank
         self._timeline = timeline
-        self._busy: Lane = timeline.lane("engines", rank.name)
-        self.pauses: Lane = timeline.lane("engines", f"{rank.name}: weight updates")
+        self._busy: Track = timeline.track("engines", rank.name)
+        self.pauses: Track = timeline.track("engines", f"{rank.name}: weight updates")
         self._last: tuple[float, EngineStats] = (timeline.now(), rank.stats())
         self._since: tuple[float, EngineStats] | None = None
         """Where the busy span began that the last reading was in."""
@@ -95,7 +95,7 @@ class _RankGauge:
         assert self._since is not None
         began, first = self._since
         self._since = None
-        self._busy.record(
+        self._busy.add(
             "busy",
             began,
             ended,

@@ -9,7 +9,7 @@ from penstock.buffer.slots import Slot
 from penstock.controller.bookkeeping.gauges import Gauges
 from penstock.controller.pumps.advantage import ScoredChunk, rows_by_group
 from penstock.observe.group_lives import GroupEnd
-from penstock.observe.timeline import Lane, Timeline
+from penstock.observe.timeline import Timeline, Track
 from penstock.rollout.fleet import EngineFleet
 from penstock.rollout.manager import PushedGroup
 from penstock.rollout.prompts import PromptVisit
@@ -28,9 +28,9 @@ class Recording:
         self._buffer = buffer
         self._gauges = Gauges(timeline, buffer, engines)
 
-    def lane(self, name: str) -> Lane:
-        """The row of a pump."""
-        return self._timeline.lane("controller", name)
+    def track(self, name: str) -> Track:
+        """The track of a pump."""
+        return self._timeline.track("controller", name)
 
     def dispatched(self, visit: PromptVisit, slot: Slot) -> None:
         """A group, or the next attempt at its prompt, is under way."""

@@ -25,7 +25,7 @@ class TracedTrainer(Trainer):
     def __init__(self, trainer: Trainer, timeline: Timeline) -> None:
         self._trainer = trainer
         self._timeline = timeline
-        self._lane = timeline.lane("trainer", "trainer")
+        self._track = timeline.track("trainer", "trainer")
 
     async def begin_train_step(self, step_id: int) -> None:
         await self._trainer.begin_train_step(step_id)
@@ -69,14 +69,14 @@ class TracedTrainer(Trainer):
         try:
             result = await work
         except BaseException as error:
-            self._lane.record(name, made, self._timeline.now(), **args, error=type(error).__name__)
+            self._track.add(name, made, self._timeline.now(), **args, error=type(error).__name__)
             raise
         now = self._timeline.now()
         if isinstance(result, ChunkResult):
             args["microbatches"] = result.microbatches
         if isinstance(result, ChunkResult | Prepared):
             made = max(made, now - result.seconds)
-        self._lane.record(name, made, now, **args)
+        self._track.add(name, made, now, **args)
         return result
 
 

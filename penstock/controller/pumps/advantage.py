@@ -85,7 +85,7 @@ class AdvantagePump:
         self._algorithm = algorithm
         self._custom = load_estimator(algorithm)
         self._longest = longest_response
-        self._lane = (timeline or Timeline.off()).lane("controller", "advantage pump")
+        self._track = (timeline or Timeline.off()).track("controller", "advantage pump")
         self._inbox: asyncio.Queue[tuple[KVBatchMeta, asyncio.Future[ScoredChunk]]] = asyncio.Queue()
         self.waiting_for = "start"
         """For diagnosis: what the pump waits for now."""
@@ -107,10 +107,10 @@ class AdvantagePump:
     async def _run(self) -> None:
         while True:
             self.waiting_for = "a chunk"
-            self._lane.switch("waiting for a chunk")
+            self._track.switch("waiting for a chunk")
             meta, scored = await self._inbox.get()
             self.waiting_for = f"columns of {len(meta.group_ids)} groups in the data plane"
-            self._lane.switch("scoring a chunk", groups=len(meta.group_ids))
+            self._track.switch("scoring a chunk", groups=len(meta.group_ids))
             try:
                 result = await self._score(meta)
             except Exception as error:  # noqa: BLE001 - handed to the submitter

@@ -16,7 +16,7 @@ from penstock.controller.failures.classify import causes, classify, describe
 from penstock.controller.pumps.advantage import ScoredChunk
 from penstock.controller.pumps.minibatches import merge_results, split_groups
 from penstock.data_plane.meta import KVBatchMeta
-from penstock.errors import FailureKind, NonFiniteError, StepStateError, TrainerStuck
+from penstock.errors import FailureKind, NonFiniteError, StepStateError, TrainerLost, TrainerStuck
 from penstock.observe.events import EventLog
 from penstock.training.interface import ChunkResult, StepResult, Trainer
 from penstock.training.step import OptimizerStepError
@@ -126,7 +126,7 @@ class OpenStep:
             before = time.monotonic()
             try:
                 result = await self._trainer.finish_train_step(self.step_id, last=last)
-            except (NonFiniteError, OptimizerStepError, TrainerStuck):
+            except (NonFiniteError, OptimizerStepError, TrainerStuck, TrainerLost):
                 raise
             except Exception as error:  # noqa: BLE001 - the optimizer has not run: replayed like a failed pass
                 await self._replay(error)
@@ -145,7 +145,7 @@ class OpenStep:
                 await self._start(part)
                 results.append(await self._finish_one(last=place == len(parts) - 1))
             except Exception as error:
-                if not results or isinstance(error, NonFiniteError | OptimizerStepError | TrainerStuck):
+                if not results or isinstance(error, NonFiniteError | OptimizerStepError | TrainerStuck | TrainerLost):
                     raise
                 raise OptimizerStepError(
                     f"update {place + 1} of the {len(parts)} of a step failed ({describe(error)}) after earlier "
@@ -189,11 +189,11 @@ class OpenStep:
     async def _replay(self, error: Exception) -> None:
         """Begin the step again with everything it has been given; raises the error when attempts are spent.
 
-        There is no replay if the trainer is stuck in a call, since it can take no more work, or if the user's own loss
-        failed, since it would fail again.
+        There is no replay if the trainer is stuck in a call or gone, since it can take no more work, or if the user's
+        own loss failed, since it would fail again.
         """
         while True:
-            if isinstance(error, TrainerStuck):
+            if isinstance(error, TrainerStuck | TrainerLost):
                 raise error
             await self._settle()
             try:

@@ -51,7 +51,7 @@ class RolloutPump:
         self._data_plane = parts.data_plane
         self._events = parts.events
         self._causes = parts.causes or FailureCauses(parts.events)
-        self._lane = recording.lane("rollout pump")
+        self._track = recording.track("rollout pump")
         self._failure = config.failure
         self._overlong = overlong
         self._cut: set[int] = set()
@@ -67,12 +67,12 @@ class RolloutPump:
                 visit = await self._work.next()
                 admission = await self._clearance()
                 visit = self._work.first(visit)
-                self._lane.switch(None)
+                self._track.switch(None)
                 groups.create_task(self._see_through(visit, self._book.dispatch(visit, admission)))
 
     def _wait_for(self, what: str) -> None:
         self.waiting_for = what
-        self._lane.switch(f"waiting for {what}")
+        self._track.switch(f"waiting for {what}")
 
     async def _clearance(self) -> Admission:
         """An in-flight permit is taken and the stamp is current when this returns."""

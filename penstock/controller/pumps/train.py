@@ -56,7 +56,7 @@ class TrainPump:
         self._events = parts.events
         self._samples = SampleKeeper(parts.samples, parts.texts or SampleTexts(parts.data_plane), parts.events)
         self._recording = recording
-        self._lane = recording.lane("train pump")
+        self._track = recording.track("train pump")
         self._advantages = advantages
         self._sync = sync
         self._drops = drops
@@ -78,7 +78,7 @@ class TrainPump:
         """Train until there is nothing left; says why it ended."""
         max_steps = self._settings.training.max_steps
         while max_steps is None or self._buffer.clock.step < max_steps:
-            with self._lane.span(f"step {self._buffer.clock.step + 1}", step=self._buffer.clock.step + 1):
+            with self._track.span(f"step {self._buffer.clock.step + 1}", step=self._buffer.clock.step + 1):
                 trained = await self._step()
             if not trained:
                 return "data_exhausted"
@@ -170,7 +170,7 @@ class TrainPump:
     def _wait_for(self, what: str, *, shown: str | None = None, **facts: int) -> None:
         """Say what the pump waits for now; `shown` is what the timeline calls it."""
         self.waiting_for = what
-        self._lane.switch(f"waiting for {shown or what}", **facts)
+        self._track.switch(f"waiting for {shown or what}", **facts)
 
     async def _await_groups(self, wanted: int, step: OpenStep) -> int:
         """Wait until `wanted` groups are selectable, no more can come, or the step has shrunk."""

@@ -46,7 +46,7 @@ class WeightSync:
         self._buffer = parts.buffer
         self._events = parts.events
         self._recording = recording
-        self._lane = recording.lane("weight sync")
+        self._track = recording.track("weight sync")
         self._engines = parts.engines
         self._synchronizer = WeightSynchronizer(
             parts.engines.receivers,
@@ -122,7 +122,7 @@ class WeightSync:
                 return
             giving_up = asyncio.create_task(self._give_up_in_time())
             try:
-                with self._lane.span(f"copying weights to {rank.name}"):
+                with self._track.span(f"copying weights to {rank.name}"):
                     publication = await self._trainer.publish_weights(self._synchronizer.sites([rank.name]))
                     if not publication.endpoints:
                         rank.go(RankState.SERVING)
@@ -138,7 +138,7 @@ class WeightSync:
 
     async def _drained(self) -> bool:
         self.waiting_for = "running groups to end (weight_sync.mode = drain)"
-        self._lane.switch("waiting for running groups to end")
+        self._track.switch("waiting for running groups to end")
         drained = asyncio.create_task(self._in_flight.drain())
         ending = asyncio.create_task(self.run_is_ending.wait())
         # Groups may be waiting for a rank that was lost, which a refresh brings back.
@@ -149,7 +149,7 @@ class WeightSync:
             drained.cancel()
             ending.cancel()
             self.waiting_for = "a finished step"
-            self._lane.switch(None)
+            self._track.switch(None)
             await self._hold()
         return drained.done() and not drained.cancelled()
 
@@ -157,7 +157,7 @@ class WeightSync:
         self.waiting_for = "the engines to take the new weights"
         giving_up = asyncio.create_task(self._give_up_in_time())
         try:
-            with self._lane.span("copying weights to the engines"):
+            with self._track.span("copying weights to the engines"):
                 # A rank that comes while the trainer publishes is none of those it publishes for: its refresh follows.
                 names = [rank.name for rank in self._engines.receivers()]
                 publication = await self._trainer.publish_weights(self._synchronizer.sites(names))

@@ -86,7 +86,7 @@
     return found;
   }
 
-  function lanePanel(panel) {
+  function trackPanel(panel) {
     const data = JSON.parse(panel.querySelector("script").textContent);
     const area = panel.querySelector(".area"), drawing = area.querySelector("svg");
     const [, , width, height] = drawing.getAttribute("viewBox").split(" ").map(Number);
@@ -166,7 +166,7 @@
       for (const [since, percent] of data.engine) { if (since <= at) share = percent; else break; }
       if (share !== null) tip.append(row("engine, slots at work", `${share} %`, "c1"));
       const colours = { trainer: "c2", weights: "c4", waiting: "c6", other: "c3" };
-      for (const [name, spans] of Object.entries(data.lanes)) {
+      for (const [name, spans] of Object.entries(data.tracks)) {
         const span = goingOn(spans, at);
         if (span) tip.append(row(`${name}: ${span[2]}`, time(span[1] - span[0]), colours[name]));
       }
@@ -177,9 +177,9 @@
     });
   }
 
-  function lanes(root) {
-    const panels = all(".lane-panel", root), tabs = all("[data-window]", root);
-    panels.forEach(lanePanel);
+  function tracks(root) {
+    const panels = all(".track-panel", root), tabs = all("[data-window]", root);
+    panels.forEach(trackPanel);
     for (const tab of tabs) {
       tab.addEventListener("click", () => {
         for (const other of tabs) other.setAttribute("aria-pressed", String(other === tab));
@@ -231,6 +231,6 @@
 
   theme(document.querySelector(".theme"));
   all("figure.chart").forEach(chart);
-  all(".lanes").forEach(lanes);
+  all(".tracks").forEach(tracks);
   all("#samples").forEach(samples);
 })();

@@ -7,11 +7,11 @@ from typing import Any
 
 from penstock.observe.report.chart import LARGE, Line, Look, line_chart
 from penstock.observe.report.data import RunData
-from penstock.observe.report.lanes import overlap_timeline
 from penstock.observe.report.markup import NOTHING, Html, join, tag
 from penstock.observe.report.sections_learning import section, trend, window_of
 from penstock.observe.report.stack import Layer, Row, binned, bins_of, stacked_bars, strip
 from penstock.observe.report.thinning import smoothed, thinned
+from penstock.observe.report.tracks import overlap_timeline
 from penstock.observe.report.values import number
 
 _LAG = "staleness/lag_histogram/"

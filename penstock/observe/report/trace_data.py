@@ -86,7 +86,7 @@ class _Piece:
 
 
 class _Reader:
-    """Understands events; names of processes and lanes may appear anywhere before and hold for the whole file."""
+    """Understands events; names of processes and tracks may appear anywhere before and hold for the whole file."""
 
     def __init__(self, names: Iterable[bytes]) -> None:
         self._names: dict[tuple[int, int], str] = {}
@@ -111,34 +111,34 @@ class _Reader:
         args, at = {**event.get("args", {})}, event["ts"] / 1e6
         if not isinstance(name, str):
             raise TypeError("a name is text")
-        lane = (self._names.get((pid, 0), ""), self._names.get((pid, tid), ""))
+        track = (self._names.get((pid, 0), ""), self._names.get((pid, tid), ""))
         if ph == "M" and name in ("process_name", "thread_name"):
             self._names[pid, tid if name == "thread_name" else 0] = str(args["name"])
         elif ph == "X":
-            _place(piece, lane, Span(name, at, at + event["dur"] / 1e6, args))
+            _place(piece, track, Span(name, at, at + event["dur"] / 1e6, args))
         elif ph == "B":
-            piece.open.setdefault(lane, []).append(Span(name, at, at, args))
-        elif ph == "E" and piece.open.get(lane):
-            began = piece.open[lane].pop()
-            _place(piece, lane, Span(began.name, began.begin, at, began.args))
+            piece.open.setdefault(track, []).append(Span(name, at, at, args))
+        elif ph == "E" and piece.open.get(track):
+            began = piece.open[track].pop()
+            _place(piece, track, Span(began.name, began.begin, at, began.args))
         elif ph == "C" and name.endswith(" slots at work"):
             piece.engines.setdefault(name, []).append((at, float(args["percent"])))
         elif ph in "be" and event.get("cat") == "group":
             _live(piece.groups, ph, name, event["id2"]["local"], at, args)
 
 
-def _place(piece: _Piece, lane: tuple[str, str], span: Span) -> None:
-    process, row = lane
+def _place(piece: _Piece, track: tuple[str, str], span: Span) -> None:
+    process, name = track
     if process == "trainer":
         piece.trainer.append(span)
-    elif lane == ("controller", "train pump"):
+    elif track == ("controller", "train pump"):
         if span.name.startswith("step "):
             piece.steps.append(span)
         elif span.name == "waiting for groups":
             piece.waits.append(span)
-    elif process == "engines" and row.endswith(": weight updates"):
+    elif process == "engines" and name.endswith(": weight updates"):
         piece.pauses.append(span)
-    elif lane == ("controller", "run") and span.name in ("checkpoint", "evaluation"):
+    elif track == ("controller", "run") and span.name in ("checkpoint", "evaluation"):
         piece.other.append(span)
 
 

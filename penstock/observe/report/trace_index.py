@@ -24,7 +24,7 @@ class TraceIndex:
     steps: list[tuple[int, int]] = field(default_factory=list)
     """For each finished step: where its first line begins and where its last one ends."""
     names: list[bytes] = field(default_factory=list)
-    """The lines that give processes and lanes their names."""
+    """The lines that give processes and tracks their names."""
     groups: int = 0
     """Groups that began."""
     full: bool = False

@@ -37,6 +37,13 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+def load_policy(model: ModelConfig, device: str, seed: int) -> Any:
+    """The module to train, with its adapters if `model.lora` asks for them; new ones are drawn with `seed`."""
+    silence_progress_bars()
+    loaded = load_model(model, pick_device(device))
+    return loaded if model.lora is None else attach_lora(loaded, model.lora, seed=seed)
+
+
 def local_worker(
     model: Any,
     data_plane: DataPlaneClient,
@@ -120,12 +127,8 @@ class LocalTrainer(Trainer):
         `model.lora` asks for them. `options` are those of the constructor, such as `threads`.
         """
         config = ModelConfig(path=model) if isinstance(model, str) else model
-        silence_progress_bars()
-        loaded = load_model(config, pick_device(device))
-        if config.lora is not None:
-            loaded = attach_lora(loaded, config.lora, seed=seed)
         return cls(
-            loaded,
+            load_policy(config, device, seed),
             data_plane,
             algorithm or AlgorithmConfig(),
             training or TrainingConfig(),

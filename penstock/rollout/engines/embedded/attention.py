@@ -43,7 +43,7 @@ def slot_attention(
         return output_BNTD.transpose(1, 2).contiguous(), None
     if sliding_window is not None:
         mask_BK1C = _windowed(mask_BK1C, sliding_window)
-    key_LDC, value_LCD = as_lanes(key_BKTD, value_BKTD)
+    key_LDC, value_LCD = per_head(key_BKTD, value_BKTD)
     mask_L1C = mask_BK1C.flatten(0, 1)
     mixed_BJ = decode_attention(query_BNTD.squeeze(2), key_LDC, value_LCD, mask_L1C, scaling, softcap)
     return mixed_BJ.view(query_BNTD.shape[0], 1, query_BNTD.shape[1], -1), None
@@ -97,7 +97,7 @@ def _capped_attention(
     return scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(value.dtype) @ value
 
 
-def as_lanes(key_BKCD: Tensor, value_BKCD: Tensor) -> tuple[Tensor, Tensor]:
+def per_head(key_BKCD: Tensor, value_BKCD: Tensor) -> tuple[Tensor, Tensor]:
     """Views with one evenly strided axis L of (row, key-value head) pairs, the layout `decode_attention` multiplies."""
     return key_BKCD.flatten(0, 1).transpose(1, 2), value_BKCD.flatten(0, 1)
 
@@ -113,11 +113,11 @@ def decode_attention(
     """One query token per row over the row's slot; returns `[B, N * D]`. The mask is contiguous and additive."""
     rows, heads, depth = query_BND.shape
     query_LGD = query_BND.reshape(value_LCD.shape[0], -1, depth)
-    output_LGD = attend_lanes(query_LGD, key_LDC, value_LCD, mask_L1C, rows, scaling, softcap)
+    output_LGD = attend_per_head(query_LGD, key_LDC, value_LCD, mask_L1C, rows, scaling, softcap)
     return output_LGD.reshape(rows, heads * depth)
 
 
-def attend_lanes(
+def attend_per_head(
     query_LGD: Tensor,
     key_LDC: Tensor,
     value_LCD: Tensor,
@@ -126,7 +126,7 @@ def attend_lanes(
     scaling: float | None,
     softcap: float | None = None,
 ) -> Tensor:
-    """The same by lanes; returns `[L, G, D]`."""
+    """The same with one axis for rows and key-value heads; returns `[L, G, D]`."""
     if softcap is not None:
         return _capped_attention(query_LGD, key_LDC.transpose(1, 2), value_LCD, mask_L1C, scaling, softcap)
     if is_plain_products(query_LGD):

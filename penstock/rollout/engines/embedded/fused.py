@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.activations import SiLUActivation
 
-from penstock.rollout.engines.embedded.attention import attend_lanes
+from penstock.rollout.engines.embedded.attention import attend_per_head
 from penstock.rollout.engines.embedded.merged import merge_for_cpu
 from penstock.rollout.engines.embedded.slot_cache import SlotCache
 from penstock.rollout.engines.embedded.supported import sliding_window
@@ -109,8 +109,8 @@ class _FusedLayer:
             space.query_BND.mul_(self._q_norm.weight)
             space.key_BKD.mul_(self._k_norm.weight)
         space.rotate()
-        key_LDC, value_LCD = cache.lanes_after(self._index, space.stored_key_LD, space.stored_value_LD)
-        mixed_LGD = attend_lanes(space.lanes_LGD, key_LDC, value_LCD, mask_L1C, space.rows, self._scaling)
+        key_LDC, value_LCD = cache.heads_after(self._index, space.stored_key_LD, space.stored_value_LD)
+        mixed_LGD = attend_per_head(space.turned_LGD, key_LDC, value_LCD, mask_L1C, space.rows, self._scaling)
         self._out.add_to(hidden_BH, mixed_LGD.reshape(space.rows, -1))
         self._norm_between.into(space.inner_BH, hidden_BH)
         return self._feed_forward(hidden_BH, space)

@@ -1,7 +1,7 @@
 """Keys and values behind the Hugging Face `Cache` interface.
 
 Axes: Z a layer's keys or values (`2 * layer`, `2 * layer + 1`), Y layer, S slot, B active slot, K key-value head, C
-position in the slot's context, D head dimension, P prompt, T position in a prefix, L lane (a row's key-value head; of
+position in the slot's context, D head dimension, P prompt, T position in a prefix, L key-value head of a row (of
 all slots, or of a step's rows), J any position of a layer (of all slots and heads).
 """
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache
 
 from penstock.errors import SetupError
-from penstock.rollout.engines.embedded.attention import as_lanes
+from penstock.rollout.engines.embedded.attention import per_head
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class SlotCache(Cache):  # type: ignore[misc]
                 f"rollout.engine: max_num_seqs = {self._slots} slots of max_model_len = {self._context} tokens need "
                 f"{gib:,.1f} GiB for keys and values, which could not be allocated; lower one of them"
             ) from error
-        self._lanes_of_all = [as_lanes(*sides) for sides in zip(self._keys_YSKCD, self._values_YSKCD, strict=True)]
+        self._heads_of_all = [per_head(*sides) for sides in zip(self._keys_YSKCD, self._values_YSKCD, strict=True)]
         self._flat_values_JD = [value_SKCD.view(-1, shape.head_dim) for value_SKCD in self._values_YSKCD]
         self._set_window(0, 0, 0)
 
@@ -98,7 +98,7 @@ class SlotCache(Cache):  # type: ignore[misc]
     def free(self) -> None:
         """Give the memory back; `allocate` before the next use."""
         self._kv_ZSKCD = self._keys_YSKCD = self._values_YSKCD = torch.empty(0)
-        self._lanes_of_all, self._flat_values_JD = [], []
+        self._heads_of_all, self._flat_values_JD = [], []
         self._set_window(0, 0, 0)
 
     def begin_step(self, first: int, width: int, positions_B: Tensor) -> None:
@@ -107,15 +107,15 @@ class SlotCache(Cache):  # type: ignore[misc]
         if self._window != (first, rows, width):
             self._set_window(first, rows, width)
         self._position_L = positions_B.unsqueeze(-1).expand(-1, self.shape.heads).reshape(-1)
-        self._place_L = torch.add(self._position_L, self._lane_L, alpha=self._context)
+        self._place_L = torch.add(self._position_L, self._head_L, alpha=self._context)
 
     def _set_window(self, first: int, rows: int, width: int) -> None:
         """Make the views of a step; the next steps mostly have the same."""
         self._window = (first, rows, width)
-        lanes = slice(first * self.shape.heads, (first + rows) * self.shape.heads)
-        self._lane_L = torch.arange(lanes.start, lanes.stop, device=self.shape.device)
-        self._lanes = [
-            (key_LDC[lanes, :, :width], value_LCD[lanes, :width]) for key_LDC, value_LCD in self._lanes_of_all
+        heads = slice(first * self.shape.heads, (first + rows) * self.shape.heads)
+        self._head_L = torch.arange(heads.start, heads.stop, device=self.shape.device)
+        self._heads = [
+            (key_LDC[heads, :, :width], value_LCD[heads, :width]) for key_LDC, value_LCD in self._heads_of_all
         ]
 
     def update(
@@ -123,17 +123,17 @@ class SlotCache(Cache):  # type: ignore[misc]
     ) -> tuple[Tensor, Tensor]:
         """Called by the model's attention layers with `[B, K, 1, D]`."""
         depth = self.shape.head_dim
-        self.lanes_after(layer_idx, key_states.reshape(-1, depth), value_states.reshape(-1, depth))
+        self.heads_after(layer_idx, key_states.reshape(-1, depth), value_states.reshape(-1, depth))
         first, rows, width = self._window
         window = (layer_idx, slice(first, first + rows), slice(None), slice(width))
         return self._keys_YSKCD[window], self._values_YSKCD[window]
 
-    def lanes_after(self, layer: int, key_LD: Tensor, value_LD: Tensor) -> tuple[Tensor, Tensor]:
-        """Write one position per lane. Gives the layer's keys `[L, D, C]` and values `[L, C, D]` (see `as_lanes`)."""
-        all_key_LDC, _ = self._lanes_of_all[layer]
-        all_key_LDC[self._lane_L, :, self._position_L] = key_LD
+    def heads_after(self, layer: int, key_LD: Tensor, value_LD: Tensor) -> tuple[Tensor, Tensor]:
+        """Write one position of every L. Gives the layer's keys `[L, D, C]` and values `[L, C, D]` (see `per_head`)."""
+        all_key_LDC, _ = self._heads_of_all[layer]
+        all_key_LDC[self._head_L, :, self._position_L] = key_LD
         self._flat_values_JD[layer].index_copy_(0, self._place_L, value_LD)
-        return self._lanes[layer]
+        return self._heads[layer]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Positions differ by row and are given explicitly, so this is only asked for by models that log it."""

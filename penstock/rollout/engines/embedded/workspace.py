@@ -4,7 +4,7 @@ Rows come and go between steps, layers within one. What depends on the number of
 and until that number changes: cutting a tensor into views costs a small model as much as computing on them.
 
 Axes: B row, H hidden, N query head, K key-value head, R query heads and then key heads, D head dimension, E half of it,
-G query head of one key-value head, L lane (a row's key-value head), J the columns of a merged matrix.
+G query head of one key-value head, L key-value head of a row, J the columns of a merged matrix.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Workspace:
     """For steps of `rows` rows. Every layer overwrites what the previous one left; nothing outlives a step.
 
     A layer's path through it: `inner_BH` holds the normalised input, `qkv_BJ` its projections, of which `query_BND`,
-    `key_BKD` and `query_key_BRD` are parts. `rotate` turns them by `angles_B2D` into `lanes_LGD`, the queries as
+    `key_BKD` and `query_key_BRD` are parts. `rotate` turns them by `angles_B2D` into `turned_LGD`, the queries as
     attention takes them, and `stored_key_LD` and `stored_value_LD`, the keys and values as the cache does. `inner_BH`
     then holds the input of the MLP, and `gates` its projections.
     """
@@ -45,8 +45,8 @@ class Workspace:
         swapped_BRD = self._empty(query + key_value, depth)
         self._swapped_halves_BRE = swapped_BRD.chunk(2, dim=-1)
         self._swapped_query_BND, self._swapped_key_BKD = torch.split(swapped_BRD, [query, key_value], 1)
-        self._lanes_BND = self._empty(query, depth)
-        self.lanes_LGD = self._lanes_BND.view(rows * key_value, -1, depth)
+        self._turned_query_BND = self._empty(query, depth)
+        self.turned_LGD = self._turned_query_BND.view(rows * key_value, -1, depth)
         self._stored_key_BKD, self._stored_value_BKD = self._empty(key_value, depth), self._empty(key_value, depth)
         self.stored_key_LD, self.stored_value_LD = (
             self._stored_key_BKD.flatten(0, 1),
@@ -65,7 +65,7 @@ class Workspace:
         (first_BRE, second_BRE), (first_sin_B1E, second_sin_B1E) = self._halves_BRE, self._sin_halves_B1E
         torch.mul(second_BRE, first_sin_B1E, out=self._swapped_halves_BRE[0])
         torch.mul(first_BRE, second_sin_B1E, out=self._swapped_halves_BRE[1])
-        torch.addcmul(self._swapped_query_BND, self.query_BND, self._cos_B1D, out=self._lanes_BND)
+        torch.addcmul(self._swapped_query_BND, self.query_BND, self._cos_B1D, out=self._turned_query_BND)
         torch.addcmul(self._swapped_key_BKD, self.key_BKD, self._cos_B1D, out=self._stored_key_BKD)
         self._stored_value_BKD.copy_(self._value_BKD)
 

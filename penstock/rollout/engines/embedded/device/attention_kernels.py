@@ -95,11 +95,11 @@ def _decode_attention(
         inside = (group < GROUP)[:, None] & (depth < DEPTH)[None, :]
         query_at = (head * GROUP + group)[:, None] * DEPTH + depth[None, :]
         query = tl.load(qkv_ptr + row * row_stride + query_at, mask=inside, other=0.0)
-        lane = (slot * HEADS + head) * context * DEPTH
+        base = (slot * HEADS + head) * context * DEPTH
         stretch = tl.cdiv(tl.cdiv(length, PARTS), BLOCK) * BLOCK
         start = part * stretch
         mixed, top, total = _attend(
-            query, key_ptr + lane, value_ptr + lane, start, tl.minimum(start + stretch, length), scale, depth,
+            query, key_ptr + base, value_ptr + base, start, tl.minimum(start + stretch, length), scale, depth,
             DEPTH, BLOCK, ROWS, DEPTH_BLOCK, PRECISION,
         )  # fmt: skip
         if PARTS == 1:
@@ -107,10 +107,10 @@ def _decode_attention(
             target = mixed_ptr + row * (HEADS * GROUP * DEPTH) + query_at
             tl.store(target, mixed.to(mixed_ptr.dtype.element_ty), mask=inside)
         else:
-            lane_at = ((row * HEADS + head) * GROUP + group) * PARTS + part
-            tl.store(tops_ptr + lane_at, top, mask=group < GROUP)
-            tl.store(totals_ptr + lane_at, total, mask=group < GROUP)
-            tl.store(parts_ptr + lane_at[:, None] * DEPTH + depth[None, :], mixed, mask=inside)
+            part_at = ((row * HEADS + head) * GROUP + group) * PARTS + part
+            tl.store(tops_ptr + part_at, top, mask=group < GROUP)
+            tl.store(totals_ptr + part_at, total, mask=group < GROUP)
+            tl.store(parts_ptr + part_at[:, None] * DEPTH + depth[None, :], mixed, mask=inside)
 
 
 @triton.jit
@@ -151,9 +151,9 @@ def decode_attention(
     rows, (_, kv_heads, context, depth) = qkv_BJ.shape[0], key_SKCD.shape
     group = heads // kv_heads
     mixed_BJ = qkv_BJ.new_empty(rows, heads * depth)
-    lanes = rows if parts > 1 else 0
-    parts_BNXD = qkv_BJ.new_empty((lanes, heads, parts, depth), dtype=torch.float32)
-    top_BNX = qkv_BJ.new_empty((lanes, heads, parts), dtype=torch.float32)
+    split_rows = rows if parts > 1 else 0
+    parts_BNXD = qkv_BJ.new_empty((split_rows, heads, parts, depth), dtype=torch.float32)
+    top_BNX = qkv_BJ.new_empty((split_rows, heads, parts), dtype=torch.float32)
     total_BNX = torch.empty_like(top_BNX)
     depth_block = max(_DOT_ROWS, triton.next_power_of_2(depth))
     _decode_attention[(rows, kv_heads, parts)](
@@ -225,13 +225,13 @@ def _prefill_attention(
         inside = (token < length)[:, None] & (depth < DEPTH)[None, :]
         row = (tl.load(starts_ptr + prefix) + token).to(tl.int64)[:, None]
         query = tl.load(qkv_ptr + row * row_stride + head * DEPTH + depth[None, :], mask=inside, other=0.0)
-        lane = (slot * HEADS + head // GROUP) * context * DEPTH
+        base = (slot * HEADS + head // GROUP) * context * DEPTH
         mixed, top, total = _attend(
-            query, key_ptr + lane, value_ptr + lane, 0, first, scale, depth, DEPTH, BLOCK, BLOCK, DEPTH_BLOCK, PRECISION
+            query, key_ptr + base, value_ptr + base, 0, first, scale, depth, DEPTH, BLOCK, BLOCK, DEPTH_BLOCK, PRECISION
         )
         own = token[:, None] * DEPTH + depth[None, :]
-        key = tl.load(key_ptr + lane + own, mask=inside, other=0.0)
-        value = tl.load(value_ptr + lane + own, mask=inside, other=0.0)
+        key = tl.load(key_ptr + base + own, mask=inside, other=0.0)
+        value = tl.load(value_ptr + base + own, mask=inside, other=0.0)
         scores = tl.dot(query, tl.trans(key), input_precision=PRECISION) * scale
         scores = tl.where(step[:, None] >= step[None, :], scores, float("-inf"))
         new_top = tl.maximum(top, tl.max(scores, axis=1))

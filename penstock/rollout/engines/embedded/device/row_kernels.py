@@ -130,8 +130,8 @@ def _rotate_and_store(
     if slot >= 0:
         head, half = tl.arange(0, HEAD_BLOCK), tl.arange(0, HALF_BLOCK)
         inside = (head < HEADS)[:, None] & (half < HALF)[None, :]
-        lane = (row * (QUERY_BLOCKS + 2) + block) * HEADS + head
-        source = qkv_ptr + lane[:, None] * (2 * HALF) + half[None, :]
+        at = (row * (QUERY_BLOCKS + 2) + block) * HEADS + head
+        source = qkv_ptr + at[:, None] * (2 * HALF) + half[None, :]
         first = tl.load(source, mask=inside, other=0.0)
         second = tl.load(source + HALF, mask=inside, other=0.0)
         cos_ptr += position * (2 * HALF)

@@ -57,7 +57,7 @@ def _exponential(bits):
 
 @triton.jit
 def _faster(score, token, logits, top, greedy, bits, other):
-    """Which of two tokens per lane wins; of two that are equal, the first."""
+    """Which of two tokens wins, element by element; of two that are equal, the first."""
     found = tl.where(greedy, logits, tl.exp(logits - top) / _exponential(bits))
     return tl.maximum(score, found), tl.where(found > score, other, token)
 
@@ -75,8 +75,8 @@ def _sample_block(
         temperature = tl.load(temperature_of_ptr + slot)
         greedy = temperature == 0.0
         factor = 1.0 / tl.where(greedy, 1.0, temperature)
-        lane, minus_inf = tl.arange(0, QUARTER), float("-inf")
-        first = block * (4 * QUARTER) + lane
+        offset, minus_inf = tl.arange(0, QUARTER), float("-inf")
+        first = block * (4 * QUARTER) + offset
         second, third, fourth = first + QUARTER, first + 2 * QUARTER, first + 3 * QUARTER
         logits_ptr += row * vocabulary
         x1 = tl.load(logits_ptr + first, mask=first < vocabulary, other=minus_inf).to(tl.float32) * factor
@@ -86,7 +86,7 @@ def _sample_block(
         top = tl.max(tl.maximum(tl.maximum(x1, x2), tl.maximum(x3, x4)), axis=0)
         safe = tl.where(top == minus_inf, 0.0, top)
         total = tl.sum(tl.exp(x1 - safe) + tl.exp(x2 - safe) + tl.exp(x3 - safe) + tl.exp(x4 - safe), axis=0)
-        counter, zero = block * QUARTER + lane, lane * 0
+        counter, zero = block * QUARTER + offset, offset * 0
         position = zero + tl.load(position_of_ptr + slot)
         bits1, bits2, bits3, bits4 = tl.philox(tl.load(seed_of_ptr + slot), counter, position, zero, zero)
         score, token = tl.where(greedy, x1, tl.exp(x1 - safe) / _exponential(bits1)), first

@@ -113,7 +113,7 @@ class AttentionSaved(NamedTuple):
     """Before their norms, if there are any."""
     inverse_TN1: Tensor | None
     norm_J: Tensor | None
-    lanes_BKMLD: Tensor
+    turned_BKMLD: Tensor
     shares_ZXL: Tensor
     mixed_TC: Tensor
     out_HC: Tensor
@@ -138,8 +138,8 @@ def attention_forward(
         heads_TJ, heads_TND = scaled_TJ, scaled_TJ.view(x_TH.shape[0], -1, order.depth)
         inverse_TN1 = inverse_rms(heads_TND, head_epsilon).where(order.turned_N1, 1.0)
         scaled_TJ = (heads_TND * inverse_TN1).view_as(scaled_TJ).mul_(norm_J)
-    lanes_BKMLD = _turned(setting.places.spread(scaled_TJ), setting)
-    query_ZXD, key_ZLD, value_ZLD = _lanes(lanes_BKMLD)
+    turned_BKMLD = _turned(setting.places.spread(scaled_TJ), setting)
+    query_ZXD, key_ZLD, value_ZLD = _query_key_value(turned_BKMLD)
     scores_ZXL = torch.baddbmm(setting.causal_XL, query_ZXD, key_ZLD.mT)
     shares_ZXL = torch.softmax(scores_ZXL, -1)
     mixed_ZXD = torch.bmm(shares_ZXL, value_ZLD)
@@ -157,7 +157,7 @@ def attention_forward(
         heads_TJ,
         inverse_TN1,
         norm_J,
-        lanes_BKMLD,
+        turned_BKMLD,
         shares_ZXL,
         mixed_TC,
         weights.out_HC,
@@ -173,8 +173,8 @@ def attention_backward(
     sizes = (order.groups * order.queries * order.depth, order.groups * order.depth, order.groups * order.depth)
     out_HC = torch.mm(grad_TH.t(), saved.mixed_TC)
     out_bias_H = grad_TH.sum(0) if out_bias else None
-    lanes_BKMLD = _mixing_backward(torch.mm(grad_TH, saved.out_HC), saved, setting)
-    heads_TJ = setting.places.summed(_turned_back(lanes_BKMLD, setting))
+    grad_BKMLD = _mixing_backward(torch.mm(grad_TH, saved.out_HC), saved, setting)
+    heads_TJ = setting.places.summed(_turned_back(grad_BKMLD, setting))
     head_norms: tuple[Tensor | None, ...] = (None, None)
     if saved.heads_TJ is not None:
         head_norms = _head_norms_backward_(heads_TJ, saved, order)
@@ -193,12 +193,12 @@ def _mixing_backward(mixed_TC: Tensor, saved: AttentionSaved, setting: Setting) 
     rows, length = setting.places.rows, setting.places.length
     split_BLCD = setting.places.put_back(mixed_TC).view(rows, length, -1, setting.heads.depth)
     grad_ZXD = split_BLCD.transpose(1, 2).reshape(len(shares_ZXL), -1, setting.heads.depth)
-    query_ZXD, key_ZLD, value_ZLD = _lanes(saved.lanes_BKMLD)
+    query_ZXD, key_ZLD, value_ZLD = _query_key_value(saved.turned_BKMLD)
     value_grad_ZLD = torch.bmm(shares_ZXL.mT, grad_ZXD)
     scores_ZXL = torch.bmm(grad_ZXD, value_ZLD.mT)
     scores_ZXL.sub_((scores_ZXL * shares_ZXL).sum(-1, keepdim=True)).mul_(shares_ZXL)
     query_grad_ZXD, key_grad_ZLD = torch.bmm(scores_ZXL, key_ZLD), torch.bmm(scores_ZXL.mT, query_ZXD)
-    return torch.cat((query_grad_ZXD, key_grad_ZLD, value_grad_ZLD), dim=1).view_as(saved.lanes_BKMLD)
+    return torch.cat((query_grad_ZXD, key_grad_ZLD, value_grad_ZLD), dim=1).view_as(saved.turned_BKMLD)
 
 
 def _head_norms_backward_(grad_TJ: Tensor, saved: AttentionSaved, order: HeadOrder) -> tuple[Tensor, Tensor]:
@@ -222,25 +222,25 @@ def _turned(heads_WJ: Tensor, setting: Setting) -> Tensor:
     """Heads rotated by their positions, `[B, K, M, L, D]`."""
     order, rows, length = setting.heads, setting.places.rows, setting.places.length
     pairs_BLKMP = torch.view_as_complex(heads_WJ.view(rows, length, order.groups, order.queries + 2, -1, 2))
-    lanes_BKMLP2 = heads_WJ.new_empty(rows, order.groups, order.queries + 2, length, order.depth // 2, 2)
-    out_BLKMP = torch.view_as_complex(lanes_BKMLP2).permute(0, 3, 1, 2, 4)
+    turned_BKMLP2 = heads_WJ.new_empty(rows, order.groups, order.queries + 2, length, order.depth // 2, 2)
+    out_BLKMP = torch.view_as_complex(turned_BKMLP2).permute(0, 3, 1, 2, 4)
     torch.mul(pairs_BLKMP, setting.turn_LMP.unsqueeze(1), out=out_BLKMP)
-    return lanes_BKMLP2.flatten(4)
+    return turned_BKMLP2.flatten(4)
 
 
-def _turned_back(lanes_BKMLD: Tensor, setting: Setting) -> Tensor:
+def _turned_back(grad_BKMLD: Tensor, setting: Setting) -> Tensor:
     """The gradient of `_turned`."""
-    pairs_BKMLP = torch.view_as_complex(lanes_BKMLD.view(*lanes_BKMLD.shape[:4], -1, 2))
+    pairs_BKMLP = torch.view_as_complex(grad_BKMLD.view(*grad_BKMLD.shape[:4], -1, 2))
     rows, groups, heads, length, pairs = pairs_BKMLP.shape
-    heads_WJ = lanes_BKMLD.new_empty(rows * length, groups * heads * pairs * 2)
+    heads_WJ = grad_BKMLD.new_empty(rows * length, groups * heads * pairs * 2)
     out_BLKMP = torch.view_as_complex(heads_WJ.view(rows, length, groups, heads, pairs, 2))
     torch.mul(pairs_BKMLP.permute(0, 3, 1, 2, 4), setting.back_LMP.unsqueeze(1), out=out_BLKMP)
     return heads_WJ
 
 
-def _lanes(lanes_BKMLD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _query_key_value(turned_BKMLD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Views of a pass's queries `[Z, X, D]`, keys and values `[Z, L, D]`."""
-    length = lanes_BKMLD.shape[3]
-    lanes_ZRD = lanes_BKMLD.flatten(2, 3).flatten(0, 1)
-    query_ZXD, key_ZLD, value_ZLD = lanes_ZRD.split_with_sizes((lanes_ZRD.shape[1] - 2 * length, length, length), dim=1)
+    length = turned_BKMLD.shape[3]
+    all_ZRD = turned_BKMLD.flatten(2, 3).flatten(0, 1)
+    query_ZXD, key_ZLD, value_ZLD = all_ZRD.split_with_sizes((all_ZRD.shape[1] - 2 * length, length, length), dim=1)
     return query_ZXD, key_ZLD, value_ZLD

@@ -12,7 +12,7 @@ from penstock.observe.report.trace_data import GroupLife, Span, Window
 from penstock.observe.report.values import number
 
 _ENGINE, _BAR, _GAP = 52, 20, 12
-"""Heights, in pixels, of the engine's area, of a bar, and between lanes."""
+"""Heights, in pixels, of the engine's area, of a bar, and between tracks."""
 _ROW, _NARROW_ROW = 5, 3
 """Height of a group; narrow if there are more than `_MANY_ROWS`."""
 _MANY_ROWS, _MOST_ROWS = 48, 96
@@ -43,7 +43,7 @@ def overlap_timeline(windows: Sequence[Window]) -> Html:
     ]
     bar = tag("div", tag("span", *tabs, class_="tabs"), tag("span", *tools, class_="tools"), class_="controls")
     panels = [_panel(window, place, hidden=place != chosen) for place, window in enumerate(windows)]
-    return tag("div", bar, _legend(windows), *panels, class_="lanes")
+    return tag("div", bar, _legend(windows), *panels, class_="tracks")
 
 
 def _range(window: Window) -> str:
@@ -66,7 +66,7 @@ def _legend(windows: Sequence[Window]) -> Html:
 
 
 class _Layout:
-    """Where things are: x from the window's times, y from the lanes, which are put one below the other."""
+    """Where things are: x from the window's times, y from the tracks, which are put one below the other."""
 
     def __init__(self, window: Window) -> None:
         self.window = window
@@ -77,8 +77,8 @@ class _Layout:
         window = self.window
         return WIDTH * (min(max(at, window.begin), window.end) - window.begin) / (window.end - window.begin)
 
-    def lane(self, label: str, height: float) -> float:
-        """Make room for a lane; returns its top."""
+    def track(self, label: str, height: float) -> float:
+        """Make room for a track; returns its top."""
         top = self.height
         self.labels.append((label, top))
         self.height += height + _GAP
@@ -97,7 +97,7 @@ def _panel(window: Window, place: int, *, hidden: bool) -> Html:
         marks.append(_bars(layout, "other", [("c3", window.other)]))
     rows = _packed(window.groups)
     row_height = _ROW if len(rows) <= _MANY_ROWS else _NARROW_ROW
-    top = layout.lane("groups", row_height * max(1, len(rows)))
+    top = layout.track("groups", row_height * max(1, len(rows)))
     marks.append(_lives(layout, rows, top, row_height))
     height = layout.height
     edges = "".join(f"M{layout.x(step.begin):.2f} 0V{height:.0f}" for step in window.steps)
@@ -119,14 +119,14 @@ def _panel(window: Window, place: int, *, hidden: bool) -> Html:
         tag("div", *_ticks(window), class_="xs", aria_hidden="true"),
         _left_out(window, rows),
         tag("script", script_json(_readable(window, rows, top, row_height)), type="application/json"),
-        class_="lane-panel",
+        class_="track-panel",
         data_panel=place,
         hidden=hidden,
     )
 
 
 def _engine(layout: _Layout) -> Html:
-    top = layout.lane("engine", _ENGINE)
+    top = layout.track("engine", _ENGINE)
     bottom = top + _ENGINE
     window = layout.window
     parts = [f"M0 {bottom:.1f}"]
@@ -140,7 +140,7 @@ def _engine(layout: _Layout) -> Html:
 
 
 def _bars(layout: _Layout, label: str, kinds: Sequence[tuple[str, Iterable[Span]]]) -> Html:
-    top = layout.lane(label, _BAR)
+    top = layout.track(label, _BAR)
     marks = [tag("path", d=f"M0 {top + _BAR:.1f}H{WIDTH}", class_="grid")]
     for colour, spans in kinds:
         boxes = "".join(
@@ -249,7 +249,7 @@ def _readable(window: Window, rows: Sequence[Sequence[GroupLife]], top: float, h
     return {
         "seconds": window.end - window.begin,
         "engine": [[at(time), rounded(share, 3)] for time, share in window.engine],
-        "lanes": {
+        "tracks": {
             "trainer": spans(window.trainer),
             "weights": spans(window.pauses),
             "waiting": spans(window.waits),
