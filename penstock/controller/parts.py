@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from penstock.buffer.replay_buffer import ReplayBuffer
-from penstock.controller.bookkeeping.ledger import Record
+from penstock.controller.bookkeeping.ledger import WriteRecord
 from penstock.controller.failures.causes import FailureCauses
 from penstock.data_plane import fields
 from penstock.data_plane.client import DataPlaneClient
@@ -52,7 +52,7 @@ class Parts:
     """Reads the samples that are shown, where rollouts are made; None: next to the data plane, responses only."""
     rows: RowKeeper | None = None
     """Keeps the rows of ready groups for checkpoints; None: next to the data plane."""
-    record_end: Record | None = None
+    record_end: WriteRecord | None = None
     """Takes a line of the ledger whenever a prompt ends."""
     activities: Mapping[str, Callable[[], str]] = field(default_factory=dict)
     """Parts that can say what they are doing, for a diagnosis: the trainer, the checkpoint writer, the data plane."""

@@ -17,7 +17,7 @@ from penstock.errors import ConfigError
 from penstock.rollout.engines.base import SamplingParams
 from penstock.rollout.environments.base import Environment, Split
 from penstock.rollout.environments.factory import make_environment
-from penstock.rollout.environments.rewards.records import RewardRecords
+from penstock.rollout.environments.rewards.reward_log import RewardLog
 from penstock.rollout.fleet import EngineFleet
 from penstock.rollout.handle import HFTokenizer
 from penstock.rollout.manager import PARTITION, GroupSource, RolloutManager, RolloutSettings
@@ -51,7 +51,7 @@ class Serving:
     """What the model is; only workers have the model itself."""
     recording: Recording | None = None
     """What is replayed."""
-    rewards: RewardRecords = field(default_factory=RewardRecords)
+    rewards: RewardLog = field(default_factory=RewardLog)
     """What rewards print, and where they run."""
 
     async def close(self) -> None:
@@ -87,7 +87,7 @@ def build_serving(config: RunConfig, *, trains_too: bool, processes: Processes =
     tokenizer = _tokenizer(config, hf_tokenizer)
     facts = read_token_facts(config.model)
     replays = trains_too and config.rollout.replay_from is not None
-    rewards = RewardRecords(Path(config.run_dir) / "rewards.log" if trains_too else None)
+    rewards = RewardLog(Path(config.run_dir) / "rewards.log" if trains_too else None)
     recording = open_recording(config, hf_tokenizer, facts) if replays else None
     sampling = _sampling(config, tokenizer, hf_tokenizer, facts)
     environment = _environment(config, recording, rewards)
@@ -121,10 +121,10 @@ def _tokenizer(config: RunConfig, hf_tokenizer: Any) -> HFTokenizer:
     return HFTokenizer(hf_tokenizer, chat_template=config.data.chat_template, template_kwargs=variables)
 
 
-def _environment(config: RunConfig, recording: Recording | None, rewards: RewardRecords) -> Environment:
+def _environment(config: RunConfig, recording: Recording | None, rewards: RewardLog) -> Environment:
     if recording is not None:
         return RecordedEnvironment(recording)
-    return make_environment(config.rollout.environment, config.data, seed=config.seed, records=rewards)
+    return make_environment(config.rollout.environment, config.data, seed=config.seed, log=rewards)
 
 
 def build_data_plane(config: RunConfig) -> DataPlaneOwner:

@@ -15,7 +15,7 @@ from penstock.data_plane.row_keeper import inspect_rows
 from penstock.errors import CheckpointError
 from penstock.run.checkpoint import CONTROLLER_FOLDER, SETTINGS_FILE, CheckpointStore, Snapshot
 from penstock.run.checkpoint_check import damage
-from penstock.run.records import RunRecords
+from penstock.run.run_log import RunLog
 from penstock.runtime.threads import in_daemon_thread
 from penstock.training.interface import Trainer
 
@@ -28,7 +28,7 @@ async def prove_checkpoint(
     step: int,
     controller: SingleController,
     trainer: Trainer,
-    records: RunRecords,
+    log: RunLog,
 ) -> None:
     """Write the run's current state, check it as a resume would, and remove it; `CheckpointError` if that fails.
 
@@ -39,14 +39,14 @@ async def prove_checkpoint(
     if config.every_steps is None and config.every_minutes is None and not config.at_end:
         return
     started = time.monotonic()
-    with records.track.span("testing that a checkpoint can be written", step=step):
+    with log.track.span("testing that a checkpoint can be written", step=step):
         snapshot = Snapshot(step, await trainer.snapshot(), await controller.snapshot(), None)
         size = await write_and_read_off_the_loop(store, snapshot)
-    records.events.emit("checkpoint_proved", step=step, bytes=size, seconds=round(time.monotonic() - started, 3))
+    log.events.emit("checkpoint_proved", step=step, bytes=size, seconds=round(time.monotonic() - started, 3))
     needed = size + snapshot.trainer.bytes_to_come
     free = store.free_bytes()
     if free < needed:
-        records.view.note(
+        log.view.note(
             f"! there may be no room for the first checkpoint: it needs about {needed / _GIGABYTE:.1f} GB, and "
             f"{free / _GIGABYTE:.1f} GB are free"
         )

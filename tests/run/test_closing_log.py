@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 
 from penstock.run.directory import RunDirectory
-from penstock.run.records import RunRecords
+from penstock.run.run_log import RunLog
 from tests.run.conftest import ConfigMaker
 from tests.support.loggers import Remembering, waiting_in
 
@@ -17,11 +17,11 @@ async def test_cancelling_again_and_again_only_ends_the_wait_for_loggers(
     make_config: ConfigMaker, tmp_path: Path
 ) -> None:
     directory, stuck = RunDirectory(tmp_path / "run"), threading.Event()
-    records = RunRecords(make_config(), directory, [Remembering("stuck", waiting_in("close", stuck))])
-    records.open()
-    await records.start()
-    lent = records._loggers._lock
-    closing = asyncio.create_task(records.close("max_steps"))
+    log = RunLog(make_config(), directory, [Remembering("stuck", waiting_in("close", stuck))])
+    log.open()
+    await log.start()
+    lent = log._loggers._lock
+    closing = asyncio.create_task(log.close("max_steps"))
     await asyncio.sleep(0)
     with lent:  # the loggers' own closing cannot end while this is held
         for _ in range(3):
