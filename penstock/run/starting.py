@@ -18,6 +18,7 @@ from penstock.run.build import Serving, Training
 from penstock.run.build_engines import Processes, begin_processes, end_processes
 from penstock.runtime.awake import wait_awake
 from penstock.runtime.making import Making
+from penstock.runtime.threads import in_daemon_thread
 from penstock.training.interface import Trainer
 from penstock.training.workers.front import WorkerTrainer
 
