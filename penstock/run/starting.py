@@ -64,25 +64,22 @@ async def parts_of(
     with span("setting up the trainer"):
         begun = await off_the_loop("the trainer", lambda: _begin(config), lambda made: made.close(), timeouts)
     trainer = guard(begun.trainer)
-    try:
+    async with contextlib.AsyncExitStack() as parts:  # closes each, even if another fails or the caller is cancelled
+        parts.callback(begun.data_plane.close)
+        parts.push_async_callback(begun.end_trainer)
+        parts.push_async_callback(trainer.close)
         with span("setting up the engine"):
             serving = await off_the_loop(
                 "the engine", lambda: _serving(config, begun), lambda made: made.close(), timeouts
             )
-        try:
-            training = await off_the_loop(
-                "the data",
-                lambda: build.build_training(config, serving, trainer, begun.data_plane),
-                _leave,  # its parts are closed below
-                timeouts,
-            )
-            yield serving, training
-        finally:
-            await serving.close()
-    finally:
-        await trainer.close()
-        await begun.end_trainer()
-        begun.data_plane.close()
+        parts.push_async_callback(serving.close)
+        training = await off_the_loop(
+            "the data",
+            lambda: build.build_training(config, serving, trainer, begun.data_plane),
+            _leave,  # its parts are closed with the others
+            timeouts,
+        )
+        yield serving, training
 
 
 async def off_the_loop(
