@@ -85,6 +85,30 @@ class RowIndex(Generic[S]):
                 if tags is not None:
                     row.tags = {**(row.tags or {}), **tags[index]}
 
+    def link(self, partition_id: str, sample_ids: Sequence[str], names: Sequence[str], other_id: str) -> None:
+        """Make the named fields of the named rows part of another partition too: all of them, or a `MissingRowError`.
+
+        What they refer to is shared, and stays until both partitions have let go of it.
+        """
+        partition = self._partition(partition_id)
+        partition.schema.require_known(names, partition_id)
+        rows = _rows(partition, sample_ids)
+        if any(name not in row.cells for row in rows for name in names):
+            raise _missing_field(sample_ids, rows, names)
+        other = self._partitions.get(other_id)
+        if other is None:
+            other = self._partitions[other_id] = _Partition(partition.schema)
+        other.schema.require_same(partition.schema, other_id)
+        for sample, row in zip(sample_ids, rows, strict=True):
+            linked = other.rows.get(sample)
+            if linked is None:
+                linked = other.rows[sample] = _Row({}, None)
+                for unclaimed in other.unclaimed.values():
+                    unclaimed[sample] = None
+            linked.cells.update({name: row.cells[name] for name in names})
+            if row.tags is not None:
+                linked.tags = {**(linked.tags or {}), **row.tags}
+
     def has_all(self, partition_id: str, sample_ids: Iterable[str]) -> bool:
         """Whether all of these rows are there already."""
         rows = self._partition(partition_id).rows
@@ -96,12 +120,7 @@ class RowIndex(Generic[S]):
         Fields that live in the same places have the same list of runs.
         """
         partition = self._partition(partition_id)
-        try:
-            rows = [partition.rows[sample] for sample in sample_ids]
-        except KeyError as missing:
-            raise MissingRowError(
-                f"row {missing.args[0]!r} is not in the data plane (cleared, or never written)"
-            ) from None
+        rows = _rows(partition, sample_ids)
         found: dict[str, Runs[S]] = {}
         before: list[tuple[S, int]] = []
         runs: Runs[S] = []
@@ -187,6 +206,13 @@ class RowIndex(Generic[S]):
     def _longest(self, row: _Row[S]) -> int:
         cells = row.cells.items()
         return max((self._length_of(stored, name, index) for name, (stored, index) in cells), default=0)
+
+
+def _rows(partition: _Partition[S], sample_ids: Sequence[str]) -> list[_Row[S]]:
+    try:
+        return [partition.rows[sample] for sample in sample_ids]
+    except KeyError as missing:
+        raise MissingRowError(f"row {missing.args[0]!r} is not in the data plane (cleared, or never written)") from None
 
 
 def _runs(cells: Sequence[tuple[S, int]]) -> Runs[S]:

@@ -27,6 +27,7 @@ from penstock.run.build_engines import NO_PROCESSES, Processes, build_fleet
 from penstock.run.plan import planned_steps, prompt_room, stop_token_problems
 from penstock.run.rollouts import open_recording, recording_writer, rollout_notes
 from penstock.runtime.cancellation import ended_within
+from penstock.runtime.workers.repeated import RepeatedCalls
 from penstock.training.interface import Trainer
 from penstock.weights.chat_template import template_problems
 from penstock.weights.facts import TokenFacts, read_token_facts
@@ -70,6 +71,8 @@ class Training:
     trainer: Trainer
     buffer: ReplayBuffer
     data_plane: DataPlaneOwner
+    row_worker: RepeatedCalls
+    """Reads and writes rows for the controller (`penstock.rollout.row_worker`)."""
     notes: tuple[str, ...] = ()
     """What a person should know before training begins."""
 
@@ -119,7 +122,9 @@ def build_data_plane(config: RunConfig) -> DataPlaneOwner:
     return data_plane
 
 
-def build_training(config: RunConfig, serving: Serving, trainer: Trainer, data_plane: DataPlaneOwner) -> Training:
+def build_training(
+    config: RunConfig, serving: Serving, trainer: Trainer, data_plane: DataPlaneOwner, row_worker: RepeatedCalls
+) -> Training:
     """Everything that training needs in addition to `serving`, around its trainer."""
     sampler = make_sampler(config.staleness, config.training.prompt_groups_per_step, config.deterministic)
     stream = _stream(config, serving)
@@ -130,6 +135,7 @@ def build_training(config: RunConfig, serving: Serving, trainer: Trainer, data_p
         trainer=trainer,
         buffer=ReplayBuffer(sampler, config.buffer.max_buffered_groups),
         data_plane=data_plane,
+        row_worker=row_worker,
         notes=(*rollout_notes(config, serving.recording), *_prompt_notes(serving.environment)),
     )
 

@@ -24,10 +24,11 @@ from penstock.errors import (
     TooManyDrops,
     TooManyFiltered,
     WeightSyncError,
+    WorkerLost,
 )
 from penstock.observe.loggers.base import Logger
 from penstock.observe.report.reading import Lines
-from penstock.rollout.sample_texts import SampleTexts
+from penstock.rollout.sample_texts import WorkerTexts
 from penstock.run.announcements import (
     tell_event,
     tell_evictions,
@@ -167,6 +168,7 @@ class RunLife:
             )
         tell_plan(self._log, self._config, training)
         serving.rewards.listen(partial(tell_event, self._log))
+        training.row_worker.listen(self._row_worker_restarted)
         log, config = self._log, self._config
         causes = FailureCauses(log.events)
         evaluations = Evaluations(serving, config, log.view, log.events, log.track, causes)
@@ -228,8 +230,8 @@ class RunLife:
             stream=training.stream,
             manager=training.manager,
             engines=serving.engines,
-            texts=SampleTexts(training.data_plane, serving.tokenizer.decode_raw),
-            rows=RowKeeper(training.data_plane),
+            texts=WorkerTexts(training.row_worker, serving.tokenizer.decode_raw),
+            rows=RowKeeper(training.data_plane, training.row_worker, save_seconds=self._timeouts.checkpoint_seconds),
             trainer=trainer,
             buffer=training.buffer,
             data_plane=training.data_plane,
@@ -244,6 +246,9 @@ class RunLife:
             },
             end_process=self._forced.blocked,
         )
+
+    def _row_worker_restarted(self, lost: WorkerLost, in_a_row: int) -> None:
+        self._log.events.emit("row_worker_restarted", cause=str(lost), in_a_row=in_a_row)
 
     async def _restore(self, controller: SingleController, trainer: TracedTrainer) -> None:
         """Restore trainer and controller to the checkpoint."""

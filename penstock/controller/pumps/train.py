@@ -20,7 +20,7 @@ from penstock.controller.pumps.train_settings import FinishedStep, StepHook, Tra
 from penstock.controller.pumps.weight_sync import WeightSync
 from penstock.data_plane.meta import KVBatchMeta
 from penstock.errors import WeightSyncError
-from penstock.rollout.sample_texts import SampleTexts
+from penstock.rollout.sample_texts import texts_of
 from penstock.runtime.cancellation import to_the_end
 from penstock.training.interface import StepResult
 
@@ -54,7 +54,7 @@ class TrainPump:
         self._book = book
         self._buffer = parts.buffer
         self._events = parts.events
-        self._samples = SampleKeeper(parts.samples, parts.texts or SampleTexts(parts.data_plane), parts.events)
+        self._samples = SampleKeeper(parts.samples, parts.texts or texts_of(parts.data_plane), parts.events)
         self._trace = trace
         self._track = trace.track("train pump")
         self._advantages = advantages
