@@ -10,7 +10,8 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, NoReturn
 
 from penstock.errors import WireError
@@ -87,13 +88,13 @@ class Server:
             return
         is_first = isinstance(message, Build)
         number = BUILD if is_first else message.number
-        work = self._build(message) if is_first else self._call(message)
+        work = partial(self._build if is_first else self._call, message)
         self._tasks[number] = task = asyncio.create_task(self._answer(number, work))
         task.add_done_callback(lambda _: self._tasks.pop(number))
 
-    async def _answer(self, number: int, work: Awaitable[Any]) -> None:
+    async def _answer(self, number: int, work: Callable[[], Awaitable[Any]]) -> None:
         try:
-            value = await work
+            value = await work()  # made only here: a call that is cancelled before its task begins has nothing to await
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is not None and task.cancelling():

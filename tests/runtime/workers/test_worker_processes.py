@@ -89,6 +89,21 @@ async def test_a_busy_worker_is_not_silent() -> None:
     await worker.close()
 
 
+async def test_a_call_that_is_cancelled_before_it_is_read_leaves_no_warning(capfd: pytest.CaptureFixture[str]) -> None:
+    worker = started()
+    await worker.built()
+    os.kill(worker.pid, signal.SIGSTOP)  # so that it reads call and cancellation together
+    calls = [asyncio.ensure_future(worker.call("wait", 1000)) for _ in range(20)]
+    await asyncio.sleep(0)
+    for call in calls:
+        call.cancel()
+    await asyncio.gather(*calls, return_exceptions=True)
+    os.kill(worker.pid, signal.SIGCONT)
+    assert await worker.call("at_once") == 0
+    await worker.close()
+    assert capfd.readouterr().err == ""
+
+
 async def test_closing_answers_what_is_open_and_leaves_nothing() -> None:
     descriptors, threads = set(os.listdir("/proc/self/fd")), set(threading.enumerate())
     worker = started()
