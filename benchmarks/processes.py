@@ -16,6 +16,8 @@ The last line is one JSON object.
   another; `shm_over_memcpy` is its speed over that of a plain copy of the same bytes. `memory_put_get_us`: a group put
   into the `memory` data plane and fetched.
 - `router_us`: what the router of a fleet adds to a request.
+- `restart_s`: from the death of the trainer's process (SIGKILL) to the next finished step, with `runtime.restarts`:
+  noticing it, closing what is left, building everything anew, loading the checkpoint, and one step of a tiny model.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.support.published_weights import cpu_case, gpu_case, pause_figures, publish_figures
+from benchmarks.support.restart import restart_seconds
 from benchmarks.support.router import router_us
 from benchmarks.support.shm_speed import memory_put_get_us, shm_speed
 
@@ -45,6 +48,7 @@ def main() -> None:
     if not arguments.gpu:
         figures |= shm_speed(repeats=9 if arguments.quick else 25) | {"memory_put_get_us": memory_put_get_us()}
         figures["router_us"] = router_us()
+        figures["restart_s"] = restart_seconds(times=1 if arguments.quick else 3)
     for name, value in figures.items():
         print(f"{name:32} {value:.3f}" if isinstance(value, float) else f"{name:32} {value}")
     print(json.dumps({name: round(value, 4) if isinstance(value, float) else value for name, value in figures.items()}))
