@@ -17,6 +17,7 @@ from penstock.controller.failures.causes import FailureCauses
 from penstock.controller.parts import Parts
 from penstock.data_plane.row_keeper import RowKeeper
 from penstock.errors import (
+    DataPlaneFull,
     EngineError,
     OverlongData,
     RunStalled,
@@ -59,8 +60,9 @@ from penstock.training.guarded import GuardedTrainer
 from penstock.training.interface import Trainer
 from penstock.training.workers.front import WorkerTrainer
 
-_SAVED_AFTER = (TooManyDrops, TooManyFiltered, OverlongData, RunStalled, WeightSyncError, EngineError)
-"""Errors that leave trainer and controller intact: the run has lost its data, its engine or its progress."""
+_SAVED_AFTER = (TooManyDrops, TooManyFiltered, OverlongData, RunStalled, WeightSyncError, EngineError, DataPlaneFull)
+"""Errors that leave trainer and controller intact: the run has lost its data, its engine, its progress or
+its room."""
 _UNSOUND = "the trainer does not respond, or was in the middle of a step that it could not discard"
 
 
@@ -235,6 +237,7 @@ class RunLife:
             trainer=trainer,
             buffer=training.buffer,
             data_plane=training.data_plane,
+            room=training.data_plane,
             events=log.events,
             timeline=log.timeline,
             samples=log.samples,
