@@ -18,7 +18,7 @@ from penstock.data_plane.adapters.shm.layout import PutPlan
 from penstock.errors import CannotStart, DataPlaneFull
 from penstock.rollout.engines.base import FinishReason, GenerationResult
 from penstock.rollout.environments.base import Segment, Trajectory
-from penstock.rollout.rows import group_columns
+from penstock.rollout.sample_columns import group_columns
 from penstock.run.checks import find_problems
 from penstock.run.problems import Level
 from penstock.run.room import group_bytes
