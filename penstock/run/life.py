@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -121,6 +122,7 @@ class RunLife:
                 return await self._from_point()
             except Exception as error:  # noqa: BLE001 - raised again unless the run goes back to a checkpoint
                 self._point = await self._restarts.point_after(error)
+            gc.collect()  # what is left of the old parts refers to itself in circles, and may hold a device's memory
 
     async def _from_point(self) -> str:
         """Build all parts, and train from where the run begins, resumes or goes back to."""
