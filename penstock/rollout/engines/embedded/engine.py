@@ -278,7 +278,7 @@ class EmbeddedEngine:
 
     async def close(self) -> None:
         """Abort running requests and end the thread; a second call is a no-op."""
-        self._incoming.drop()
+        self._incoming.close()
         await self._worker.close()
 
     # In the worker's thread
