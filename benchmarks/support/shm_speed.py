@@ -3,9 +3,9 @@
     {"shm_put_get_gb_s": ..., "shm_over_memcpy": ...}
 
 A put in this process and a get in another, of jagged rows, are timed each where it happens, and a plain copy in turns
-with them. Each begins after a short sleep: on a busy machine, whoever runs on after other work has used up its turn, and
-waits for the others in the middle of what is measured. The get gives views, as a trainer uses them; the reader adds up
-a column of each to make sure that they are the rows. Run as a program, this file is the reader.
+with them. Each begins after a short sleep: on a busy machine, whoever goes on after other work has used up its turn,
+and waits for the others in the middle of what is measured. The get gives views, as a trainer uses them; the reader adds
+up a column of each to make sure that they are the rows. Run as a program, this file is the reader.
 """
 
 from __future__ import annotations
