@@ -9,13 +9,10 @@ from typing import Any
 
 from penstock.config.models import RunConfig
 from penstock.rollout.engines.base import GenerationEngine
-from penstock.rollout.engines.embedded import EmbeddedEngine
 from penstock.rollout.engines.process import EngineProcess, ProcessEngine
 from penstock.rollout.fleet import EngineFleet
 from penstock.rollout.handle import HFTokenizer
 from penstock.runtime.cpu import threads_per_rank
-
-_ENGINES = {"embedded": EmbeddedEngine}
 
 Processes = Mapping[str, EngineProcess]
 """By the name of the rank."""
@@ -57,12 +54,7 @@ def build_fleet(
         if processes:
             begun = process or _process(config, name, awaits_weights=awaits_weights)
             return ProcessEngine(begun, config.runtime.timeouts)
-        return _ENGINES[config.rollout.engine.kind].from_pretrained(
-            config.model,
-            device=config.runtime.device,
-            texts=lambda: tokenizer.texts,
-            **_settings(config, name, awaits_weights=awaits_weights),
-        )
+        return _in_thread(config, tokenizer, name, awaits_weights=awaits_weights)
 
     engines: list[GenerationEngine] = []
     try:
@@ -78,6 +70,18 @@ def build_fleet(
         build=build,
         replacements=config.rollout.failure.engine_replacements,
         start_seconds=config.runtime.timeouts.start_seconds,
+    )
+
+
+def _in_thread(config: RunConfig, tokenizer: HFTokenizer, name: str, *, awaits_weights: bool) -> GenerationEngine:
+    # Imported only for engines of this process: they bring along the code of models.
+    from penstock.rollout.engines.embedded import EmbeddedEngine
+
+    return EmbeddedEngine.from_pretrained(
+        config.model,
+        device=config.runtime.device,
+        texts=lambda: tokenizer.texts,
+        **_settings(config, name, awaits_weights=awaits_weights),
     )
 
 

@@ -17,7 +17,6 @@ from penstock.config.models import RunConfig
 from penstock.run.verify.findings import Check, Finding, Status
 from penstock.runtime.cpu import lanes_for_rest, threads_for_half
 from penstock.runtime.free_memory import free_bytes
-from penstock.training.backends.local.memory import keeps_attention_scores
 from penstock.training.targets import uses_reference
 from penstock.weights.hf import local_folder, pick_device
 from penstock.weights.lora import ADAPTER_FILE, attach_lora
@@ -203,6 +202,8 @@ def _is_shared(config: RunConfig) -> bool:
 
 
 def _keeps_scores(config: RunConfig) -> bool:
+    from penstock.training.backends.local.memory import keeps_attention_scores
+
     longest, device = config.rollout.engine.max_model_len, pick_device(config.runtime.device).type
     return keeps_attention_scores(config.model, config.training, longest, device)
 
