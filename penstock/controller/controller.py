@@ -9,7 +9,7 @@ from typing import Any
 from penstock.config.models import RunConfig
 from penstock.controller.bookkeeping.group_book import GroupBook
 from penstock.controller.bookkeeping.ledger import Ledger
-from penstock.controller.bookkeeping.recording import Recording
+from penstock.controller.bookkeeping.pump_trace import PumpTrace
 from penstock.controller.bookkeeping.run_totals import run_totals
 from penstock.controller.bookkeeping.snapshot import ControllerSnapshot, SavedController
 from penstock.controller.bookkeeping.state_keeper import StateKeeper
@@ -68,10 +68,10 @@ class SingleController:
         self._throughput = Throughput(parts.engines)
         self._cut_off = CutOffWatch(parts.events)
         self.drops = DropBook(config.rollout.failure, config.training.prompt_groups_per_step)
-        recording = Recording(parts.timeline, parts.buffer, parts.engines)
+        trace = PumpTrace(parts.timeline, parts.buffer, parts.engines)
         self.ledger = Ledger(parts.stream, parts.record_end)
         work = WorkQueue(self.ledger, parts.buffer)
-        self.book = GroupBook(parts, self.ledger, work, self.drops, recording, config.rollout.failure.max_redispatches)
+        self.book = GroupBook(parts, self.ledger, work, self.drops, trace, config.rollout.failure.max_redispatches)
         self._state = StateKeeper(
             parts,
             self.ledger,
@@ -83,7 +83,7 @@ class SingleController:
         )
         self._in_flight = InFlight(config.rollout.max_inflight_groups, parts.buffer)
         self.rollouts = RolloutPump(
-            parts, self.book, work, self._in_flight, config.rollout, recording, config.data.overlong
+            parts, self.book, work, self._in_flight, config.rollout, trace, config.data.overlong
         )
         self.advantages = AdvantagePump(
             parts.data_plane, config.algorithm, config.rollout.sampling.max_new_tokens, parts.timeline
@@ -92,7 +92,7 @@ class SingleController:
             parts,
             self._in_flight,
             config.weight_sync.mode,
-            recording,
+            trace,
             limit_seconds=timeouts.weights_seconds,
             ending=self._ending,
         )
@@ -105,7 +105,7 @@ class SingleController:
             self.drops,
             TrainPumpSettings.of(config),
             self._step_finished,
-            recording,
+            trace,
         )
         self.hook_progress: Callable[[], int] = lambda: 0
         """Grows while `after_step` makes progress, in an evaluation or a checkpoint, so that it is no stall."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from penstock.buffer.replay_buffer import ReplayBuffer
-from penstock.controller.bookkeeping.ledger import Record
+from penstock.controller.bookkeeping.ledger import WriteRecord
 from penstock.controller.failures.causes import FailureCauses
 from penstock.data_plane import fields
 from penstock.data_plane.client import DataPlaneClient
@@ -18,7 +18,7 @@ from penstock.observe.timeline import Timeline
 from penstock.rollout.fleet import EngineFleet
 from penstock.rollout.manager import GroupSource
 from penstock.rollout.prompts import PromptStream
-from penstock.rollout.sample_texts import SampleTexts
+from penstock.rollout.sample_texts import SampleTexts, texts_of
 from penstock.training.interface import Trainer
 
 READABLE = frozenset(
@@ -49,10 +49,10 @@ class Parts:
     timeline: Timeline = field(default_factory=Timeline.off)
     samples: SampleLog = field(default_factory=SampleLog)
     texts: SampleTexts | None = None
-    """Reads the samples that are shown, where rollouts are made; None: next to the data plane, responses only."""
+    """Gives the texts of the samples that are shown; None: reads them in this process, responses only."""
     rows: RowKeeper | None = None
-    """Keeps the rows of ready groups for checkpoints; None: next to the data plane."""
-    record_end: Record | None = None
+    """Keeps the rows of ready groups for checkpoints; None: reads and writes them in this process."""
+    record_end: WriteRecord | None = None
     """Takes a line of the ledger whenever a prompt ends."""
     activities: Mapping[str, Callable[[], str]] = field(default_factory=dict)
     """Parts that can say what they are doing, for a diagnosis: the trainer, the checkpoint writer, the data plane."""
@@ -66,6 +66,6 @@ class Parts:
         return replace(
             self,
             data_plane=NarrowClient(self.data_plane, READABLE, "controller"),
-            texts=self.texts or SampleTexts(self.data_plane),
+            texts=self.texts or texts_of(self.data_plane),
             rows=self.rows or RowKeeper(self.data_plane),
         )

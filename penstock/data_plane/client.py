@@ -101,6 +101,15 @@ class DataPlaneClient(ABC):
         """The named fields of the named rows. A missing row or field is a `MissingRowError` that names it."""
 
     @abstractmethod
+    def link_samples(self, meta: KVBatchMeta, select_fields: Sequence[str], partition_id: str) -> None:
+        """Make the named fields of the named rows, as they are now, rows of another partition too: all, or none.
+
+        They have the same ids there, and stay until they are cleared there: later puts and clears in their first
+        partition do not change them. The other partition is registered with the same fields if it does not exist yet.
+        Only metadata crosses to the caller. A missing row or field is a `MissingRowError` that names it.
+        """
+
+    @abstractmethod
     def begin_claim(self, partition_id: str, task_name: str, fields: Sequence[str], batch_size: int) -> PendingClaim:
         """Take note of a claim, without waiting for it; `claim_meta` is the call to use."""
 
@@ -160,6 +169,10 @@ class DataPlaneClient(ABC):
     async def get_samples_async(self, meta: KVBatchMeta, select_fields: Sequence[str]) -> SampleBatch:
         """`get_samples` off the event loop."""
         return await self._in_thread(self.get_samples, meta, select_fields)
+
+    async def link_samples_async(self, meta: KVBatchMeta, select_fields: Sequence[str], partition_id: str) -> None:
+        """`link_samples` off the event loop. Cancelled, it ends only when the rows are there, so a clear can follow."""
+        await to_the_end(self._in_thread(self.link_samples, meta, select_fields, partition_id))
 
     async def check_consumption_status_async(self, partition_id: str, task_name: str) -> dict[str, bool]:
         """`check_consumption_status` off the event loop."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import itemgetter
 from typing import Generic, TypeVar
 
 from penstock.data_plane.field_spec import FieldSpec
@@ -16,11 +18,11 @@ Runs = list[tuple[S, Sequence[int]]]
 """Where rows are, in order: what a put stored, and indices of rows in it; a `range` if they follow each other there."""
 
 
-@dataclass
+@dataclass(slots=True)
 class _Row(Generic[S]):
     cells: dict[str, tuple[S, int]]
     """Where each field lives: what a put stored, and the row's index in it; one tuple for all fields of a put."""
-    tags: dict[str, object] = field(default_factory=dict)
+    tags: dict[str, object] | None
 
 
 @dataclass
@@ -70,16 +72,42 @@ class RowIndex(Generic[S]):
     ) -> None:
         """Add rows, or fields to rows, that have passed the schema's check."""
         partition, names = self._partition(partition_id), tuple(names)
+        rows, unclaimed_by_task = partition.rows, tuple(partition.unclaimed.values())
         for index, sample in enumerate(sample_ids):
-            row = partition.rows.get(sample)
+            cells = dict.fromkeys(names, (stored, index))
+            row = rows.get(sample)
             if row is None:
-                row = partition.rows[sample] = _Row(dict.fromkeys(names, (stored, index)))
-                for unclaimed in partition.unclaimed.values():
+                rows[sample] = _Row(cells, None if tags is None else dict(tags[index]))
+                for unclaimed in unclaimed_by_task:
                     unclaimed[sample] = None
             else:
-                row.cells.update(dict.fromkeys(names, (stored, index)))
-            if tags is not None:
-                row.tags.update(tags[index])
+                row.cells.update(cells)
+                if tags is not None:
+                    row.tags = {**(row.tags or {}), **tags[index]}
+
+    def link(self, partition_id: str, sample_ids: Sequence[str], names: Sequence[str], other_id: str) -> None:
+        """Make the named fields of the named rows part of another partition too: all of them, or a `MissingRowError`.
+
+        What they refer to is shared, and stays until both partitions have let go of it.
+        """
+        partition = self._partition(partition_id)
+        partition.schema.require_known(names, partition_id)
+        rows = _rows(partition, sample_ids)
+        if any(name not in row.cells for row in rows for name in names):
+            raise _missing_field(sample_ids, rows, names)
+        other = self._partitions.get(other_id)
+        if other is None:
+            other = self._partitions[other_id] = _Partition(partition.schema)
+        other.schema.require_same(partition.schema, other_id)
+        for sample, row in zip(sample_ids, rows, strict=True):
+            linked = other.rows.get(sample)
+            if linked is None:
+                linked = other.rows[sample] = _Row({}, None)
+                for unclaimed in other.unclaimed.values():
+                    unclaimed[sample] = None
+            linked.cells.update({name: row.cells[name] for name in names})
+            if row.tags is not None:
+                linked.tags = {**(linked.tags or {}), **row.tags}
 
     def has_all(self, partition_id: str, sample_ids: Iterable[str]) -> bool:
         """Whether all of these rows are there already."""
@@ -92,7 +120,7 @@ class RowIndex(Generic[S]):
         Fields that live in the same places have the same list of runs.
         """
         partition = self._partition(partition_id)
-        rows = [_row(partition, sample) for sample in sample_ids]
+        rows = _rows(partition, sample_ids)
         found: dict[str, Runs[S]] = {}
         before: list[tuple[S, int]] = []
         runs: Runs[S] = []
@@ -122,7 +150,7 @@ class RowIndex(Generic[S]):
             sample_ids=tuple(chosen),
             fields=frozenset(fields),
             sequence_lengths=tuple(self._longest(row) for row in rows),
-            tags=tuple(dict(row.tags) for row in rows),
+            tags=tuple(dict(row.tags or {}) for row in rows),
             task_name=task_name,
         )
 
@@ -180,23 +208,20 @@ class RowIndex(Generic[S]):
         return max((self._length_of(stored, name, index) for name, (stored, index) in cells), default=0)
 
 
+def _rows(partition: _Partition[S], sample_ids: Sequence[str]) -> list[_Row[S]]:
+    try:
+        return [partition.rows[sample] for sample in sample_ids]
+    except KeyError as missing:
+        raise MissingRowError(f"row {missing.args[0]!r} is not in the data plane (cleared, or never written)") from None
+
+
 def _runs(cells: Sequence[tuple[S, int]]) -> Runs[S]:
     runs: Runs[S] = []
-    start = 0
-    for stop in range(1, len(cells) + 1):
-        if stop == len(cells) or cells[stop][0] is not cells[start][0]:
-            rows = [index for _, index in cells[start:stop]]
-            following = range(rows[0], rows[0] + len(rows))
-            runs.append((cells[start][0], following if rows == list(following) else rows))
-            start = stop
+    for stored, run in groupby(cells, itemgetter(0)):
+        rows = [index for _, index in run]
+        following = range(rows[0], rows[0] + len(rows))
+        runs.append((stored, following if rows == list(following) else rows))
     return runs
-
-
-def _row(partition: _Partition[S], sample: str) -> _Row[S]:
-    row = partition.rows.get(sample)
-    if row is None:
-        raise MissingRowError(f"row {sample!r} is not in the data plane (cleared, or never written)")
-    return row
 
 
 def _missing_field(sample_ids: Sequence[str], rows: Sequence[_Row[S]], names: Sequence[str]) -> MissingRowError:

@@ -76,6 +76,12 @@ class NarrowClient(DataPlaneClient):
     ) -> None:
         await self._client.put_samples_async(sample_ids, fields, partition_id, tags)
 
+    def link_samples(self, meta: KVBatchMeta, select_fields: Sequence[str], partition_id: str) -> None:
+        self._client.link_samples(meta, select_fields, partition_id)
+
+    async def link_samples_async(self, meta: KVBatchMeta, select_fields: Sequence[str], partition_id: str) -> None:
+        await self._client.link_samples_async(meta, select_fields, partition_id)
+
     def begin_claim(self, partition_id: str, task_name: str, fields: Sequence[str], batch_size: int) -> PendingClaim:
         return self._client.begin_claim(partition_id, task_name, fields, batch_size)
 

@@ -1,53 +1,50 @@
-"""Keeps rows for a checkpoint and brings them back, where the rows are: callers pass metadata and folders only."""
+"""Keeps rows for a checkpoint and brings them back, by metadata and folders: a worker reads and writes the rows."""
 
 from __future__ import annotations
 
 import asyncio
-import itertools
+import contextlib
 import threading
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from penstock.data_plane import archive
-from penstock.data_plane.client import DataPlaneClient, SampleBatch
-from penstock.data_plane.columns import concat_columns, take_rows
-from penstock.data_plane.fields import group_of
+from penstock.data_plane.client import DataPlaneClient
 from penstock.data_plane.meta import KVBatchMeta
+from penstock.data_plane.row_files import RowFiles, RowsSummary
 from penstock.errors import DataPlaneError
 from penstock.runtime.threads import in_daemon_thread
+from penstock.runtime.workers.calls import LocalCalls, WorkerCalls
 
 _THREAD = "penstock-rows"
-
-
-@dataclass(frozen=True)
-class RowsSummary:
-    """What an archive holds."""
-
-    rows: int
-    fields: frozenset[str]
+_SECONDS = 3600.0
 
 
 class RowKeeper:
-    """Holds rows as they are at one moment, writes them to disk later, and puts rows from disk into the data plane.
+    """Holds rows as they are at one moment, has them written to disk later, and has rows from disk put back.
 
-    It has a client of its own and lives with the data plane or in a worker; the controller only ever sees numbers and
-    folders. What a caller may hand it and gets back is plain data.
+    Lives with the controller and reads no row: holding them links them to a partition of the keeper's own
+    (`DataPlaneClient.link_samples`), and a worker with the methods of `RowFiles` reads and writes them, by metadata.
 
-    Invariants: what is held does not change, even if its rows are cleared or get other values: columns are immutable
-    once put, so the keeper refers to them, group by group, and copies nothing. It is held until `release`; until then
-    `save` may be called any number of times, from any thread.
+    Invariants: what is held does not change, even if its rows are cleared or get other values, and nothing is copied
+    for it. It is held until `release`, by the data plane: until then `save` may be called any number of times, from
+    any thread, also after the worker was lost.
 
     Example: `held = await keeper.hold(meta, fields)` between two steps. The next step trains the rows and clears them
     while a thread calls `held.save(folder)`: the folder has the rows of the moment of `hold`. After `held.release()`
     their memory is free.
     """
 
-    def __init__(self, client: DataPlaneClient) -> None:
+    def __init__(
+        self, client: DataPlaneClient, worker: WorkerCalls | None = None, *, save_seconds: float = _SECONDS
+    ) -> None:
+        """Without a `worker`, rows are read in threads of this process. A save may take up to `save_seconds`."""
         self._client = client
+        self._worker = worker or LocalCalls(RowFiles(client))
+        self._seconds = save_seconds
         self._lock = threading.Lock()
-        self._held: dict[int, tuple[SampleBatch, ...]] = {}
-        self._numbers = itertools.count()
+        self._held: dict[int, tuple[KVBatchMeta, tuple[str, ...]]] = {}
+        """By number, under the partition that is theirs."""
 
     @property
     def holds(self) -> int:
@@ -69,36 +66,40 @@ class RowKeeper:
             self.release(held.result())
 
     def _hold(self, meta: KVBatchMeta, fields: tuple[str, ...]) -> int:
-        batches = tuple(self._client.get_samples(meta.subset(rows), fields) for rows in _groups(meta.sample_ids))
         with self._lock:
-            number = next(self._numbers)
-            self._held[number] = batches
+            # The lowest free number: there are never more partitions than were held at the same time.
+            number = next(number for number in range(len(self._held) + 1) if number not in self._held)
+            held = replace(meta, partition_id=f"{meta.partition_id}/held-{number}")
+            self._client.link_samples(meta, fields, held.partition_id)
+            self._held[number] = held, fields
         return number
 
     def save(self, number: int, folder: Path) -> None:
-        """Write what is held under this number into an existing folder, as `data_plane.archive` lays it out; blocks."""
+        """Have what is held under this number written into an existing folder; blocks."""
         with self._lock:
-            batches = self._held.get(number)
-        if batches is None:
+            held = self._held.get(number)
+        if held is None:
             raise DataPlaneError(f"rows cannot be saved to {str(folder)!r}: they are not held any more")
-        archive.save_rows(folder, _joined(batches))
+        meta, fields = held
+        self._worker.call_blocking("save_rows", meta, fields, folder, seconds=self._seconds)
 
     def release(self, number: int) -> None:
         """Let go of what is held under this number; a second call is a no-op."""
         with self._lock:
-            self._held.pop(number, None)
+            held = self._held.pop(number, None)
+            if held is not None:
+                with contextlib.suppress(DataPlaneError):  # it is closed or lost, and its rows with it
+                    self._client.clear_samples(held[0].sample_ids, held[0].partition_id)
 
     async def load(self, folder: Path, partition_id: str) -> RowsSummary:
-        """Put the rows of an archive into a partition; `DataPlaneError` names a folder that cannot be used."""
-        return await in_daemon_thread(_THREAD, self._load, folder, partition_id)
+        """Have the rows of an archive put into a partition; `DataPlaneError` names a folder that cannot be used."""
+        summary: RowsSummary = await self._worker.call("load_rows", folder, partition_id)
+        return summary
 
-    def _load(self, folder: Path, partition_id: str) -> RowsSummary:
-        batch = archive.load_rows(folder)
-        # An adapter may free memory put by put, and groups are cleared one by one.
-        for rows in _groups(batch.sample_ids):
-            columns = {name: take_rows(column, rows) for name, column in batch.columns.items()}
-            self._client.put_samples([batch.sample_ids[row] for row in rows], columns, partition_id)
-        return _summary(batch)
+    def inspect(self, folder: Path) -> RowsSummary:
+        """Have an archive read through, as `load` does, without putting its rows anywhere; blocks."""
+        summary: RowsSummary = self._worker.call_blocking("inspect_rows", folder, seconds=self._seconds)
+        return summary
 
 
 @dataclass(frozen=True)
@@ -113,27 +114,10 @@ class HeldRows:
         """Have them written into an existing folder; blocks."""
         self.keeper.save(self.number, folder)
 
+    def inspect(self, folder: Path) -> RowsSummary:
+        """Have what was written there read through; blocks. `DataPlaneError` if it is damaged."""
+        return self.keeper.inspect(folder)
+
     def release(self) -> None:
         """They are not needed any more."""
         self.keeper.release(self.number)
-
-
-def inspect_rows(folder: Path) -> RowsSummary:
-    """Read an archive through, as `load` does, without putting its rows anywhere; `DataPlaneError` if it is damaged."""
-    return _summary(archive.load_rows(folder))
-
-
-def _groups(sample_ids: Sequence[str]) -> Iterator[list[int]]:
-    """The rows of each group, which lie next to each other."""
-    runs = itertools.groupby(range(len(sample_ids)), key=lambda row: group_of(sample_ids[row]))
-    return (list(rows) for _, rows in runs)
-
-
-def _summary(batch: SampleBatch) -> RowsSummary:
-    return RowsSummary(len(batch), frozenset(batch.columns))
-
-
-def _joined(batches: Sequence[SampleBatch]) -> SampleBatch:
-    sample_ids = tuple(sample for batch in batches for sample in batch.sample_ids)
-    columns = {name: concat_columns([batch[name] for batch in batches]) for name in batches[0].columns}
-    return SampleBatch(sample_ids, columns)

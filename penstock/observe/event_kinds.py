@@ -63,6 +63,10 @@ EVENT_KINDS: dict[str, EventKind] = {
     "engine_replaced": EventKind(
         Severity.NOTABLE, "an engine rank that died is back, with the weights that are served"
     ),
+    "row_worker_restarted": EventKind(
+        Severity.NOTABLE,
+        "the process that reads and writes rows for the controller died and was started again",
+    ),
     "engine_joined": EventKind(Severity.NOTABLE, "an engine rank was added"),
     "engine_left": EventKind(Severity.NOTABLE, "an engine rank was removed; its requests go on elsewhere"),
     "waiting_for_engines": EventKind(

@@ -24,7 +24,7 @@ _DIGEST_BYTES = 16
 
 
 @dataclass(frozen=True)
-class RecordMark:
+class FileMark:
     """What a file of lines held at one moment: its size in bytes and its digest. Later lines do not change it."""
 
     size: int
@@ -71,10 +71,10 @@ class JsonlWriter:
             self._size += len(line)
             self._digest.update(line)
 
-    def mark(self) -> RecordMark:
+    def mark(self) -> FileMark:
         """What was written so far, by this writer and those before it."""
         with self._lock:
-            return RecordMark(self._size, self._digest.hexdigest())
+            return FileMark(self._size, self._digest.hexdigest())
 
     def sync(self) -> None:
         """Flush what was written to the disk itself; blocks the caller, but not other writers."""
@@ -139,14 +139,14 @@ class JsonlWriter:
         return begin
 
 
-def mark_of(path: Path, size: int) -> RecordMark:
+def mark_of(path: Path, size: int) -> FileMark:
     """The mark of the first `size` bytes of a file, or of all if it has fewer; a missing file is empty."""
     digest, found = hashlib.blake2b(digest_size=_DIGEST_BYTES), 0
     if path.exists():
         for block in _blocks(path, size):
             digest.update(block)
             found += len(block)
-    return RecordMark(found, digest.hexdigest())
+    return FileMark(found, digest.hexdigest())
 
 
 def is_same_file(path: Path, descriptor: int) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from penstock.observe.jsonl import JsonlWriter, RecordMark
+from penstock.observe.jsonl import FileMark, JsonlWriter
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class SampleLog:
         if self._path is not None and self._writer is None:
             self._writer = JsonlWriter(self._path)
 
-    def mark(self) -> RecordMark | None:
+    def mark(self) -> FileMark | None:
         """What the file holds; None if it is not open."""
         return None if self._writer is None else self._writer.mark()
 

@@ -12,42 +12,42 @@ from penstock.observe.event_kinds import meaning_of
 from penstock.run.build import Training
 from penstock.run.given_objects import way_to_resume
 from penstock.run.problems import Level, Problem
-from penstock.run.records import RunRecords
 from penstock.run.resume import ResumePoint
+from penstock.run.run_log import RunLog
 
 
-def tell_resume(records: RunRecords, point: ResumePoint, run_id: str) -> None:
+def tell_resume(log: RunLog, point: ResumePoint, run_id: str) -> None:
     """Where the run is about to continue, and with which settings."""
-    records.events.emit("run_resumed", step=point.step, ended_prompts=point.ended_prompts, run_id=run_id)
-    records.view.note(
+    log.events.emit("run_resumed", step=point.step, ended_prompts=point.ended_prompts, run_id=run_id)
+    log.view.note(
         "no checkpoint was complete: starting from scratch"
         if point.checkpoint is None
         else f"resuming after step {point.step}, from {point.checkpoint}"
     )
     if point.changes:
         changed = [str(change) for change in point.changes]
-        records.events.emit("settings_changed", step=point.step, changes=changed)
-        records.view.note(f"settings changed since step {point.step}: {', '.join(changed)}")
+        log.events.emit("settings_changed", step=point.step, changes=changed)
+        log.view.note(f"settings changed since step {point.step}: {', '.join(changed)}")
 
 
-def tell_set_aside(records: RunRecords, point: ResumePoint) -> None:
+def tell_set_aside(log: RunLog, point: ResumePoint) -> None:
     """Which checkpoints the run has set aside because it does not continue from them."""
     if point.superseded:
-        records.events.emit("checkpoints_set_aside", step=point.step, folders=list(point.superseded))
-        records.view.note(f"moved aside, to aside_step_N: {', '.join(point.superseded)}")
+        log.events.emit("checkpoints_set_aside", step=point.step, folders=list(point.superseded))
+        log.view.note(f"moved aside, to aside_step_N: {', '.join(point.superseded)}")
 
 
-def tell_warnings(records: RunRecords, warnings: Sequence[Problem]) -> None:
+def tell_warnings(log: RunLog, warnings: Sequence[Problem]) -> None:
     """What the checks before the run found that does not keep it from starting."""
     for warning in warnings:
-        records.events.emit("warning", key=warning.key, reason=warning.reason)
-        records.view.note(f"warning: {warning}")
+        log.events.emit("warning", key=warning.key, reason=warning.reason)
+        log.view.note(f"warning: {warning}")
 
 
-def tell_saved(records: RunRecords, step: int, path: Path, seconds: float) -> None:
+def tell_saved(log: RunLog, step: int, path: Path, seconds: float) -> None:
     """A checkpoint is complete."""
-    records.events.emit("checkpoint_saved", step=step, path=str(path), seconds=round(seconds, 3))
-    records.view.note(f"checkpoint saved after step {step}: {path}")
+    log.events.emit("checkpoint_saved", step=step, path=str(path), seconds=round(seconds, 3))
+    log.view.note(f"checkpoint saved after step {step}: {path}")
 
 
 def tell_nothing_left(view: Display, config: RunConfig, steps: int, early: object) -> str:
@@ -69,9 +69,9 @@ def tell_nothing_left(view: Display, config: RunConfig, steps: int, early: objec
     )
 
 
-def tell_evictions(records: RunRecords, config: RunConfig) -> None:
+def tell_evictions(log: RunLog, config: RunConfig) -> None:
     """At the end: say so if most of what was generated became too stale to train on."""
-    evicted, trained = records.metrics.groups_evicted, records.metrics.groups_trained
+    evicted, trained = log.metrics.groups_evicted, log.metrics.groups_trained
     if evicted <= trained:
         return
     room = f"lower buffer.max_buffered_groups (now {config.buffer.max_buffered_groups})"
@@ -83,23 +83,23 @@ def tell_evictions(records: RunRecords, config: RunConfig) -> None:
     )
     ratio = f", {evicted / trained:.1f} for each one trained" if trained else ""
     reason = f"{evicted:,} groups became too stale and were evicted, and {trained:,} were trained{ratio}; {change}"
-    tell_warnings(records, [Problem(Level.WARNING, key, reason)])
+    tell_warnings(log, [Problem(Level.WARNING, key, reason)])
 
 
-def tell_plan(records: RunRecords, config: RunConfig, training: Training) -> None:
+def tell_plan(log: RunLog, config: RunConfig, training: Training) -> None:
     """How many steps there will be, whether the data ends early, and what else is worth knowing beforehand."""
-    records.view.expect(training.steps)
+    log.view.expect(training.steps)
     for note in training.notes:
-        records.view.note(note)
+        log.view.note(note)
     wanted = config.training.max_steps
     if wanted is not None and training.steps < wanted:
-        records.view.note(
+        log.view.note(
             f"the data ends after {training.steps} steps, before training.max_steps = {wanted}; raise data.epochs "
             "or data.train_size for more"
         )
 
 
-def tell_event(records: RunRecords, event: str, **fields: str) -> None:
+def tell_event(log: RunLog, event: str, **fields: str) -> None:
     """An event that is also shown to a person, in its own words."""
-    records.events.emit(event, **fields)
-    records.view.note(f"{meaning_of(event) or event} ({', '.join(fields.values())})")
+    log.events.emit(event, **fields)
+    log.view.note(f"{meaning_of(event) or event} ({', '.join(fields.values())})")

@@ -15,7 +15,7 @@ from penstock.run.early_stop import EarlyStop, Verdict
 from penstock.run.eval_report import EvalReport
 from penstock.run.named_metrics import refuse_unknown_metrics
 from penstock.run.periodic_eval import Evaluations
-from penstock.run.records import RunRecords
+from penstock.run.run_log import RunLog
 from penstock.training.interface import Trainer
 
 _EARLY_STOP = "early_stop"
@@ -37,7 +37,7 @@ class BetweenSteps:
         trainer: Trainer,
         store: CheckpointStore,
         evaluations: Evaluations,
-        records: RunRecords,
+        log: RunLog,
         clock: Clock = time.monotonic,
     ) -> None:
         self._config = config
@@ -45,7 +45,7 @@ class BetweenSteps:
         self._store = store
         self._schedule = CheckpointSchedule(config.checkpoint, clock)
         self._evaluations = evaluations
-        self._records = records
+        self._log = log
         self._early_stop = EarlyStop(config.training.early_stop) if config.training.early_stop else None
         self._value: tuple[int, float] | None = None
         """The last value of `checkpoint.best_metric`, and its step."""
@@ -73,19 +73,19 @@ class BetweenSteps:
         This also repeats an evaluation that was cut short by Ctrl-C or a kill.
         """
         assert self.controller is not None
-        if self._verdict is not None or not self._evaluations.due(steps) or self._records.metrics.evaluated(steps):
+        if self._verdict is not None or not self._evaluations.due(steps) or self._log.metrics.evaluated(steps):
             return
         await self.controller.publish_first()
         report = await (self._evaluations.made_up(steps) if steps else self._evaluations.at_start())
         if report is not None:
-            self._records.metrics.evaluation(report, steps)
+            self._log.metrics.evaluation(report, steps)
             self._store.note_value(steps, report.metrics().get(self._config.checkpoint.best_metric))
             self.judge(steps, report.metrics())
 
     async def __call__(self, steps: int, metrics: dict[str, float]) -> None:
         """A step has ended, and the engines have its weights."""
         assert self.controller is not None
-        self._records.require_place()
+        self._log.require_place()
         self._store.raise_failed()
         self._refuse_unknown_metrics(metrics)
         self._hold(steps, metrics, None)
@@ -102,7 +102,7 @@ class BetweenSteps:
         else:
             with snapshot.controller.released_on_error():
                 self._record()
-                await self._store.begin(replace(snapshot, records=self._records.snapshot(snapshot.records)))
+                await self._store.begin(replace(snapshot, files=self._log.snapshot(snapshot.files)))
         self.judge(steps, metrics | evaluated)
 
     def _hold(self, steps: int, metrics: dict[str, float], report: EvalReport | None) -> None:
@@ -115,25 +115,25 @@ class BetweenSteps:
     def _record(self) -> None:
         if self._unrecorded is not None:
             (metrics, report), self._unrecorded = self._unrecorded, None
-            self._records.metrics.step(metrics, report)
+            self._log.metrics.step(metrics, report)
 
     async def last_snapshot(self, steps: int) -> Snapshot:
         """The run's state when training is over; a step whose end-of-step work was given up is recorded first."""
         if self._unrecorded is not None:
-            self._records.require_place()
+            self._log.require_place()
             self._record()
         return await self.snapshot(steps)
 
     async def snapshot(self, steps: int) -> Snapshot:
         """The run's current state, in memory; waits until the previous snapshot is on disk."""
         assert self.controller is not None
-        with self._records.track.span("checkpoint", step=steps):
+        with self._log.track.span("checkpoint", step=steps):
             await self._store.finish()
-            records = self._records.snapshot()  # with nothing awaited before the controller copies its ledger
+            files = self._log.snapshot()  # with nothing awaited before the controller copies its ledger
             controller = await self.controller.snapshot()
             value = self._value[1] if self._value is not None and self._value[0] == steps else None
             with controller.released_on_error():
-                return Snapshot(steps, await self._trainer.snapshot(), controller, value, records)
+                return Snapshot(steps, await self._trainer.snapshot(), controller, value, files)
 
     def _refuse_unknown_metrics(self, metrics: Mapping[str, float]) -> None:
         """Check at the first step that trained something, which has every metric there is."""
@@ -154,12 +154,12 @@ class BetweenSteps:
             "value": verdict.value,
             "reason": verdict.reason,
         }
-        self._records.events.emit("early_stop", step=steps, **facts)
-        self._records.metrics.early_stop = {f"early_stop_{key}": value for key, value in facts.items()}
-        self._records.view.note(f"stopping early: {verdict.reason}")
+        self._log.events.emit("early_stop", step=steps, **facts)
+        self._log.metrics.early_stop = {f"early_stop_{key}": value for key, value in facts.items()}
+        self._log.view.note(f"stopping early: {verdict.reason}")
         self.controller.stop(_EARLY_STOP)
 
     def reason(self, stopped_by: str) -> str:
         """Why the run ended: an early-stop verdict at the very last step takes precedence over a natural end."""
         by_itself = stopped_by in ("max_steps", "data_exhausted")
-        return _EARLY_STOP if by_itself and self._records.metrics.early_stop else stopped_by
+        return _EARLY_STOP if by_itself and self._log.metrics.early_stop else stopped_by

@@ -16,7 +16,7 @@ from penstock.errors import ConfigError
 from penstock.rollout.engines.base import SamplingParams
 from penstock.rollout.environments.base import Environment, Split
 from penstock.rollout.environments.factory import make_environment
-from penstock.rollout.environments.rewards.records import RewardRecords
+from penstock.rollout.environments.rewards.reward_log import RewardLog
 from penstock.rollout.fleet import EngineFleet
 from penstock.rollout.handle import HFTokenizer
 from penstock.rollout.manager import PARTITION, GroupSource, RolloutManager, RolloutSettings
@@ -27,6 +27,7 @@ from penstock.run.build_engines import NO_PROCESSES, Processes, build_fleet
 from penstock.run.plan import planned_steps, prompt_room, stop_token_problems
 from penstock.run.rollouts import open_recording, recording_writer, rollout_notes
 from penstock.runtime.cancellation import ended_within
+from penstock.runtime.workers.repeated import RepeatedCalls
 from penstock.training.interface import Trainer
 from penstock.weights.chat_template import template_problems
 from penstock.weights.facts import TokenFacts, read_token_facts
@@ -50,7 +51,7 @@ class Serving:
     """What the model is; only workers have the model itself."""
     recording: Recording | None = None
     """What is replayed."""
-    rewards: RewardRecords = field(default_factory=RewardRecords)
+    rewards: RewardLog = field(default_factory=RewardLog)
     """What rewards print, and where they run."""
 
     async def close(self) -> None:
@@ -70,6 +71,8 @@ class Training:
     trainer: Trainer
     buffer: ReplayBuffer
     data_plane: DataPlaneOwner
+    row_worker: RepeatedCalls
+    """Reads and writes rows for the controller (`penstock.rollout.row_worker`)."""
     notes: tuple[str, ...] = ()
     """What a person should know before training begins."""
 
@@ -84,7 +87,7 @@ def build_serving(config: RunConfig, *, trains_too: bool, processes: Processes =
     tokenizer = _tokenizer(config, hf_tokenizer)
     facts = read_token_facts(config.model)
     replays = trains_too and config.rollout.replay_from is not None
-    rewards = RewardRecords(Path(config.run_dir) / "rewards.log" if trains_too else None)
+    rewards = RewardLog(Path(config.run_dir) / "rewards.log" if trains_too else None)
     recording = open_recording(config, hf_tokenizer, facts) if replays else None
     return Serving(
         hf_tokenizer=hf_tokenizer,
@@ -106,10 +109,10 @@ def _tokenizer(config: RunConfig, hf_tokenizer: Any) -> HFTokenizer:
     return HFTokenizer(hf_tokenizer, chat_template=config.data.chat_template, template_kwargs=variables)
 
 
-def _environment(config: RunConfig, recording: Recording | None, rewards: RewardRecords) -> Environment:
+def _environment(config: RunConfig, recording: Recording | None, rewards: RewardLog) -> Environment:
     if recording is not None:
         return RecordedEnvironment(recording)
-    return make_environment(config.rollout.environment, config.data, seed=config.seed, records=rewards)
+    return make_environment(config.rollout.environment, config.data, seed=config.seed, log=rewards)
 
 
 def build_data_plane(config: RunConfig) -> DataPlaneOwner:
@@ -119,7 +122,9 @@ def build_data_plane(config: RunConfig) -> DataPlaneOwner:
     return data_plane
 
 
-def build_training(config: RunConfig, serving: Serving, trainer: Trainer, data_plane: DataPlaneOwner) -> Training:
+def build_training(
+    config: RunConfig, serving: Serving, trainer: Trainer, data_plane: DataPlaneOwner, row_worker: RepeatedCalls
+) -> Training:
     """Everything that training needs in addition to `serving`, around its trainer."""
     sampler = make_sampler(config.staleness, config.training.prompt_groups_per_step, config.deterministic)
     stream = _stream(config, serving)
@@ -130,6 +135,7 @@ def build_training(config: RunConfig, serving: Serving, trainer: Trainer, data_p
         trainer=trainer,
         buffer=ReplayBuffer(sampler, config.buffer.max_buffered_groups),
         data_plane=data_plane,
+        row_worker=row_worker,
         notes=(*rollout_notes(config, serving.recording), *_prompt_notes(serving.environment)),
     )
 

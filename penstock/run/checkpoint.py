@@ -20,8 +20,8 @@ from penstock.controller.bookkeeping.snapshot import ControllerSnapshot
 from penstock.errors import CheckpointError, RunDirectoryLost
 from penstock.run.checkpoint_folders import checkpoints, doomed_name, draft_of, ranked_checkpoints, set_aside
 from penstock.run.directory import RunDirectory
+from penstock.run.file_marks import FilesSnapshot
 from penstock.run.flushing import flush_file, flush_folder
-from penstock.run.record_marks import RecordsSnapshot
 from penstock.run.seal import SEAL, BrokenSeal, Seal
 from penstock.run.write_progress import WriteProgress
 from penstock.runtime.cancellation import leave_behind
@@ -51,7 +51,7 @@ class Snapshot:
     controller: ControllerSnapshot
     value: float | None
     """Of `checkpoint.best_metric`, if it is known."""
-    records: RecordsSnapshot | None = None
+    files: FilesSnapshot | None = None
     """The run's own files."""
 
 
@@ -235,8 +235,8 @@ class CheckpointStore:
             snapshot.controller.release()
         (draft / SETTINGS_FILE).write_text(self._run.settings, encoding="utf-8")
         self._tokenizer.save_pretrained(draft)
-        if snapshot.records is not None:
-            snapshot.records.write(draft)
+        if snapshot.files is not None:
+            snapshot.files.write(draft)
         note = self._progress.note
         Seal.of(draft, self._run.run_id, snapshot.step, self._config.best_metric, snapshot.value, note).write(draft)
         _flush(draft, note)

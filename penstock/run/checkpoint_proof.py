@@ -11,11 +11,10 @@ from penstock.config.models import CheckpointConfig
 from penstock.config.reading.loading import load_config
 from penstock.controller.bookkeeping.snapshot import SavedController
 from penstock.controller.controller import SingleController
-from penstock.data_plane.row_keeper import inspect_rows
 from penstock.errors import CheckpointError
 from penstock.run.checkpoint import CONTROLLER_FOLDER, SETTINGS_FILE, CheckpointStore, Snapshot
 from penstock.run.checkpoint_check import damage
-from penstock.run.records import RunRecords
+from penstock.run.run_log import RunLog
 from penstock.runtime.threads import in_daemon_thread
 from penstock.training.interface import Trainer
 
@@ -28,7 +27,7 @@ async def prove_checkpoint(
     step: int,
     controller: SingleController,
     trainer: Trainer,
-    records: RunRecords,
+    log: RunLog,
 ) -> None:
     """Write the run's current state, check it as a resume would, and remove it; `CheckpointError` if that fails.
 
@@ -39,14 +38,14 @@ async def prove_checkpoint(
     if config.every_steps is None and config.every_minutes is None and not config.at_end:
         return
     started = time.monotonic()
-    with records.track.span("testing that a checkpoint can be written", step=step):
+    with log.track.span("testing that a checkpoint can be written", step=step):
         snapshot = Snapshot(step, await trainer.snapshot(), await controller.snapshot(), None)
         size = await write_and_read_off_the_loop(store, snapshot)
-    records.events.emit("checkpoint_proved", step=step, bytes=size, seconds=round(time.monotonic() - started, 3))
+    log.events.emit("checkpoint_proved", step=step, bytes=size, seconds=round(time.monotonic() - started, 3))
     needed = size + snapshot.trainer.bytes_to_come
     free = store.free_bytes()
     if free < needed:
-        records.view.note(
+        log.view.note(
             f"! there may be no room for the first checkpoint: it needs about {needed / _GIGABYTE:.1f} GB, and "
             f"{free / _GIGABYTE:.1f} GB are free"
         )
@@ -71,7 +70,7 @@ async def write_and_read_off_the_loop(store: CheckpointStore, snapshot: Snapshot
 
 def _write_and_read(store: CheckpointStore, snapshot: Snapshot) -> int:
     try:
-        return store.written_for_proof(snapshot, lambda folder, run_id: _look(folder, run_id, snapshot.step))
+        return store.written_for_proof(snapshot, lambda folder, run_id: _look(folder, run_id, snapshot))
     except Exception as error:  # whatever it is, it would happen again after the first step
         cause = " ".join((str(error) or type(error).__name__).split()).rstrip(".")
         raise CheckpointError(
@@ -81,12 +80,12 @@ def _write_and_read(store: CheckpointStore, snapshot: Snapshot) -> int:
         ) from error
 
 
-def _look(folder: Path, run_id: str, step: int) -> None:
+def _look(folder: Path, run_id: str, snapshot: Snapshot) -> None:
     """What a resume does with a checkpoint before it touches anything."""
-    problems = damage(folder, run_id, step)
+    problems = damage(folder, run_id, snapshot.step)
     if problems:
         raise CheckpointError(f"what was written does not read back: {'; '.join(problems)}")
     load_config(folder / SETTINGS_FILE)
     saved = SavedController.read(folder / CONTROLLER_FOLDER)
-    if saved.rows is not None:
-        inspect_rows(saved.rows)
+    if saved.rows is not None and snapshot.controller.rows is not None:
+        snapshot.controller.rows.inspect(saved.rows)

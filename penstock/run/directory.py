@@ -87,7 +87,7 @@ class RunDirectory:
             self._write_identity(replace(self._identity, first_checkpoint=name))
 
     def begins_anew(self) -> None:
-        """The run never had a checkpoint, and its records are about to be removed."""
+        """The run never had a checkpoint, and its files are about to be removed."""
         self.require()
         if self.first_checkpoint is not None:
             self._write_identity(replace(self._identity, first_checkpoint=None))

@@ -10,7 +10,7 @@ from typing import Any
 
 from penstock.config.models import RunConfig
 from penstock.run.directory import RunDirectory
-from penstock.run.records import RunRecords
+from penstock.run.run_log import RunLog
 from penstock.runtime.cancellation import end_tasks, leave_behind
 from penstock.runtime.frozen_guard import FrozenGuard
 from penstock.runtime.last_resort import LastResort
@@ -30,10 +30,10 @@ class ForcedEnd:
     process. If a `SignalRelay` waits for the run, as in a notebook, an unheard signal ends that wait instead.
     """
 
-    def __init__(self, config: RunConfig, directory: RunDirectory, records: RunRecords) -> None:
+    def __init__(self, config: RunConfig, directory: RunDirectory, log: RunLog) -> None:
         self._failure = config.rollout.failure
         self._stop_seconds = config.runtime.timeouts.stop_seconds
-        self._records = records
+        self._log = log
         self._file = directory.path / "frozen.txt"
         self._last_resort = LastResort(self._file)
         self._relay = SignalRelay.of_this_thread()
@@ -49,7 +49,7 @@ class ForcedEnd:
                 await asyncio.wait({task}, timeout=_CLOSING_SECONDS if at_once() else self._stop_seconds)
             finally:
                 if not task.done():
-                    self._records.view.note("not everything could be closed in time; the rest is abandoned")
+                    self._log.view.note("not everything could be closed in time; the rest is abandoned")
                     leave_behind(task)
             if task.done() and not task.cancelled() and (error := task.exception()) is not None:
                 raise error from None
@@ -75,14 +75,14 @@ class ForcedEnd:
     def blocked(self, place: str) -> None:
         """From a thread: the event loop stays blocked after a stall that is to stop the run."""
         why = f"RunStalled: the event loop is blocked, so no pump runs, in {place} (rollout.failure.on_stall: stop)"
-        self._last_resort.end(why, _FAILED, lambda why: self._records.last_words("error", why))
+        self._last_resort.end(why, _FAILED, lambda why: self._log.last_words("error", why))
 
     def unheard(self, place: str) -> None:
         """From a thread: a signal was not heard because the event loop is blocked."""
         why = f"interrupted while the event loop was blocked in {place}; there is no last checkpoint"
 
         def words(why: str) -> None:
-            self._records.last_words("interrupted", why)
+            self._log.last_words("interrupted", why)
 
         if self._relay is None:
             self._last_resort.end(why, _INTERRUPTED, words)

@@ -24,10 +24,11 @@ from penstock.errors import (
     TooManyDrops,
     TooManyFiltered,
     WeightSyncError,
+    WorkerLost,
 )
 from penstock.observe.loggers.base import Logger
 from penstock.observe.report.reading import Lines
-from penstock.rollout.sample_texts import SampleTexts
+from penstock.rollout.sample_texts import WorkerTexts
 from penstock.run.announcements import (
     tell_event,
     tell_evictions,
@@ -48,9 +49,9 @@ from penstock.run.given_objects import way_to_resume
 from penstock.run.periodic_eval import Evaluations
 from penstock.run.problems import Problem
 from penstock.run.prompt_lengths import refuse_overlong
-from penstock.run.records import RunRecords
 from penstock.run.resume import ResumePoint
 from penstock.run.rewind import rewind
+from penstock.run.run_log import RunLog
 from penstock.run.signals import StopSignals
 from penstock.run.starting import parts_of
 from penstock.runtime.threads import in_daemon_thread
@@ -103,12 +104,12 @@ class RunLife:
         self._point = point
         self._aside = aside
         self._warnings = warnings
-        self._records = RunRecords(config, directory, loggers, json_to)
+        self._log = RunLog(config, directory, loggers, json_to)
         self._timeouts = config.runtime.timeouts
-        self._forced = ForcedEnd(config, directory, self._records)
+        self._forced = ForcedEnd(config, directory, self._log)
         self._signals = StopSignals(
-            self._records.view.note,
-            self._records.view.terminal_closed,
+            self._log.view.note,
+            self._log.view.terminal_closed,
             patience_seconds=self._timeouts.stop_seconds,
             unheard=self._forced.unheard,
             guard=self._forced.guard,
@@ -124,12 +125,12 @@ class RunLife:
             except asyncio.CancelledError:
                 stopped_by = "interrupted"
             except BaseException as error:
-                self._records.failed(error)
+                self._log.failed(error)
                 raise
             finally:
-                with self._signals.stopping(lambda reason: self._records.hurry(), "no longer waiting for loggers"):
+                with self._signals.stopping(lambda reason: self._log.hurry(), "no longer waiting for loggers"):
                     try:
-                        summary = await self._records.close(stopped_by)
+                        summary = await self._log.close(stopped_by)
                     finally:
                         await self._forced.leave()
         command = way_to_resume(self._config, self._directory.path)
@@ -137,15 +138,15 @@ class RunLife:
 
     async def _serve_and_train(self) -> str:
         if self._point is None:
-            self._records.open()
-        await self._records.start()
+            self._log.open()
+        await self._log.start()
         if self._aside is not None:
-            self._records.events.emit("old_run_moved", place=str(self._aside))
-            self._records.view.note(f"the old run was moved to {self._aside}")
+            self._log.events.emit("old_run_moved", place=str(self._aside))
+            self._log.view.note(f"the old run was moved to {self._aside}")
         if self._point is not None:
-            tell_resume(self._records, self._point, self._directory.run_id)
-        tell_warnings(self._records, self._warnings)
-        async with parts_of(self._config, span=self._records.track.span, guard=self._guarded) as (serving, training):
+            tell_resume(self._log, self._point, self._directory.run_id)
+        tell_warnings(self._log, self._warnings)
+        async with parts_of(self._config, span=self._log.track.span, guard=self._guarded) as (serving, training):
             return await self._train(serving, training)
 
     def _guarded(self, trainer: Trainer) -> Trainer:
@@ -165,14 +166,15 @@ class RunLife:
             await in_daemon_thread(
                 "penstock-prompts", refuse_overlong, self._config, serving.environment, serving.tokenizer
             )
-        tell_plan(self._records, self._config, training)
-        serving.rewards.listen(partial(tell_event, self._records))
-        records, config = self._records, self._config
-        causes = FailureCauses(records.events)
-        evaluations = Evaluations(serving, config, records.view, records.events, records.track, causes)
-        trainer = TracedTrainer(training.trainer, records.timeline)
+        tell_plan(self._log, self._config, training)
+        serving.rewards.listen(partial(tell_event, self._log))
+        training.row_worker.listen(self._row_worker_restarted)
+        log, config = self._log, self._config
+        causes = FailureCauses(log.events)
+        evaluations = Evaluations(serving, config, log.view, log.events, log.track, causes)
+        trainer = TracedTrainer(training.trainer, log.timeline)
         store = self._store(serving)
-        between = BetweenSteps(config, trainer, store, evaluations, records)
+        between = BetweenSteps(config, trainer, store, evaluations, log)
         parts = replace(self._parts(serving, training, trainer, store), causes=causes)
         controller = SingleController(config, parts, between)
         between.controller = controller
@@ -180,19 +182,17 @@ class RunLife:
         try:
             await self._restore(controller, trainer)
             if training.buffer.clock.step < training.steps:
-                await prove_checkpoint(
-                    config.checkpoint, store, training.buffer.clock.step, controller, trainer, records
-                )
+                await prove_checkpoint(config.checkpoint, store, training.buffer.clock.step, controller, trainer, log)
             await self._accept(between)
             self._look_for_steps(training)
             await between.before_first(training.buffer.clock.step)
             stopped_by = await self._run_controller(controller, between)
-            tell_evictions(records, config)
+            tell_evictions(log, config)
         except _SAVED_AFTER as error:
             try:
                 await self._save_at_end(training.buffer.clock.step, store, between, controller)
             except Exception as failed:
-                records.view.note(f"the last checkpoint could not be written: {failed}")
+                log.view.note(f"the last checkpoint could not be written: {failed}")
                 raise error from failed  # the run ends with what it gave up for
             raise
         else:
@@ -200,13 +200,13 @@ class RunLife:
             await self._save_at_end(step, store, between, controller, stopped_by)
         finally:
             await store.close()
-        wanted = config.eval.at_end and stopped_by != "interrupted" and not records.metrics.evaluated(step)
+        wanted = config.eval.at_end and stopped_by != "interrupted" and not log.metrics.evaluated(step)
         if wanted and not controller.engines_are_current:
-            records.events.emit("eval_failed", when="at the end", cause="the engines have not loaded the last weights")
+            log.events.emit("eval_failed", when="at the end", cause="the engines have not loaded the last weights")
         elif wanted:
             report = await evaluations.at_end()
             if report is not None:
-                records.metrics.evaluation(report)
+                log.metrics.evaluation(report)
                 store.note_value(step, report.metrics().get(config.checkpoint.best_metric))
         return stopped_by
 
@@ -225,20 +225,20 @@ class RunLife:
         )
 
     def _parts(self, serving: Serving, training: Training, trainer: TracedTrainer, store: CheckpointStore) -> Parts:
-        records = self._records
+        log = self._log
         return Parts(
             stream=training.stream,
             manager=training.manager,
             engines=serving.engines,
-            texts=SampleTexts(training.data_plane, serving.tokenizer.decode_raw),
-            rows=RowKeeper(training.data_plane),
+            texts=WorkerTexts(training.row_worker, serving.tokenizer.decode_raw),
+            rows=RowKeeper(training.data_plane, training.row_worker, save_seconds=self._timeouts.checkpoint_seconds),
             trainer=trainer,
             buffer=training.buffer,
             data_plane=training.data_plane,
-            events=records.events,
-            timeline=records.timeline,
-            samples=records.samples,
-            record_end=records.ledger.write,
+            events=log.events,
+            timeline=log.timeline,
+            samples=log.samples,
+            record_end=log.ledger.write,
             activities={
                 "trainer": self._trainer_activity,
                 "checkpoint_writer": store.activity,
@@ -247,12 +247,15 @@ class RunLife:
             end_process=self._forced.blocked,
         )
 
+    def _row_worker_restarted(self, lost: WorkerLost, in_a_row: int) -> None:
+        self._log.events.emit("row_worker_restarted", cause=str(lost), in_a_row=in_a_row)
+
     async def _restore(self, controller: SingleController, trainer: TracedTrainer) -> None:
         """Restore trainer and controller to the checkpoint."""
         point = self._point
         if point is None or point.checkpoint is None or point.snapshot is None:
             return
-        with self._records.track.span("loading the checkpoint", step=point.step):
+        with self._log.track.span("loading the checkpoint", step=point.step):
             await trainer.load_checkpoint(point.checkpoint)
             await controller.restore(point.snapshot)
 
@@ -260,10 +263,10 @@ class RunLife:
         """Nothing can refuse the run now: roll its files back to the checkpoint, and save the settings as its own."""
         point = self._point
         if point is not None:
-            await self._records.start_loggers()
+            await self._log.start_loggers()
             rewind(self._directory, None if point.checkpoint is None else point.step, point.ended_prompts)
-            self._records.open()
-            tell_set_aside(self._records, point)
+            self._log.open()
+            tell_set_aside(self._log, point)
             for metrics in Lines(self._directory.metrics):
                 between.remember(metrics)
             between.stop_as_remembered(point.step)
@@ -272,17 +275,17 @@ class RunLife:
     def _look_for_steps(self, training: Training) -> None:
         """Say so if a resumed run has no steps left."""
         step = training.buffer.clock.step
-        early = self._records.metrics.early_stop.get("early_stop_reason")
+        early = self._log.metrics.early_stop.get("early_stop_reason")
         if self._point is not None and step and (step >= training.steps or early is not None):
-            self._nothing_left = tell_nothing_left(self._records.view, self._config, step, early)
+            self._nothing_left = tell_nothing_left(self._log.view, self._config, step, early)
 
     async def _run_controller(self, controller: SingleController, between: BetweenSteps) -> str:
         try:
-            with self._signals.stopping(controller.stop), self._records.track.span("training"):
+            with self._signals.stopping(controller.stop), self._log.track.span("training"):
                 return between.reason(await controller.run())
         finally:
-            self._records.metrics.train_seconds = controller.elapsed_seconds
-            self._records.metrics.tokens_generated = controller.tokens_generated
+            self._log.metrics.train_seconds = controller.elapsed_seconds
+            self._log.metrics.tokens_generated = controller.tokens_generated
 
     async def _save_at_end(
         self,
@@ -298,13 +301,13 @@ class RunLife:
                 if await controller.can_be_saved():
                     await store.begin(await between.last_snapshot(step))
                 elif stopped_by == "interrupted":
-                    self._records.view.note(f"no last checkpoint: {_UNSOUND}")
+                    self._log.view.note(f"no last checkpoint: {_UNSOUND}")
                 else:
                     raise RunStuck(f"the run ended without a last checkpoint: {_UNSOUND}")
             await store.finish()
 
     def _saved(self, step: int, path: Path, seconds: float) -> None:
-        tell_saved(self._records, step, path, seconds)
-        timeline = self._records.timeline
+        tell_saved(self._log, step, path, seconds)
+        timeline = self._log.timeline
         track = timeline.track("controller", "checkpoint writer")
         track.add(f"writing step {step}", timeline.now() - seconds, timeline.now())

@@ -17,7 +17,7 @@ from penstock.run.checkpoint_check import require_good
 from penstock.run.checkpoint_folders import checkpoints, step_of, superseded
 from penstock.run.chosen_checkpoint import chosen_checkpoint
 from penstock.run.directory import RunDirectory
-from penstock.run.record_marks import records_fit
+from penstock.run.file_marks import files_fit
 from penstock.run.resume_rules import Change, changes, shown
 
 
@@ -53,7 +53,7 @@ def resume_point(directory: RunDirectory, config: RunConfig, checkpoint: str | N
     if checkpoint is None and not checkpoints(folder):
         return ResumePoint(None, None, _names(superseded(folder, 0)))
     found = chosen_checkpoint(folder, checkpoint, config.checkpoint)
-    require_good(found, directory.run_id, "resume", lambda path: records_fit(directory, path))
+    require_good(found, directory.run_id, "resume", lambda path: files_fit(directory, path))
     allowed = _allowed_changes(load_config(found / SETTINGS_FILE), config, found.name, directory)
     snapshot = SavedController.read(found / CONTROLLER_FOLDER)
     return ResumePoint(found, snapshot, _names(superseded(folder, step_of(found))), allowed)

@@ -38,7 +38,7 @@ def rewind(directory: RunDirectory, step: int | None, ended_prompts: int) -> Non
 
     `events.jsonl` is kept whole: it is the history of all processes of the run. The timeline of the process that ended
     is set aside, as it has its own clock. Checkpoints of later steps are set aside first, so even if this is
-    interrupted, no checkpoint is ahead of the records.
+    interrupted, no checkpoint is ahead of the files.
     """
     if step is None:
         directory.begins_anew()

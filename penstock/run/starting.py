@@ -14,11 +14,13 @@ from penstock.config.models import RunConfig
 from penstock.config.sections.timeouts import TimeoutsConfig
 from penstock.data_plane.client import DataPlaneOwner
 from penstock.errors import SetupError
+from penstock.rollout.row_worker import begin_row_worker
 from penstock.run import build, build_trainer
 from penstock.run.build import Serving, Training
 from penstock.run.build_engines import Processes, begin_processes, end_processes
 from penstock.runtime.awake import wait_awake
 from penstock.runtime.threads import in_daemon_thread
+from penstock.runtime.workers.repeated import RepeatedCalls
 from penstock.training.interface import Trainer
 from penstock.training.workers.front import WorkerTrainer
 
@@ -29,10 +31,11 @@ Span = Callable[[str], AbstractContextManager[Any]]
 
 @dataclass(frozen=True)
 class _Begun:
-    """A trainer with its data plane, and processes of engines that may still be starting."""
+    """A trainer with its data plane, and other processes that may still be starting."""
 
     trainer: Trainer
     data_plane: DataPlaneOwner
+    row_worker: RepeatedCalls
     processes: Processes
 
     async def end_trainer(self) -> None:
@@ -42,6 +45,7 @@ class _Begun:
 
     async def close(self) -> None:
         await self.trainer.close()
+        await self.row_worker.close()
         self.data_plane.close()
         end_processes(self.processes)
 
@@ -72,7 +76,7 @@ async def parts_of(
         try:
             training = await off_the_loop(
                 "the data",
-                lambda: build.build_training(config, serving, trainer, begun.data_plane),
+                lambda: build.build_training(config, serving, trainer, begun.data_plane, begun.row_worker),
                 _leave,  # its parts are closed below
                 timeouts,
             )
@@ -82,6 +86,7 @@ async def parts_of(
     finally:
         await trainer.close()
         await begun.end_trainer()
+        await begun.row_worker.close()
         begun.data_plane.close()
 
 
@@ -126,7 +131,10 @@ def _begin(config: RunConfig) -> _Begun:
         undo.callback(end_processes, processes)
         data_plane = build.build_data_plane(config)
         undo.callback(data_plane.close)
-        begun = _Begun(build_trainer.build_trainer(config, data_plane), data_plane, processes)
+        row_worker = begin_row_worker(config.data_plane, data_plane, config.runtime.timeouts.silence_seconds)
+        undo.callback(row_worker.kill)
+        trainer = build_trainer.build_trainer(config, data_plane)
+        begun = _Begun(trainer, data_plane, row_worker, processes)
         undo.pop_all()
     return begun
 

@@ -16,10 +16,10 @@ from penstock.observe.sinks import hold_standard_descriptors
 from penstock.run.aside import refuse_settings_inside, set_aside
 from penstock.run.checks import check_config
 from penstock.run.directory import RunDirectory
+from penstock.run.file_marks import refuse_other_events, refuse_other_files
 from penstock.run.finished import finished_run
 from penstock.run.given_objects import require_given, resume_call
 from penstock.run.life import RunLife, RunResult
-from penstock.run.record_marks import refuse_other_events, refuse_other_records
 from penstock.run.resume import own_config, resume_point
 from penstock.run.rewind import refuse_lost_checkpoints
 from penstock.runtime.loop import run_loop
@@ -106,7 +106,7 @@ def resume(
         if point.checkpoint is None:
             refuse_lost_checkpoints(directory)
         else:
-            refuse_other_records(directory, point.checkpoint)
+            refuse_other_files(directory, point.checkpoint)
         if (finished := finished_run(directory, config, point, json_to)) is not None:
             return finished
         return run_loop(RunLife(config, directory, loggers, point, json_to=json_to, warnings=warnings).execute())

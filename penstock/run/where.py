@@ -41,4 +41,10 @@ def where_it_runs() -> tuple[Home, ...]:
             "runtime.trainer_process: true, with data_plane.adapter: shm, gives it its own process",
             f"{threads_for_half(0)} of {cores} cores",
         ),
+        Home(
+            "row worker",
+            "a thread of the run's process",
+            "data_plane.adapter: shm gives it its own process",
+            "1",
+        ),
     )

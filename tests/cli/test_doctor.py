@@ -134,6 +134,7 @@ class TestCommand:
             "engine ranks",
             "rewards",
             "trainer",
+            "row worker",
         ]
 
     def test_broken_core_part_is_exit_code_1(self, monkeypatch: pytest.MonkeyPatch) -> None:

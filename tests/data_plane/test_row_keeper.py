@@ -17,10 +17,11 @@ from penstock.data_plane import archive
 from penstock.data_plane.adapters.memory import MemoryDataPlane
 from penstock.data_plane.adapters.shm.messages import WhenFull
 from penstock.data_plane.adapters.shm.owner import ShmOwner
-from penstock.data_plane.client import DataPlaneClient, SampleBatch
+from penstock.data_plane.client import DataPlaneClient
 from penstock.data_plane.field_spec import fixed
 from penstock.data_plane.meta import KVBatchMeta
-from penstock.data_plane.row_keeper import RowKeeper, RowsSummary, inspect_rows
+from penstock.data_plane.row_files import RowsSummary
+from penstock.data_plane.row_keeper import RowKeeper
 from penstock.errors import DataPlaneError, MissingRowError
 from tests.data_plane.support import FIELDS, SCHEMA, columns
 
@@ -64,7 +65,7 @@ async def test_rows_come_back_as_they_were(plane: DataPlaneClient, partition: st
     held.save(tmp_path)
     held.release()
     plane.clear_samples(meta.sample_ids, partition)
-    assert await keeper.load(tmp_path, partition) == inspect_rows(tmp_path) == RowsSummary(6, frozenset(FIELDS))
+    assert await keeper.load(tmp_path, partition) == keeper.inspect(tmp_path) == RowsSummary(6, frozenset(FIELDS))
     after = plane.get_samples(meta, FIELDS)
     assert after.objects("text") == before.objects("text")
     assert torch.equal(after.tensor("reward"), before.tensor("reward"))
@@ -121,21 +122,21 @@ async def test_a_damaged_archive_is_named_and_puts_nothing(
     with pytest.raises(DataPlaneError, match=str(tmp_path)):
         await keeper.load(tmp_path, partition)
     with pytest.raises(DataPlaneError, match=str(tmp_path)):
-        inspect_rows(tmp_path)
+        keeper.inspect(tmp_path)
     assert plane.count_samples(partition) == 0
 
 
 class _Gated(MemoryDataPlane):
-    """Reads wait until they may go on."""
+    """Links wait until they may go on."""
 
     def __init__(self) -> None:
         super().__init__()
         self.begun, self.may = threading.Event(), threading.Event()
 
-    def get_samples(self, meta: KVBatchMeta, select_fields: Sequence[str]) -> SampleBatch:
+    def link_samples(self, meta: KVBatchMeta, select_fields: Sequence[str], partition_id: str) -> None:
         self.begun.set()
         self.may.wait(60)
-        return super().get_samples(meta, select_fields)
+        super().link_samples(meta, select_fields, partition_id)
 
 
 async def test_a_hold_that_is_cancelled_holds_nothing() -> None:

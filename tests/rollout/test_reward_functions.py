@@ -22,7 +22,7 @@ from penstock.rollout.environments.rewards import process_pool
 from penstock.rollout.environments.rewards.function import FunctionEnvironment
 from penstock.rollout.environments.rewards.functions import RewardSpec
 from penstock.rollout.environments.rewards.pool import RewardPool, name_of
-from penstock.rollout.environments.rewards.records import RewardRecords
+from penstock.rollout.environments.rewards.reward_log import RewardLog
 from tests.rollout.talking import Talker
 from tests.support import process_rewards
 from tests.support.process_rewards import Scorer, own_pid
@@ -69,14 +69,14 @@ def events() -> list[dict[str, Any]]:
 
 
 @pytest.fixture
-def records(events: list[dict[str, Any]], tmp_path: Path) -> RewardRecords:
-    made = RewardRecords(tmp_path / "rewards.log")
+def reward_log(events: list[dict[str, Any]], tmp_path: Path) -> RewardLog:
+    made = RewardLog(tmp_path / "rewards.log")
     made.listen(lambda event, **fields: events.append({"event": event, **fields}))
     return made
 
 
-def made(name: str, records: RewardRecords, answer: Any = "5", in_process: bool = False) -> FunctionEnvironment:
-    pool = RewardPool(1, 20, in_process=in_process, records=records)
+def made(name: str, reward_log: RewardLog, answer: Any = "5", in_process: bool = False) -> FunctionEnvironment:
+    pool = RewardPool(1, 20, in_process=in_process, log=reward_log)
     spec = RewardSpec(f"users_rewards:{name}", {})
     return FunctionEnvironment([spec], pool, train=[Prompt("7", "2+3?", answer)], held_out=[])
 
@@ -89,9 +89,9 @@ async def reward_of(environment: Any) -> float:
 
 @pytest.mark.parametrize(("name", "scale"), [("reward", 1), ("later", 1), ("judge", 1), ("partial", 2), ("method", 1)])
 async def test_whatever_can_be_called_runs_in_a_process_and_is_not_imported_here(
-    module: Path, records: RewardRecords, events: list[dict[str, Any]], name: str, scale: int, tmp_path: Path
+    module: Path, reward_log: RewardLog, events: list[dict[str, Any]], name: str, scale: int, tmp_path: Path
 ) -> None:
-    environment = made(name, records)
+    environment = made(name, reward_log)
     [worker] = environment._pool._processes._workers
     assert await reward_of(environment) == scale * worker.process.pid
     assert "users_rewards" not in sys.modules
@@ -101,24 +101,24 @@ async def test_whatever_can_be_called_runs_in_a_process_and_is_not_imported_here
     await environment.close()
 
 
-async def test_in_process_means_here(module: Path, records: RewardRecords, events: list[dict[str, Any]]) -> None:
+async def test_in_process_means_here(module: Path, reward_log: RewardLog, events: list[dict[str, Any]]) -> None:
     for name in ("reward", "later"):
-        environment = made(name, records, in_process=True)
+        environment = made(name, reward_log, in_process=True)
         assert await reward_of(environment) == os.getpid()
         await environment.close()
     assert events == []
 
 
-async def test_answers_of_data_files_arrive_as_they_are(module: Path, records: RewardRecords) -> None:
-    environment = made("typed", records, answer=b"raw")
+async def test_answers_of_data_files_arrive_as_they_are(module: Path, reward_log: RewardLog) -> None:
+    environment = made("typed", reward_log, answer=b"raw")
     assert await reward_of(environment) == 1.0
     await environment.close()
 
 
 async def test_an_answer_that_cannot_cross_keeps_the_function_here_and_the_run_says_so(
-    module: Path, records: RewardRecords, events: list[dict[str, Any]]
+    module: Path, reward_log: RewardLog, events: list[dict[str, Any]]
 ) -> None:
-    environment = made("reward", records, answer=np.zeros(3))
+    environment = made("reward", reward_log, answer=np.zeros(3))
     assert await reward_of(environment) == os.getpid()
     [event] = events
     assert (event["event"], event["function"]) == ("reward_in_process", "users_rewards:reward")
@@ -157,8 +157,8 @@ def test_a_module_that_cannot_be_imported_is_a_wrong_setting(
     assert "users_rewards" not in sys.modules
 
 
-async def test_a_process_that_is_gone_before_the_first_call_costs_nothing(module: Path, records: RewardRecords) -> None:
-    environment = made("reward", records)
+async def test_a_process_that_is_gone_before_the_first_call_costs_nothing(module: Path, reward_log: RewardLog) -> None:
+    environment = made("reward", reward_log)
     [worker] = environment._pool._processes._workers
     os.kill(worker.process.pid, 9)
     while worker.process.running:
@@ -175,9 +175,9 @@ def nested() -> Any:
 
 
 async def test_functions_without_a_name_stay_here_and_the_run_says_so_once(
-    records: RewardRecords, events: list[dict[str, Any]]
+    reward_log: RewardLog, events: list[dict[str, Any]]
 ) -> None:
-    pool = RewardPool(2, 20, records=records)
+    pool = RewardPool(2, 20, log=reward_log)
     for function in (lambda: os.getpid(), nested(), Scorer().score, functools.partial(own_pid)):
         assert await pool.score(function) == await pool.score(function) == os.getpid()
     assert [event["event"] for event in events] == ["reward_in_process"] * 4
@@ -188,9 +188,9 @@ async def test_functions_without_a_name_stay_here_and_the_run_says_so_once(
 
 
 async def test_arguments_that_cannot_cross_stay_here_and_the_run_says_so(
-    records: RewardRecords, events: list[dict[str, Any]]
+    reward_log: RewardLog, events: list[dict[str, Any]]
 ) -> None:
-    pool = RewardPool(1, 20, records=records)
+    pool = RewardPool(1, 20, log=reward_log)
     assert await pool.score(process_rewards.scaled, np.zeros(3)) == 3.0
     assert "numpy.ndarray" in events[0]["reason"]
     await pool.close()
@@ -223,10 +223,10 @@ async def test_a_function_whose_module_a_process_does_not_find_is_a_failure_with
 
 def test_the_log_is_bounded_and_says_so(tmp_path: Path) -> None:
     log = tmp_path / "rewards.log"
-    records = RewardRecords(log)
-    records.printed("m:f", "héllo\ud800")
+    reward_log = RewardLog(log)
+    reward_log.printed("m:f", "héllo\ud800")
     for _ in range(300):
-        records.printed("m:f", "x" * 5000)
+        reward_log.printed("m:f", "x" * 5000)
     text = log.read_text(encoding="utf-8")
     assert text.startswith("--- 20")
     assert text.splitlines()[1] == "héllo?"
@@ -235,10 +235,10 @@ def test_the_log_is_bounded_and_says_so(tmp_path: Path) -> None:
 
 
 def test_a_log_that_cannot_be_written_is_said_and_is_no_error(tmp_path: Path) -> None:
-    records, events = RewardRecords(tmp_path / "missing" / "rewards.log"), []
-    records.printed("m:f", "text")
-    records.listen(lambda event, **fields: events.append(event))
-    records.printed("m:f", "text")
+    reward_log, events = RewardLog(tmp_path / "missing" / "rewards.log"), []
+    reward_log.printed("m:f", "text")
+    reward_log.listen(lambda event, **fields: events.append(event))
+    reward_log.printed("m:f", "text")
     assert events == ["reward_log_failed"]
 
 
@@ -262,20 +262,20 @@ class Elsewhere(Own):
 
 
 async def test_an_environment_of_ones_own_may_give_a_function_for_a_process(
-    records: RewardRecords, events: list[dict[str, Any]]
+    reward_log: RewardLog, events: list[dict[str, Any]]
 ) -> None:
     config = EnvironmentConfig(kind="custom", import_path=f"{__name__}:Elsewhere")
-    environment: Any = make_environment(config, DataConfig(), seed=0, records=records)
+    environment: Any = make_environment(config, DataConfig(), seed=0, log=reward_log)
     assert await reward_of(environment) not in (os.getpid(), 0)
     assert events == []
     await environment.close()
 
 
 async def test_the_score_of_an_environment_of_ones_own_stays_here(
-    records: RewardRecords, events: list[dict[str, Any]]
+    reward_log: RewardLog, events: list[dict[str, Any]]
 ) -> None:
     config = EnvironmentConfig(kind="custom", import_path=f"{__name__}:Own")
-    environment: Any = make_environment(config, DataConfig(), seed=0, records=records)
+    environment: Any = make_environment(config, DataConfig(), seed=0, log=reward_log)
     assert await reward_of(environment.environment) == os.getpid()
     [event] = events
     assert event["function"].endswith(":Own.score")

@@ -16,13 +16,13 @@ from penstock.errors import EnvironmentFailure, EnvironmentTimeout, FailureKind
 from penstock.rollout.environments.rewards import process as reward_process
 from penstock.rollout.environments.rewards.pool import FunctionName, RewardPool
 from penstock.rollout.environments.rewards.process_pool import ProcessRewardPool
-from penstock.rollout.environments.rewards.records import RewardRecords
+from penstock.rollout.environments.rewards.reward_log import RewardLog
 from tests.rollout.test_process_pool import alive, gone
 from tests.support import misbehaving_rewards as rewards
 from tests.support.process_rewards import own_pid
 
 
-class Printed(RewardRecords):
+class Printed(RewardLog):
     """Keeps what is printed."""
 
     def __init__(self) -> None:
@@ -34,13 +34,13 @@ class Printed(RewardRecords):
 
 
 @pytest.fixture
-def records() -> Printed:
+def reward_log() -> Printed:
     return Printed()
 
 
 @pytest.fixture
-async def pool(records: Printed) -> AsyncIterator[RewardPool]:
-    made = RewardPool(workers=1, timeout_seconds=20, records=records)
+async def pool(reward_log: Printed) -> AsyncIterator[RewardPool]:
+    made = RewardPool(workers=1, timeout_seconds=20, log=reward_log)
     yield made
     await made.close()
 
@@ -147,14 +147,14 @@ async def test_a_long_error_is_cut_and_made_safe(pool: RewardPool) -> None:
 
 
 async def test_a_hundred_megabytes_of_prints_cost_the_run_nothing(
-    pool: RewardPool, records: Printed, capfd: pytest.CaptureFixture[str]
+    pool: RewardPool, reward_log: Printed, capfd: pytest.CaptureFixture[str]
 ) -> None:
     await pool.score(rewards.well)
     memory, cpu = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
     assert await pool.score(rewards.prints_much) == 1.0
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory < 20_000  # kB
     assert time.process_time() - cpu < 0.5
-    [text] = records.texts
+    [text] = reward_log.texts
     assert text.startswith("the beginning\nxxx")
     assert text.endswith("the end\n")
     assert "bytes left out" in text
@@ -163,14 +163,14 @@ async def test_a_hundred_megabytes_of_prints_cost_the_run_nothing(
 
 
 async def test_what_is_printed_past_python_is_kept_too(
-    pool: RewardPool, records: Printed, capfd: pytest.CaptureFixture[str]
+    pool: RewardPool, reward_log: Printed, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert await pool.score(rewards.prints_past_python) == 1.0
     assert await pool.score(rewards.closes_stdout) == 1.0
     assert await pool.score(rewards.prints_past_python) == 1.0
-    for text in records.texts:
+    for text in reward_log.texts:
         assert sorted(text.splitlines()) == ["by a child", "by a fork", "by descriptor"]
-    assert len(records.texts) == 2
+    assert len(reward_log.texts) == 2
     assert capfd.readouterr() == ("", "")
 
 

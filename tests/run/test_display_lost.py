@@ -18,7 +18,7 @@ import pytest
 import penstock
 from penstock.config.models import RunConfig
 from penstock.rollout.environments.rewards.pool import RewardPool
-from penstock.run.records import RunRecords
+from penstock.run.run_log import RunLog
 from tests.run.conftest import ConfigMaker
 from tests.run.displays import CTRL_S, Terminal, causes, check_ended, events, full_pipe, train_command
 from tests.support.process_rewards import own_pid
@@ -305,13 +305,13 @@ def test_a_stuck_call_in_a_thread_does_not_keep_train_from_returning(
     make_config: ConfigMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     released = threading.Event()
-    start = RunRecords.start
+    start = RunLog.start
 
-    async def start_with_a_stuck_call(self: RunRecords) -> None:
+    async def start_with_a_stuck_call(self: RunLog) -> None:
         asyncio.get_running_loop().run_in_executor(None, released.wait)
         await start(self)
 
-    monkeypatch.setattr(RunRecords, "start", start_with_a_stuck_call)
+    monkeypatch.setattr(RunLog, "start", start_with_a_stuck_call)
     results: list[Any] = []
     training = threading.Thread(target=lambda: results.append(penstock.train(make_config())), daemon=True)
     training.start()

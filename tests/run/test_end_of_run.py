@@ -51,7 +51,7 @@ def test_a_part_that_cannot_be_closed_takes_no_other_along(
     def refuse(self: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(f"penstock.run.records.{part}", refuse)
+    monkeypatch.setattr(f"penstock.run.run_log.{part}", refuse)
     with pytest.raises(RecordError, match="No space left on device"):
         penstock.train(make_config())
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["stopped_by"] == "max_steps"

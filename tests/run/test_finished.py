@@ -14,7 +14,7 @@ from penstock.observe.report.build import write_report
 from penstock.run import life
 from penstock.run.announcements import tell_evictions
 from penstock.run.directory import RunDirectory
-from penstock.run.records import RunRecords
+from penstock.run.run_log import RunLog
 from tests.run.conftest import ConfigMaker
 
 QUICK: dict[str, Any] = {"eval": {"at_start": False, "at_end": False}, "training.max_steps": 2}
@@ -112,12 +112,12 @@ def test_more_groups_evicted_than_trained_is_worth_a_warning(
 ) -> None:
     config = make_config(staleness={"policy": "windowed", "over_sampling": over_sampling})
     directory = RunDirectory(tmp_path / "run")
-    records = RunRecords(config, directory, [])
-    records.open()
+    log = RunLog(config, directory, [])
+    log.open()
     for step, so_far in ((1, 3), (2, evicted)):
         lags = {"staleness/lag_histogram/0": 6.0, "staleness/lag_histogram/1": 2.0}
-        records.metrics.step({"step": float(step), "rollout/groups_evicted": float(so_far), **lags})
-    tell_evictions(records, config)
+        log.metrics.step({"step": float(step), "rollout/groups_evicted": float(so_far), **lags})
+    tell_evictions(log, config)
     directory.close()
     told = [json.loads(line) for line in directory.events.read_text().splitlines()]
     if key is None:

@@ -76,7 +76,7 @@ def test_a_report_that_fails_does_not_fail_the_run(make_config: ConfigMaker, mon
     def broken(run_dir: Path) -> None:
         raise ZeroDivisionError("a bug")
 
-    monkeypatch.setattr("penstock.run.records.write_report", broken)
+    monkeypatch.setattr("penstock.run.run_log.write_report", broken)
     result = penstock.train(make_config())
     assert result.stopped_by == "max_steps"
     (failed,) = [line for line in lines(result.run_dir / "events.jsonl") if line["event"] == "report_failed"]

@@ -15,7 +15,7 @@ from penstock.observe.console import make_console
 from penstock.observe.events import EventLog
 from penstock.observe.loggers.fanout import Loggers
 from penstock.observe.report.build import write_report
-from penstock.run.recorder import Recorder
+from penstock.run.metrics_log import MetricsLog
 from tests.run.conftest import ConfigMaker
 from tests.run.test_train import steps
 from tests.support.run_files import write_run
@@ -58,8 +58,8 @@ SUMMARIES = [
 ]
 
 
-def recorder(path: Path) -> Recorder:
-    return Recorder(path, make_console("off", None), Loggers([], EventLog()))
+def metrics_log(path: Path) -> MetricsLog:
+    return MetricsLog(path, make_console("off", None), Loggers([], EventLog()))
 
 
 def test_a_run_goes_on_after_odd_lines_in_all_its_files(make_config: ConfigMaker) -> None:
@@ -107,7 +107,7 @@ keys = st.sampled_from(
 def test_the_recorder_sums_up_whatever_metrics_it_finds(tmp_path: Path, records: list[dict[str, Any]]) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text("".join(f"{json.dumps(record)}\n" for record in records), encoding="utf-8")
-    found = recorder(path)
+    found = metrics_log(path)
     summary = found.summary("max_steps")
     found.close()
     assert isinstance(summary["steps"], int)

@@ -16,7 +16,7 @@ import penstock
 from penstock.config.reading.loading import dump_config
 from penstock.errors import RecordError, RunDirectoryLost
 from penstock.run.directory import RunDirectory
-from penstock.run.recorder import Recorder
+from penstock.run.metrics_log import MetricsLog
 from tests.run.conftest import ConfigMaker
 from tests.run.test_train import lines
 from tests.run.whole_runs import QUICK, whole_run
@@ -66,15 +66,15 @@ def zero_metrics(run_dir: Path, other: Path) -> None:
 
 def at_step(patched: pytest.MonkeyPatch, step: int, happens: Callable[[], object]) -> list[float]:
     """Have something happen as soon as the metrics of a step are written; all steps that are recorded."""
-    record, steps = Recorder.step, []
+    record, steps = MetricsLog.step, []
 
-    def recorded(recorder: Recorder, metrics: dict[str, float], evaluation: None = None) -> None:
-        record(recorder, metrics, evaluation)
+    def recorded(log: MetricsLog, metrics: dict[str, float], evaluation: None = None) -> None:
+        record(log, metrics, evaluation)
         steps.append(metrics["step"])
         if metrics["step"] == step:
             happens()
 
-    patched.setattr(Recorder, "step", recorded)
+    patched.setattr(MetricsLog, "step", recorded)
     return steps
 
 

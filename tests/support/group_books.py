@@ -16,7 +16,7 @@ from penstock.buffer.slots import Slot
 from penstock.config.sections.rollout import FailureConfig
 from penstock.controller.bookkeeping.group_book import GroupBook
 from penstock.controller.bookkeeping.ledger import Ledger
-from penstock.controller.bookkeeping.recording import Recording
+from penstock.controller.bookkeeping.pump_trace import PumpTrace
 from penstock.controller.bookkeeping.work_queue import WorkQueue
 from penstock.controller.failures.drops import DropBook
 from penstock.controller.parts import Parts
@@ -92,7 +92,7 @@ class Book:
             self.events,
             timeline,
         )
-        self.book = GroupBook(parts, self.ledger, self.work, self.drops, Recording(timeline, self.buffer, engines), 3)
+        self.book = GroupBook(parts, self.ledger, self.work, self.drops, PumpTrace(timeline, self.buffer, engines), 3)
 
     def _record(self, line: Any) -> None:
         if self.ledger_fails:

@@ -11,7 +11,7 @@ from penstock.buffer.slots import Admission, Slot, SlotState
 from penstock.controller.bookkeeping.group_ends import Event, GroupEnds, do_all
 from penstock.controller.bookkeeping.group_phases import GroupPhases
 from penstock.controller.bookkeeping.ledger import Ledger, PromptEnd
-from penstock.controller.bookkeeping.recording import Recording
+from penstock.controller.bookkeeping.pump_trace import PumpTrace
 from penstock.controller.bookkeeping.work_queue import WorkQueue
 from penstock.controller.failures.drops import DropBook
 from penstock.controller.failures.redispatches import RedispatchLimit
@@ -69,7 +69,7 @@ class GroupBook:
         ledger: Ledger,
         work: WorkQueue,
         drops: DropBook,
-        recording: Recording,
+        trace: PumpTrace,
         max_redispatches: int,
     ) -> None:
         self._buffer = parts.buffer
@@ -78,10 +78,10 @@ class GroupBook:
         self._ledger = ledger
         self._work = work
         self._drops = drops
-        self._recording = recording
+        self._trace = trace
         self._redispatches = RedispatchLimit(max_redispatches)
         self._groups = GroupPhases()
-        self._ends = GroupEnds(self._groups, ledger, parts.buffer, parts.events, recording)
+        self._ends = GroupEnds(self._groups, ledger, parts.buffer, parts.events, trace)
         self._given_out = 0
         self.committed = 0
         """Groups that became ready so far."""
@@ -104,7 +104,7 @@ class GroupBook:
         facts |= {"group_id": group_id, "prompt_id": visit.prompt.prompt_id, "cause": cause}
         do_all(
             partial(self._events.emit, "rollout_retried", **facts),
-            partial(self._recording.resting, group_id, cause),
+            partial(self._trace.resting, group_id, cause),
         )
 
     def retry(self, group_id: str) -> Slot:
@@ -120,14 +120,14 @@ class GroupBook:
         self._buffer.commit(group_id, pushed.meta, pushed.end_version)
         self._groups.enter(group_id, Phase.READY)
         self.committed += 1
-        self._recording.committed(group_id, pushed)
+        self._trace.committed(group_id, pushed)
 
     def select(self, max_groups: int) -> list[Slot]:
         """Take up to `max_groups` groups for the step that is being filled."""
         slots = self._buffer.select(max_groups)
         for slot in slots:
             self._groups.enter(slot.group_id, Phase.TRAINING)
-        self._recording.selected(slots, self._ends.step)
+        self._trace.selected(slots, self._ends.step)
         return slots
 
     # Ends of groups that have no rows
@@ -226,7 +226,7 @@ class GroupBook:
         for slot in self._buffer.slots(SlotState.READY):
             visit = self._ledger.visit_at(state.ready[slot.group_id])
             self._groups.begin(slot.group_id, visit, Phase.READY)
-            self._recording.dispatched(visit, slot)
+            self._trace.dispatched(visit, slot)
         ready = set(state.ready.values())
         self._work.restore(visit for visit in self._ledger.open_visits() if visit.position not in ready)
 
@@ -281,4 +281,4 @@ class GroupBook:
 
     def _begin(self, visit: PromptVisit, slot: Slot) -> None:
         self._groups.begin(slot.group_id, visit)
-        self._recording.dispatched(visit, slot)
+        self._trace.dispatched(visit, slot)

@@ -10,7 +10,7 @@ from typing import Any
 from penstock.buffer.replay_buffer import ReplayBuffer
 from penstock.controller.bookkeeping.group_phases import GroupPhases
 from penstock.controller.bookkeeping.ledger import Ledger, PromptEnd
-from penstock.controller.bookkeeping.recording import Recording
+from penstock.controller.bookkeeping.pump_trace import PumpTrace
 from penstock.observe.events import EventLog
 from penstock.observe.group_lives import GroupEnd
 from penstock.rollout.prompts import PromptVisit
@@ -38,13 +38,13 @@ class GroupEnds:
     """
 
     def __init__(
-        self, groups: GroupPhases, ledger: Ledger, buffer: ReplayBuffer, events: EventLog, recording: Recording
+        self, groups: GroupPhases, ledger: Ledger, buffer: ReplayBuffer, events: EventLog, trace: PumpTrace
     ) -> None:
         self._groups = groups
         self._ledger = ledger
         self._buffer = buffer
         self._events = events
-        self._recording = recording
+        self._trace = trace
 
     @property
     def step(self) -> int:
@@ -69,7 +69,7 @@ class GroupEnds:
         if prompt is not None:
             self._ledger.end(visit, prompt, self.step)
         self._groups.end(group_id, how)
-        calls = [partial(self._recording.ended, group_id, how, **facts)]
+        calls = [partial(self._trace.ended, group_id, how, **facts)]
         if told is not None:
             calls.insert(0, partial(self.tell, visit, told))
         do_all(*([leave_buffer] if leave_buffer is not None else []), *calls)

@@ -28,7 +28,7 @@ _OPEN = 0
 _CODES = {PromptEnd.TRAINED: 1, PromptEnd.FILTERED: 2, PromptEnd.DROPPED: 3, PromptEnd.OVERLONG: 4}
 _NAMES = {code: end for end, code in _CODES.items()}
 
-Record = Callable[[Mapping[str, Any]], None]
+WriteRecord = Callable[[Mapping[str, Any]], None]
 """Takes one line of `ledger.jsonl`."""
 
 
@@ -42,7 +42,7 @@ class Ledger:
     from this state hands out the third next.
     """
 
-    def __init__(self, stream: PromptStream, record: Record | None = None) -> None:
+    def __init__(self, stream: PromptStream, record: WriteRecord | None = None) -> None:
         self._stream = stream
         self._record = record
         self._ends = bytearray()

@@ -8,7 +8,7 @@ from typing import Any
 from penstock.buffer.slots import Admission, Slot
 from penstock.config.sections.rollout import RolloutConfig
 from penstock.controller.bookkeeping.group_book import GroupBook
-from penstock.controller.bookkeeping.recording import Recording
+from penstock.controller.bookkeeping.pump_trace import PumpTrace
 from penstock.controller.bookkeeping.work_queue import WorkQueue
 from penstock.controller.failures.causes import FailureCauses
 from penstock.controller.failures.classify import Attempts, classify, describe, retry_delay
@@ -38,7 +38,7 @@ class RolloutPump:
         work: WorkQueue,
         in_flight: InFlight,
         config: RolloutConfig,
-        recording: Recording,
+        trace: PumpTrace,
         overlong: str = "error",
     ) -> None:
         """`overlong` is `data.overlong`."""
@@ -51,7 +51,7 @@ class RolloutPump:
         self._data_plane = parts.data_plane
         self._events = parts.events
         self._causes = parts.causes or FailureCauses(parts.events)
-        self._track = recording.track("rollout pump")
+        self._track = trace.track("rollout pump")
         self._failure = config.failure
         self._overlong = overlong
         self._cut: set[int] = set()

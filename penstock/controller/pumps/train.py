@@ -10,7 +10,7 @@ from enum import Enum
 from penstock.buffer.slots import Slot
 from penstock.controller.bookkeeping.group_book import GroupBook
 from penstock.controller.bookkeeping.kept_samples import SampleKeeper
-from penstock.controller.bookkeeping.recording import Recording
+from penstock.controller.bookkeeping.pump_trace import PumpTrace
 from penstock.controller.failures.classify import describe
 from penstock.controller.failures.drops import DropBook
 from penstock.controller.parts import Parts
@@ -20,7 +20,7 @@ from penstock.controller.pumps.train_settings import FinishedStep, StepHook, Tra
 from penstock.controller.pumps.weight_sync import WeightSync
 from penstock.data_plane.meta import KVBatchMeta
 from penstock.errors import WeightSyncError
-from penstock.rollout.sample_texts import SampleTexts
+from penstock.rollout.sample_texts import texts_of
 from penstock.runtime.cancellation import to_the_end
 from penstock.training.interface import StepResult
 
@@ -48,15 +48,15 @@ class TrainPump:
         drops: DropBook,
         settings: TrainPumpSettings,
         on_step: StepHook,
-        recording: Recording,
+        trace: PumpTrace,
     ) -> None:
         self._trainer = parts.trainer
         self._book = book
         self._buffer = parts.buffer
         self._events = parts.events
-        self._samples = SampleKeeper(parts.samples, parts.texts or SampleTexts(parts.data_plane), parts.events)
-        self._recording = recording
-        self._track = recording.track("train pump")
+        self._samples = SampleKeeper(parts.samples, parts.texts or texts_of(parts.data_plane), parts.events)
+        self._trace = trace
+        self._track = trace.track("train pump")
         self._advantages = advantages
         self._sync = sync
         self._drops = drops
@@ -147,7 +147,7 @@ class TrainPump:
         self._wait_for("advantages")
         chunk = await step.score(lambda: self._advantages.submit(meta))
         step.stats.times.advantages += time.monotonic() - before
-        self._recording.scored(chunk)
+        self._trace.scored(chunk)
         slots, chunk = await self._without_filtered(step, slots, chunk)
         if not slots:
             return
@@ -201,7 +201,7 @@ class TrainPump:
         seconds = time.monotonic() - started
         metrics = {f"train/{name}": value for name, value in result.metrics.items()} | step.stats.metrics()
         self._wait_for("the end-of-step work (evaluation, checkpoint, logs)")
-        self._recording.step_ended()
+        self._trace.step_ended()
         await self._on_step(FinishedStep(step.step_id, result, metrics, seconds))
         if lost is not None:
             raise lost

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator, Collection
 from typing import Literal
 
-from penstock.controller.bookkeeping.recording import Recording
+from penstock.controller.bookkeeping.pump_trace import PumpTrace
 from penstock.controller.failures.classify import describe
 from penstock.controller.parts import Parts
 from penstock.controller.pumps.in_flight import InFlight
@@ -37,7 +37,7 @@ class WeightSync:
         parts: Parts,
         in_flight: InFlight,
         mode: UpdateMode,
-        recording: Recording,
+        trace: PumpTrace,
         *,
         limit_seconds: float,
         ending: Ending,
@@ -45,8 +45,8 @@ class WeightSync:
         self._trainer = parts.trainer
         self._buffer = parts.buffer
         self._events = parts.events
-        self._recording = recording
-        self._track = recording.track("weight sync")
+        self._trace = trace
+        self._track = trace.track("weight sync")
         self._engines = parts.engines
         self._synchronizer = WeightSynchronizer(
             parts.engines.receivers,
@@ -173,7 +173,7 @@ class WeightSync:
         finally:
             giving_up.cancel()
             self.waiting_for = "a finished step"
-        self._recording.published(report)
+        self._trace.published(report)
         for name, cause in report.failed.items():
             self._events.emit("engine_out_of_service", engine=name, version=report.version, cause=cause)
             self._engines.out_of_service(name, cause)

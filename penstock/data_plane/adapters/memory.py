@@ -71,6 +71,11 @@ class MemoryDataPlane(DataPlaneOwner):
         }
         return SampleBatch(meta.sample_ids, columns)
 
+    def link_samples(self, meta: KVBatchMeta, select_fields: Sequence[str], partition_id: str) -> None:
+        with self._lock:
+            self._open_index().link(meta.partition_id, meta.sample_ids, select_fields, partition_id)
+            self._grant_claims()
+
     def begin_claim(self, partition_id: str, task_name: str, fields: Sequence[str], batch_size: int) -> _Claim:
         claim = _Claim(self, partition_id, task_name, tuple(fields), batch_size)
         with self._lock:

@@ -17,7 +17,7 @@ from penstock.rollout.environments.limits import LimitedEnvironment, TurnLimits
 from penstock.rollout.environments.rewards.function import FunctionEnvironment, GroupFunctionEnvironment
 from penstock.rollout.environments.rewards.functions import RewardSpec, find_functions
 from penstock.rollout.environments.rewards.pool import RewardPool
-from penstock.rollout.environments.rewards.records import RewardRecords
+from penstock.rollout.environments.rewards.reward_log import RewardLog
 from penstock.rollout.environments.tasks import gym_scoring, math_grading
 from penstock.rollout.environments.tasks.calculator import CalculatorEnvironment
 from penstock.rollout.environments.tasks.math import MathEnvironment
@@ -30,27 +30,27 @@ def make_environment(
     *,
     seed: int,
     at_most: int | None = None,
-    records: RewardRecords | None = None,
+    log: RewardLog | None = None,
 ) -> Environment:
     """The environment that `rollout.environment` describes, with the prompts of `data`, at most `at_most` of each part.
 
     Rewards are computed in a bounded pool with a time limit; environments that take turns are bounded and timed as a
-    whole. `records` receives what rewards print, and which of them stay in this process.
+    whole. `log` receives what rewards print, and which of them stay in this process.
     """
     settings = _settings_of_prompts(data)
     if at_most is not None:
         data = first_records(data, at_most)
     kind, _, name = config.kind.partition(":")
     if kind == "function":
-        return _function(config, data, _pool(config, records))
+        return _function(config, data, _pool(config, log))
     if kind == "math":
         _require("math_verify", "math-verify>=0.8", "math", config)
-        args, pool = MathArgs.model_validate(config.args), _pool(config, records, math_grading.load)
+        args, pool = MathArgs.model_validate(config.args), _pool(config, log, math_grading.load)
         return MathEnvironment(args, pool, train=read_prompts(data, "train"), held_out=read_prompts(data, "eval"))
     sizes = {"train_size": data.train_size or PROCEDURAL_TRAIN_SIZE, "eval_size": data.eval_size}
     if kind == "reasoning_gym":
         _require("reasoning_gym", "reasoning-gym>=0.1.25", "reasoning-gym", config)
-        pool = _pool(config, records, gym_scoring.load)
+        pool = _pool(config, log, gym_scoring.load)
         return ReasoningGymEnvironment(name, config.args, pool, seed=seed, **sizes)
     limits = TurnLimits(config.workers, config.timeout_seconds)
     if kind == "verifiers":
@@ -60,7 +60,7 @@ def make_environment(
         return LimitedEnvironment(calculator, limits)
     assert config.import_path is not None
     given = PromptData(train=read_prompts(data, "train"), held_out=read_prompts(data, "eval"), **sizes)
-    pool = _pool(config, records)
+    pool = _pool(config, log)
     return LimitedEnvironment(make_custom(config.import_path, config.args, given, pool, seed, settings), limits, pool)
 
 
@@ -84,12 +84,8 @@ def _settings_of_prompts(data: DataConfig) -> list[str]:
     ]
 
 
-def _pool(
-    config: EnvironmentConfig, records: RewardRecords | None, warm_up: Callable[[], object] | None = None
-) -> RewardPool:
-    return RewardPool(
-        config.workers, config.timeout_seconds, in_process=config.in_process, warm_up=warm_up, records=records
-    )
+def _pool(config: EnvironmentConfig, log: RewardLog | None, warm_up: Callable[[], object] | None = None) -> RewardPool:
+    return RewardPool(config.workers, config.timeout_seconds, in_process=config.in_process, warm_up=warm_up, log=log)
 
 
 def _function(config: EnvironmentConfig, data: DataConfig, pool: RewardPool) -> Environment:

@@ -5,15 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from penstock.weights.publication import Endpoint, TensorEntry, WeightManifest
-
-_THREADED_BYTES = 2**26
-"""From this size on, a copy in CPU memory is shared out among torch's threads."""
 
 
 class PublishedMemory(Protocol):
@@ -27,7 +22,7 @@ class PublishedMemory(Protocol):
         """Make room for a publication's buckets."""
 
     def put(self, entry: TensorEntry, tensor: Tensor) -> None:
-        """Copy a tensor, from any device, to where its entry says."""
+        """Copy a tensor, from any device, to where its entry says, by `finish` at the latest; it stays as it is."""
 
     def finish(self) -> Endpoint:
         """Wait until everything is written; says how it is read."""
@@ -59,28 +54,3 @@ def view_of(entry: TensorEntry, bucket: Tensor) -> Tensor:
     """One tensor as a view of its bucket's bytes."""
     dtype: torch.dtype = getattr(torch, entry.dtype)
     return bucket[entry.offset : entry.offset + entry.nbytes].view(dtype).view(entry.shape)
-
-
-def copy_tensor(target: Tensor, source: Tensor) -> None:
-    """`target.copy_(source)`, without torch's threads where they would cost more than they gain.
-
-    Between two places in CPU memory, all threads of such a copy wait for the slowest. That pays for large tensors only,
-    and on a machine that is busy with generating and training not even for those of some megabytes.
-    """
-    source, target = source.detach(), target.detach()
-    if not (
-        target.nbytes < _THREADED_BYTES
-        and target.dtype == source.dtype
-        and target.device.type == source.device.type == "cpu"
-        and target.is_contiguous()
-        and source.is_contiguous()
-        and target.shape == source.shape
-    ):
-        target.copy_(source)
-    elif target.nbytes:
-        np.copyto(_bytes(target), _bytes(source))
-
-
-def _bytes(tensor: Tensor) -> NDArray[np.uint8]:
-    flat: NDArray[np.uint8] = tensor.view(-1).view(torch.uint8).numpy()
-    return flat

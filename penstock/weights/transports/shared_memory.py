@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from penstock.errors import MemoryLost, WeightSyncError
+from penstock.runtime.copying import TensorCopies
 from penstock.runtime.memory import SharedMemory
 from penstock.weights.publication import SharedMemoryEndpoint, TensorEntry, WeightManifest
 from penstock.weights.site import site_of
-from penstock.weights.transports.base import copy_tensor, view_of, views_of
+from penstock.weights.transports.base import view_of, views_of
 
 _PAGE = 4096
 
@@ -23,6 +24,7 @@ class PublishedSharedMemory:
         self._memory = SharedMemory.create("penstock-weights")
         self._manifest = WeightManifest((), ())
         self._buckets: list[Tensor] = []
+        self._copies = TensorCopies()
 
     def reserve(self, manifest: WeightManifest) -> None:
         """Make room; raises `WeightSyncError` if the size is refused. The machine gives bytes as they are written."""
@@ -35,11 +37,12 @@ class PublishedSharedMemory:
         self._manifest, self._buckets = manifest, _buckets(self._memory, manifest)
 
     def put(self, entry: TensorEntry, tensor: Tensor) -> None:
-        """Copy a tensor in, from any device."""
-        copy_tensor(view_of(entry, self._buckets[entry.bucket]), tensor)
+        """Copy a tensor in, from any device, perhaps together with the next ones."""
+        self._copies.add(view_of(entry, self._buckets[entry.bucket]), tensor)
 
     def finish(self) -> SharedMemoryEndpoint:
-        """Everything is written when `put` returns."""
+        """Write what is still to be copied."""
+        self._copies.finish()
         return SharedMemoryEndpoint(site_of().machine, self._memory.address)
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
@@ -48,7 +51,7 @@ class PublishedSharedMemory:
 
     def close(self) -> None:
         """Free the memory, once those who have it open are done too."""
-        self._buckets = []
+        self._buckets, self._copies = [], TensorCopies()
         self._memory.close()
 
 

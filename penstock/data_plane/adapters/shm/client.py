@@ -72,6 +72,9 @@ class ShmDataPlane(DataPlaneClient):
             return SampleBatch((), {name: schema.empty_column(name) for name in select_fields})
         return SampleBatch(meta.sample_ids, {name: read_field(name, cells) for name, cells in places.items()})
 
+    def link_samples(self, meta: KVBatchMeta, select_fields: Sequence[str], partition_id: str) -> None:
+        self._link.link_rows(meta.partition_id, meta.sample_ids, tuple(select_fields), partition_id)
+
     def begin_claim(self, partition_id: str, task_name: str, fields: Sequence[str], batch_size: int) -> _Claim:
         return _Claim(self._link, self._link.claim(partition_id, task_name, tuple(fields), batch_size))
 

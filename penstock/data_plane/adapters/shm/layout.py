@@ -17,10 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.data_plane.adapters.shm.copying import copy_all
 from penstock.data_plane.adapters.shm.space import aligned
 from penstock.data_plane.columns import Column, JaggedColumn, ObjectColumn
 from penstock.data_plane.field_spec import FieldKind
+from penstock.runtime.copying import bytes_of, copy_all
 from penstock.runtime.wire.crossing import crosses
 
 _TEXT, _JSON = b"t", b"j"
@@ -106,11 +106,11 @@ class PutPlan:
         for piece, tensor in self._copies:
             if not tensor.numel():
                 continue
-            if tensor.device.type == "cpu" and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
-                target = np.frombuffer(buffer, np.uint8, piece.size, piece.offset)
-                plain.append((target, tensor.reshape(-1).view(torch.uint8).numpy()))
-            else:
+            content = bytes_of(tensor)
+            if content is None:
                 piece.view(buffer).copy_(tensor)
+            else:
+                plain.append((np.frombuffer(buffer, np.uint8, piece.size, piece.offset), content))
         copy_all(plain)
 
     def _column(self, name: str, column: Column) -> ColumnLayout:

@@ -43,6 +43,9 @@ class Link(Protocol):
     def find(self, partition_id: str, sample_ids: Sequence[str], names: Sequence[str]) -> Places:
         """See `Store.find`; the buffers are this reader's until it drops all views of them."""
 
+    def link_rows(self, partition_id: str, sample_ids: Sequence[str], names: Sequence[str], other_id: str) -> None:
+        """See `Store.link_rows`."""
+
     def claim(self, partition_id: str, task_name: str, fields: Sequence[str], count: int) -> Future[KVBatchMeta]:
         """See `Store.claim`."""
 
@@ -75,6 +78,7 @@ class LocalLink:
         self.register, self.schema, self.reserve = store.register, store.schema, store.reserve
         self.commit, self.claim, self.withdraw = store.commit, store.claim, store.withdraw
         self.give_back, self.status, self.clear, self.count = store.give_back, store.status, store.clear, store.count
+        self.link_rows = store.link_rows
 
     def memory_of(self, reserved: Reservation) -> memoryview:
         """See `Link`."""

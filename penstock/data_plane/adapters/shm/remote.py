@@ -107,6 +107,10 @@ class RemoteLink:
         places: Places = self._call("find", partition_id, packed(sample_ids), tuple(names))
         return places
 
+    def link_rows(self, partition_id: str, sample_ids: Sequence[str], names: Sequence[str], other_id: str) -> None:
+        """See `Link`."""
+        self._call("link_rows", partition_id, packed(sample_ids), tuple(names), other_id)
+
     def claim(self, partition_id: str, task_name: str, fields: Sequence[str], count: int) -> Future[KVBatchMeta]:
         """See `Link`."""
         return self._begin("claim", partition_id, task_name, tuple(fields), count)

@@ -114,6 +114,7 @@ class _Connection:
             "commit": self._commit,
             "abandon": self._abandon,
             "find": self._find,
+            "link_rows": self._link_rows,
             "release": self._release,
             "withdraw": self._withdraw,
             "give_back": store.give_back,
@@ -219,6 +220,9 @@ class _Connection:
             self._leases.setdefault(buffer.number, []).append(buffer)
         found = tuple(BufferPlace(each.number, each.region.offset, each.layout) for each in buffers)
         return Found(found, tuple(places), fields)
+
+    def _link_rows(self, partition_id: str, sample_ids: str, names: tuple[str, ...], other_id: str) -> None:
+        self._store.link_rows(partition_id, unpacked(sample_ids), names, other_id)
 
     def _release(self, numbers: tuple[int, ...]) -> None:
         for number in numbers:

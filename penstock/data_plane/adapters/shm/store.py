@@ -170,6 +170,12 @@ class Store:
         with self._lock:
             return self._open_index().find(partition_id, sample_ids, names)
 
+    def link_rows(self, partition_id: str, sample_ids: Sequence[str], names: Sequence[str], other_id: str) -> None:
+        """As `DataPlaneClient.link_samples`; takes no memory."""
+        with self._lock:
+            self._open_index().link(partition_id, sample_ids, names, other_id)
+            self._grant_claims()
+
     def claim(self, partition_id: str, task_name: str, fields: Sequence[str], count: int) -> Future[KVBatchMeta]:
         """Rows for a task, now or once they are there; `withdraw` ends the wait."""
         with self._lock:

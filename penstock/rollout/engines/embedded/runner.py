@@ -11,7 +11,7 @@ from penstock.errors import SetupError
 from penstock.rollout.engines.embedded import attention
 from penstock.rollout.engines.embedded.fused import fuse
 from penstock.rollout.engines.embedded.prefills import Prefix, length_chunks
-from penstock.rollout.engines.embedded.slot_cache import KVShape, PrefixRecorder, SlotCache
+from penstock.rollout.engines.embedded.slot_cache import KVShape, PrefixCapture, SlotCache
 from penstock.rollout.engines.embedded.supported import check_config
 from penstock.weights.hf import CausalLM
 
@@ -91,9 +91,9 @@ class ModelRunner:
         longest = max(lengths)
         ids_PT = torch.tensor([prefix + (0,) * (longest - len(prefix)) for prefix in prefixes], device=self.device)
         position_ids_PT = self._column_C[:longest].expand(len(prefixes), longest)
-        recorder = PrefixRecorder()
-        self.lm.hidden_BTH(ids_PT, position_ids=position_ids_PT, past_key_values=recorder, use_cache=True)
-        return recorder.prefixes_ZKTD(lengths)
+        capture = PrefixCapture()
+        self.lm.hidden_BTH(ids_PT, position_ids=position_ids_PT, past_key_values=capture, use_cache=True)
+        return capture.prefixes_ZKTD(lengths)
 
     # Decode
 
@@ -136,7 +136,7 @@ class ModelRunner:
     # Trying the model out, once
 
     def _probe_prefix(self, ids_1T: Tensor) -> Tensor:
-        """A prefix through the recorder; a model that does not hand its keys and values to the cache shows here."""
+        """A prefix through the cache; a model that does not hand its keys and values to the cache shows here."""
         name = type(self.lm.model).__name__
         try:
             (prefix_ZKTD,) = self._prefill_padded([tuple(ids_1T[0, :-1].tolist())])

@@ -157,7 +157,7 @@ class SlotCache(Cache):  # type: ignore[misc]
             side_YSKCD[:, target, :, :length] = side_YSKCD[:, source, :, :length]
 
 
-class PrefixRecorder(Cache):  # type: ignore[misc]
+class PrefixCapture(Cache):  # type: ignore[misc]
     """Keeps the keys and values of one forward over whole prefixes."""
 
     def __init__(self) -> None:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from penstock.errors import WeightSyncError
+from penstock.runtime.copying import TensorCopies
 from penstock.weights.publication import WeightPublication
-from penstock.weights.transports.base import copy_tensor
 
 _SHOWN = 5
 """Mismatches that an error message names."""
@@ -55,9 +55,11 @@ class WeightTargets:
 def copy_weights(model: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> None:
     """Overwrite the model's weights in place with checked ones; returns when nothing reads them any more."""
     targets = dict(model.named_parameters(remove_duplicate=False))
+    copies = TensorCopies()
     with torch.no_grad():
         for name, tensor in tensors:
-            copy_tensor(targets[name], tensor)
+            copies.add(targets[name], tensor)
+        copies.finish()
     device = next(model.parameters()).device
     if device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()

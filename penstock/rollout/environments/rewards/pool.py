@@ -11,7 +11,7 @@ from typing import Any
 from penstock.given import is_importable as is_importable
 from penstock.rollout.environments.rewards.plain_data import NotPlain
 from penstock.rollout.environments.rewards.process_pool import ProcessRewardPool
-from penstock.rollout.environments.rewards.records import RewardRecords
+from penstock.rollout.environments.rewards.reward_log import RewardLog
 from penstock.rollout.environments.rewards.signature import Signature
 from penstock.rollout.environments.rewards.thread_pool import ThreadRewardPool
 
@@ -27,11 +27,11 @@ class RewardPool:
     """At most `workers` reward calls at a time, each with a time limit, in separate processes.
 
     What cannot be sent to another process stays here, in a thread: a function that is not found there by its name (a
-    lambda, a closure, a method of an object, one of `__main__`), or arguments that are not plain data. `records` notes
+    lambda, a closure, a method of an object, one of `__main__`), or arguments that are not plain data. `log` notes
     it, once for each function and reason. With `in_process` everything stays here, as requested.
 
     Worked example: `score(my_rewards.exact, "5", "5")` runs in a process; `score(lambda: 1.0)` in a thread, and
-    `records` has the note that a lambda has no name to be imported by.
+    `log` has the note that a lambda has no name to be imported by.
     """
 
     def __init__(
@@ -41,13 +41,13 @@ class RewardPool:
         *,
         in_process: bool = False,
         warm_up: Callable[[], object] | None = None,
-        records: RewardRecords | None = None,
+        log: RewardLog | None = None,
     ) -> None:
         self.in_process = in_process
-        self._records = records or RewardRecords()
+        self._log = log or RewardLog()
         self._threads = ThreadRewardPool(workers, timeout_seconds)
         name = None if warm_up is None else name_of(warm_up)
-        self._processes = ProcessRewardPool(workers, timeout_seconds, name, on_print=self._records.printed)
+        self._processes = ProcessRewardPool(workers, timeout_seconds, name, on_print=self._log.printed)
 
     @property
     def abandoned(self) -> int:
@@ -61,7 +61,7 @@ class RewardPool:
     def stay_in_process(self, function: str, reason: str) -> None:
         """Compute all rewards in this process from now on, although nobody asked for it, and report it."""
         self.in_process = True
-        self._records.in_process(function, reason)
+        self._log.in_process(function, reason)
 
     async def score(self, function: Callable[..., Any] | FunctionName, *args: Any, **kwargs: Any) -> Any:
         """`function(*args, **kwargs)`, awaited if it can be; an error in it is an `EnvironmentFailure`."""
@@ -70,12 +70,12 @@ class RewardPool:
         if not self.in_process:
             name = name_of(function)
             if name is None:
-                self._records.in_process(described(function), "it cannot be imported by a name")
+                self._log.in_process(described(function), "it cannot be imported by a name")
             else:
                 try:
                     return await self._processes.score(name, args, kwargs)
                 except NotPlain as error:
-                    self._records.in_process(name, f"its arguments cannot be sent to another process: {error}")
+                    self._log.in_process(name, f"its arguments cannot be sent to another process: {error}")
         return await self._threads.score(function, *args, **kwargs)
 
     def kill(self) -> None:

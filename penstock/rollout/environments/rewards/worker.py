@@ -73,7 +73,7 @@ class Captured:
         sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
 
     def _stream(self, descriptor: int) -> io.TextIOWrapper:
-        raw = _Recorder(self._page, descriptor)
+        raw = _Capture(self._page, descriptor)
         return io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", line_buffering=True)
 
     def _drain(self) -> None:
@@ -88,7 +88,7 @@ class Captured:
                 self._drain()
 
 
-class _Recorder(io.RawIOBase):
+class _Capture(io.RawIOBase):
     """A file that writes into the page."""
 
     def __init__(self, page: SharedPage, descriptor: int) -> None:

@@ -10,7 +10,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
 
 from penstock.errors import SetupError
-from penstock.observe.jsonl import RecordMark, mark_of
+from penstock.observe.jsonl import FileMark, mark_of
 from penstock.observe.report.reading import Lines
 from penstock.run.checkpoint_check import way_on
 from penstock.run.directory import RunDirectory
@@ -34,11 +34,11 @@ class _Content(BaseModel):
 
 
 @dataclass(frozen=True)
-class RecordsSnapshot:
+class FilesSnapshot:
     """The run's files at the moment of a checkpoint."""
 
     run_id: str
-    marks: Mapping[str, RecordMark]
+    marks: Mapping[str, FileMark]
     """By the file's name in the run directory."""
     sync: Callable[[], None]
     """Flushes the files to disk; blocks."""
@@ -51,7 +51,7 @@ class RecordsSnapshot:
         (folder / FILE_NAME).write_text(text + "\n", encoding="utf-8")
 
 
-def refuse_other_records(directory: RunDirectory, checkpoint: Path) -> None:
+def refuse_other_files(directory: RunDirectory, checkpoint: Path) -> None:
     """Raise `SetupError` if the checkpoint, or a file of the run, belongs to another run or was shortened or changed.
 
     `samples.jsonl` is not checked: nothing depends on it, so it may have been deleted and started again since.
@@ -64,14 +64,14 @@ def refuse_other_records(directory: RunDirectory, checkpoint: Path) -> None:
         )
     problem = next(_problems(directory, content), None)
     if problem is not None:
-        older = way_on(checkpoint, directory.run_id, "resume", lambda path: records_fit(directory, path))
+        older = way_on(checkpoint, directory.run_id, "resume", lambda path: files_fit(directory, path))
         raise SetupError(
             f"{problem}, so it does not belong to checkpoint {checkpoint.name}. {older} You can also "
             f"put the run's own file back, and {_WAY_OUT.format(directory.path)}"
         )
 
 
-def records_fit(directory: RunDirectory, checkpoint: Path) -> bool:
+def files_fit(directory: RunDirectory, checkpoint: Path) -> bool:
     """Whether the run's files still hold what they held when the checkpoint was taken."""
     try:
         content = _read(checkpoint)

@@ -12,11 +12,11 @@ _MOST_BYTES = 1024 * 1024
 Emit = Callable[..., None]
 
 
-class RewardRecords:
+class RewardLog:
     """Writes what rewards print into a file of bounded size; its errors never affect the run.
 
     Notes are events with fields. They are kept until somebody listens, since some are made before the run has its
-    records, and each is made once.
+    event log, and each is made once.
 
     Worked example: `in_process("<lambda>", "it cannot …")` twice before `listen(emit)` and once after it emits one
     `reward_in_process`.

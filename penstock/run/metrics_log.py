@@ -24,7 +24,7 @@ _EVICTED, _LAGS = "rollout/groups_evicted", "staleness/lag_histogram/"
 _REWARD, _EVAL_REWARD, _LAG = "train/reward_mean", EVAL_REWARD, "staleness/lag_max"
 
 
-class Recorder:
+class MetricsLog:
     """Writes each step's and each evaluation's metrics, and keeps what the summary needs from them.
 
     Lines already in the file when it is opened belong to the run being resumed: the summary counts them too.

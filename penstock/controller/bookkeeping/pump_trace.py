@@ -16,7 +16,7 @@ from penstock.rollout.prompts import PromptVisit
 from penstock.weights.synchronizer import SyncReport
 
 
-class Recording:
+class PumpTrace:
     """Records facts about groups, steps and weights as they happen; each call also reads the gauges.
 
     Steps are numbered from 1, as in `metrics.jsonl`.

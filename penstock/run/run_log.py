@@ -23,15 +23,15 @@ from penstock.observe.samples import SampleLog
 from penstock.observe.streams import say_last
 from penstock.observe.timeline import Timeline
 from penstock.run.directory import RunDirectory
+from penstock.run.file_marks import FilesSnapshot
 from penstock.run.given_objects import way_to_resume
+from penstock.run.metrics_log import MetricsLog
 from penstock.run.provenance import provenance
-from penstock.run.record_marks import RecordsSnapshot
-from penstock.run.recorder import Recorder
 
 _OUTCOMES = {"error": Outcome.FAILED, "interrupted": Outcome.INTERRUPTED}
 
 
-class RunRecords:
+class RunLog:
     """Console, events, metrics, samples, timeline, loggers, summary and report of one run.
 
     What is on this machine is closed first, and the report written, before anything waits for loggers: one that hangs,
@@ -68,7 +68,7 @@ class RunRecords:
         self.view = Display(config.observe.console, config.training.max_steps, self.events.emit, json_to)
         self.events.subscribe(self.view.on_event)
         self.events.subscribe(self.timeline.on_event)
-        self.metrics = Recorder(directory.metrics, self.view, self._loggers)
+        self.metrics = MetricsLog(directory.metrics, self.view, self._loggers)
 
     def open(self) -> None:
         """Start writing: the run has begun, or what it resumes from was accepted."""
@@ -107,7 +107,7 @@ class RunRecords:
                     "over with --from-scratch (from_scratch=True in Python)"
                 )
 
-    def snapshot(self, begun: RecordsSnapshot | None = None) -> RecordsSnapshot:
+    def snapshot(self, begun: FilesSnapshot | None = None) -> FilesSnapshot:
         """What the files hold now, for a checkpoint of this moment, or one `begun` before its step was recorded.
 
         The ledger keeps growing, as prompts can end at any moment: its mark is the one from the beginning.
@@ -118,7 +118,7 @@ class RunRecords:
             marks[names.samples.name] = samples
         if begun is not None:
             marks[names.ledger.name] = begun.marks[names.ledger.name]
-        return RecordsSnapshot(names.run_id, marks, self._sync)
+        return FilesSnapshot(names.run_id, marks, self._sync)
 
     def _sync(self) -> None:
         for part in (self.metrics.file, self.ledger, self.samples, self.events):

@@ -1,0 +1,59 @@
+"""The worker that reads and writes rows for the controller: archives of checkpoints, and the samples that are shown."""
+
+from __future__ import annotations
+
+from penstock.config.models import DataPlaneConfig
+from penstock.data_plane.client import DataPlaneAddress, DataPlaneClient, DataPlaneOwner
+from penstock.data_plane.opening import connect
+from penstock.data_plane.row_files import RowFiles
+from penstock.rollout.sample_texts import SampleReader
+from penstock.runtime.workers import Placement, WorkerHandle, WorkerKind, WorkerSpec, start
+from penstock.runtime.workers.repeated import RepeatedCalls
+
+_NAME = "data plane worker"
+
+
+class RowWorker(RowFiles, SampleReader):
+    """All that is done with rows apart from rollouts and training, by metadata.
+
+    It keeps nothing between two calls, and every call may be repeated, so another one can take its place at any time.
+    """
+
+    def __init__(self, client: DataPlaneClient) -> None:
+        RowFiles.__init__(self, client)
+        SampleReader.__init__(self, client)
+
+    def close(self) -> None:
+        """The client belongs to whoever made it."""
+
+
+class _ConnectedRowWorker(RowWorker):
+    """One with a connection of its own."""
+
+    def close(self) -> None:
+        self._client.close()
+
+
+def connected(address: DataPlaneAddress) -> RowWorker:
+    """A worker in any process that can reach the data plane."""
+    return _ConnectedRowWorker(connect(address))
+
+
+def begin_row_worker(config: DataPlaneConfig, data_plane: DataPlaneOwner, silence_seconds: float) -> RepeatedCalls:
+    """Calls of a row worker: in a process of its own if the rows can be reached from there, else in a thread.
+
+    A process is started at once and not waited for; one that shows no sign of life for `silence_seconds` is killed,
+    and another takes its place.
+    """
+    if config.adapter == "memory":
+        spec, kind = WorkerSpec(f"{__name__}:RowWorker", {"client": data_plane}), WorkerKind.THREAD
+    else:
+        spec, kind = WorkerSpec(f"{__name__}:connected", {"address": data_plane.address()}), WorkerKind.PROCESS
+
+    def begin() -> WorkerHandle:
+        return start(spec, Placement(kind, _NAME), silence_seconds=silence_seconds)
+
+    calls = RepeatedCalls(begin)
+    if kind is WorkerKind.PROCESS:
+        calls.begin_now()
+    return calls
