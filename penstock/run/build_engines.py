@@ -24,15 +24,14 @@ def rank_names(config: RunConfig) -> list[str]:
     return [f"{config.rollout.engine.kind}-{number}" for number in range(config.rollout.engine.ranks)]
 
 
-def begin_processes(config: RunConfig) -> Processes:
+def begin_processes(config: RunConfig, *, awaits_weights: bool) -> Processes:
     """The engines' processes, if `runtime.engine_process` asks for them; they load while others load."""
     if not config.runtime.engine_process or config.rollout.replay_from is not None:
         return NO_PROCESSES
-    trains = config.training.backend != "none"
     processes: dict[str, EngineProcess] = {}
     try:
         for name in rank_names(config):
-            processes[name] = _process(config, name, awaits_weights=trains)
+            processes[name] = _process(config, name, awaits_weights=awaits_weights)
     except BaseException:
         end_processes(processes)
         raise

@@ -11,6 +11,7 @@ from typing import Any
 from penstock.data_plane.meta import KVBatchMeta
 from penstock.errors import SetupError, TrainerLost, WorkerClosed, WorkerLost
 from penstock.runtime.workers import WorkerHandle
+from penstock.training.gradient_comparison import GradientDifference
 from penstock.training.interface import ChunkResult, Prepared, SnapshotTaken, StepResult, Trainer, TrainerSnapshot
 from penstock.weights.publication import WeightPublication, WeightSite
 
@@ -77,6 +78,20 @@ class WorkerTrainer(Trainer):
         """Have the columns written that advantages and loss need in addition to those of the rollout."""
         result: Prepared = await self._ask("prepare", meta)
         return result
+
+    async def keep_gradients(self) -> float:
+        """Have a copy of the open step's raw gradients kept there, to compare others with; returns their norm."""
+        norm: float = await self._ask("keep_gradients")
+        return norm
+
+    async def gradient_difference(self) -> GradientDifference:
+        """How the open step's raw gradients differ from those that were kept."""
+        result: GradientDifference = await self._ask("gradient_difference")
+        return result
+
+    async def forget_gradients(self) -> None:
+        """Free what `keep_gradients` keeps."""
+        await self._ask("forget_gradients")
 
     async def publish_weights(self, sites: Sequence[WeightSite] = ()) -> WeightPublication:
         """The current weights, for receivers at `sites`; by default, for those in the worker's process."""
