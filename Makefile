@@ -4,7 +4,7 @@ PY := .venv/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check -q
 STAMP := .venv/.installed
 
-.PHONY: install demo demo-tools test test-all lint bench clean
+.PHONY: install demo demo-processes demo-tools test test-all lint bench clean
 
 install: $(STAMP)
 
@@ -18,11 +18,19 @@ $(STAMP): pyproject.toml requirements/constraints.txt
 	$(PIP) install -c requirements/constraints.txt -e '.[dev]'
 	touch $@
 
+# SET="key=value ..." changes settings of the demos.
 demo: install
-	$(PY) examples/demo/demo.py
+	$(PY) examples/demo/demo.py $(SET)
+
+# The same run with two engines and the trainer in separate processes, and rows in memory that processes share.
+PROCESSES := run_dir=runs/demo-processes rollout.engine.ranks=2 runtime.engine_process=true \
+	runtime.trainer_process=true data_plane.adapter=shm
+
+demo-processes: install
+	$(PY) examples/demo/demo.py $(PROCESSES) $(SET)
 
 demo-tools: install
-	$(PY) examples/tools/demo.py
+	$(PY) examples/tools/demo.py $(SET)
 
 lint: install
 	$(PY) -m ruff check .

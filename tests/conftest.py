@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from penstock.runtime.cpu import let_idle_threads_sleep
+from tests.support.leftovers import Present, leftovers
 
 let_idle_threads_sleep()
 
@@ -15,6 +18,7 @@ let_idle_threads_sleep()
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+_TESTS = Path(__file__).parent
 LONG_SECONDS = 300
 """Time limit of a slow test without one of its own: many start processes, each of which imports torch."""
 
@@ -24,6 +28,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("long") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(LONG_SECONDS))
+
+
+_GUARDED = ("engines", "fleet", "runtime", "weights")
+"""Folders whose tests must leave nothing."""
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A test that leaves shared memory, a thread that keeps the process alive, or a process, fails by that itself."""
+    if request.path.relative_to(_TESTS).parts[0] not in _GUARDED:
+        yield
+        return
+    before = Present.now()
+    yield
+    if left := leftovers(before):
+        pytest.fail(f"the test left behind: {'; '.join(left)}")
 
 
 @pytest.fixture(autouse=True)

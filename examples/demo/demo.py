@@ -1,6 +1,7 @@
 """The demo: make a tiny model, train it with streaming asynchronous GRPO on the CPU, and show what was reached.
 
 Run it with `make demo`. It writes to `runs/demo` and `runs/demo-model`, and starts from nothing every time.
+`make demo-processes` is the same run spread over several processes; it writes to `runs/demo-processes`.
 """
 
 from __future__ import annotations
@@ -32,10 +33,11 @@ def run_demo(here: Path, make_model: Callable[[RunConfig], str]) -> int:
     silence_progress_bars()
     config = penstock.load_config(here / "config.yaml", sys.argv[1:])
     own = penstock.load_config(here / "config.yaml")
-    if (config.run_dir, config.model.path) != (own.run_dir, own.model.path):
+    own_run_dirs = (own.run_dir, f"{own.run_dir}-processes")
+    if config.run_dir not in own_run_dirs or config.model.path != own.model.path:
         print("the demo starts from nothing each time: it does not touch folders other than its own")
         return 2
-    for folder in (own.run_dir, own.model.path):
+    for folder in (config.run_dir, own.model.path):
         if Path(folder).exists():
             print(f"removing {folder} of an earlier demo")
             shutil.rmtree(folder)

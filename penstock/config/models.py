@@ -77,7 +77,8 @@ class RuntimeConfig(Section):
     """Run the trainer in a separate process; needs `data_plane.adapter: shm`. With `engine_process` too, the process of
     the run itself holds no model."""
     engine_threads: Annotated[int, Field(ge=0, le=1024)] = 0
-    """CPU threads for each engine rank; 0 shares half of the cores among the ranks."""
+    """CPU threads for each engine rank; 0 shares half of the cores among the ranks, and with `deterministic` means
+    1."""
     trainer_threads: Annotated[int, Field(ge=0, le=1024)] = 0
     """CPU threads for the trainer; 0 means half of the cores."""
     trainer_lanes: Annotated[int, Field(ge=0, le=64)] = 0
@@ -138,8 +139,9 @@ class RunConfig(Section):
     seed: NonNegativeInt = 0
     """Seed for data order and sampling."""
     deterministic: bool = False
-    """Bitwise identical losses for the same seed on the CPU; needs `in_order` staleness with lookahead 0, and
-    `drain`."""
+    """Bitwise identical losses for the same seed on the CPU, with any number of engine ranks, in threads or processes;
+    needs `in_order` staleness with lookahead 0, and `drain`. It is slower: engines compute fixed shapes, with one CPU
+    thread per rank."""
     model: ModelConfig
     """The language model to train."""
     data: DataConfig = DataConfig()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -56,8 +57,10 @@ class Serving:
 
     async def close(self) -> None:
         """Close engines and environment; one that does not finish closing is left behind."""
-        await self.engines.close()
-        await ended_within(self.environment.close(), _CLOSE_SECONDS)
+        try:
+            await self.engines.close()
+        finally:
+            await _closed(self.environment)
 
 
 @dataclass(frozen=True)
@@ -89,16 +92,28 @@ def build_serving(config: RunConfig, *, trains_too: bool, processes: Processes =
     replays = trains_too and config.rollout.replay_from is not None
     rewards = RewardLog(Path(config.run_dir) / "rewards.log" if trains_too else None)
     recording = open_recording(config, hf_tokenizer, facts) if replays else None
+    sampling = _sampling(config, tokenizer, hf_tokenizer, facts)
+    environment = _environment(config, recording, rewards)
+    try:
+        engines = EngineFleet() if replays else build_fleet(config, tokenizer, processes, awaits_weights=trains_too)
+    except BaseException:  # its reward processes would stay
+        asyncio.run(_closed(environment))
+        raise
     return Serving(
         hf_tokenizer=hf_tokenizer,
         tokenizer=tokenizer,
-        environment=_environment(config, recording, rewards),
-        sampling=_sampling(config, tokenizer, hf_tokenizer, facts),
-        engines=EngineFleet() if replays else build_fleet(config, tokenizer, processes, awaits_weights=trains_too),
+        environment=environment,
+        sampling=sampling,
+        engines=engines,
         facts=facts,
         recording=recording,
         rewards=rewards,
     )
+
+
+async def _closed(environment: Environment) -> None:
+    """Close it; one that does not finish closing is left behind."""
+    await ended_within(environment.close(), _CLOSE_SECONDS)
 
 
 def _tokenizer(config: RunConfig, hf_tokenizer: Any) -> HFTokenizer:

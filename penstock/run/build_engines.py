@@ -96,6 +96,8 @@ def _settings(config: RunConfig, name: str, *, awaits_weights: bool) -> dict[str
         "max_model_len": config.rollout.engine.max_model_len,
         "deterministic": config.deterministic,
         "kv_cache": config.weight_sync.kv_cache,
-        "threads": threads_per_rank(config.runtime.engine_threads, config.rollout.engine.ranks),
+        "threads": threads_per_rank(
+            config.runtime.engine_threads, config.rollout.engine.ranks, deterministic=config.deterministic
+        ),
         "awaits_weights": awaits_weights,
     }

@@ -27,6 +27,7 @@ from penstock.run.file_marks import FilesSnapshot
 from penstock.run.given_objects import way_to_resume
 from penstock.run.metrics_log import MetricsLog
 from penstock.run.provenance import provenance
+from penstock.runtime.threads import in_daemon_thread
 
 _OUTCOMES = {"error": Outcome.FAILED, "interrupted": Outcome.INTERRUPTED}
 
@@ -184,14 +185,18 @@ class RunLog:
         return self._opened and not self._lost
 
     async def _close_loggers(self, outcome: Outcome, summary: dict[str, Any]) -> None:
-        """Wait for them in a thread, so signals are heard; write the report again if one had a problem."""
+        """Wait for them in a thread, so signals are heard; write the report again if one had a problem.
+
+        A cancellation, as often as it comes, only ends the wait: how the run ended is known by now.
+        """
         before = self.events.counts
-        closing = asyncio.ensure_future(asyncio.to_thread(self._loggers.close, outcome, summary, self.view.note))
-        try:
-            await asyncio.shield(closing)
-        except asyncio.CancelledError:
-            self.hurry()
-            await closing
+        closing = in_daemon_thread("penstock-loggers", self._loggers.close, outcome, summary, self.view.note)
+        while not closing.done():
+            try:
+                await asyncio.shield(closing)
+            except asyncio.CancelledError:
+                self.hurry()
+        closing.result()
         if self.events.counts != before:
             self._write_report(again=True)
 

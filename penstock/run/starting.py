@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from penstock.run import build, build_trainer
 from penstock.run.build import Serving, Training
 from penstock.run.build_engines import Processes, begin_processes, end_processes
 from penstock.runtime.awake import wait_awake
+from penstock.runtime.making import Making
 from penstock.runtime.threads import in_daemon_thread
 from penstock.runtime.workers.repeated import RepeatedCalls
 from penstock.training.interface import Trainer
@@ -68,7 +68,11 @@ async def parts_of(
     with span("setting up the trainer"):
         begun = await off_the_loop("the trainer", lambda: _begin(config), lambda made: made.close(), timeouts)
     trainer = guard(begun.trainer)
-    try:
+    async with contextlib.AsyncExitStack() as parts:  # closes each, even if another fails or the caller is cancelled
+        parts.callback(begun.data_plane.close)
+        parts.push_async_callback(begun.row_worker.close)
+        parts.push_async_callback(begun.end_trainer)
+        parts.push_async_callback(trainer.close)
         with span("setting up the engine"):
             serving = await off_the_loop(
                 "the engine",
@@ -76,52 +80,38 @@ async def parts_of(
                 lambda made: made.close(),
                 timeouts,
             )
-        try:
-            training = await off_the_loop(
-                "the data",
-                lambda: build.build_training(config, serving, trainer, begun.data_plane, begun.row_worker),
-                _leave,  # its parts are closed below
-                timeouts,
-            )
-            yield serving, training
-        finally:
-            await serving.close()
-    finally:
-        await trainer.close()
-        await begun.end_trainer()
-        await begun.row_worker.close()
-        begun.data_plane.close()
+        parts.push_async_callback(serving.close)
+        training = await off_the_loop(
+            "the data",
+            lambda: build.build_training(config, serving, trainer, begun.data_plane, begun.row_worker),
+            _leave,  # its parts are closed with the others
+            timeouts,
+        )
+        yield serving, training
 
 
 async def off_the_loop(
     what: str, make: Callable[[], T], close: Callable[[T], Coroutine[Any, Any, None]], timeouts: TimeoutsConfig
 ) -> T:
     """Make something in a thread. If nobody waits for it any more when it is made, it is closed."""
-    unwanted = threading.Event()
-
-    def made() -> T:
-        result = make()
-        if unwanted.is_set():
-            asyncio.run(close(result))
-        return result
-
-    making = in_daemon_thread("penstock-build", made)
+    making = Making("penstock-build", make, lambda made: asyncio.run(close(made)))
     try:
-        await wait_awake({making}, timeouts.start_seconds)
+        await wait_awake({making.over}, timeouts.start_seconds)
     except asyncio.CancelledError:
-        await asyncio.wait({making}, timeout=timeouts.stop_seconds)
-        if not making.done():
-            unwanted.set()
-        elif making.exception() is None:
-            await close(making.result())
+        try:
+            await asyncio.wait({making.over}, timeout=timeouts.stop_seconds)
+            if making.over.done() and making.over.exception() is None:
+                await close(making.take())
+        finally:
+            making.leave()
         raise
-    if not making.done():
-        unwanted.set()
+    if not making.over.done():
+        making.leave()
         raise SetupError(
             f"{what} was not ready after {timeouts.start_seconds:g} s; if the model takes longer to load, raise "
             "runtime.timeouts.start_seconds"
         )
-    return making.result()
+    return making.take()
 
 
 async def _leave(_: Training) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 def let_idle_threads_sleep() -> None:
@@ -24,9 +26,13 @@ def threads_for_half(setting: int) -> int:
     return setting or max(1, usable_cores() // 2)
 
 
-def threads_per_rank(setting: int, ranks: int) -> int:
-    """Threads of each of several engines that share half of the cores: the setting, or an equal part if it is 0."""
-    return setting or max(1, threads_for_half(0) // ranks)
+def threads_per_rank(setting: int, ranks: int, *, deterministic: bool = False) -> int:
+    """Threads of each of several engines that share half of the cores: the setting, or an equal part if it is 0.
+
+    Matrix products of several threads add up in another order than those of one, so with `deterministic` the part is
+    one thread: results then depend neither on the number of ranks nor on that of cores.
+    """
+    return setting or (1 if deterministic else max(1, threads_for_half(0) // ranks))
 
 
 def lanes_for_rest(setting: int, threads: int) -> int:
@@ -43,6 +49,21 @@ def take_threads(count: int) -> None:
 
     torch.set_num_threads(count)
     torch.get_num_threads()  # a thread adopts the common count when it first asks: do that now
+
+
+@contextmanager
+def computing_with(count: int) -> Iterator[None]:
+    """Give the calling thread this many CPU threads for a while; 0 leaves it as it is."""
+    import torch
+
+    before = torch.get_num_threads()
+    if count:
+        take_threads(count)
+    try:
+        yield
+    finally:
+        if count:
+            take_threads(before)
 
 
 def keep_own_threads() -> None:

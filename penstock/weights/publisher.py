@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from penstock.errors import WeightSyncError
 from penstock.runtime.free_memory import free_bytes
 from penstock.weights.plan import Transport, wanted_transports
 from penstock.weights.policy_weights import PolicyWeights, ReadTensors
@@ -79,16 +80,17 @@ class WeightPublisher:
             for transport in sorted(wanted - {Transport.IN_PROCESS}, key=list(Transport).index):
                 self._reserve(transport, manifest, weights.device, memories)
             endpoints = _written(manifest, weights, list(memories.values()))
+            readable = _readable_here(manifest, weights, list(memories.values()))
+            with self._lock:
+                if self._closed:  # while this was written, by a run that does not wait for it
+                    raise WeightSyncError(f"weights of version {version} cannot be published: their trainer is closed")
+                offered = (in_process.offer(readable),) if Transport.IN_PROCESS in wanted else ()
+                number = next(self._numbers)
+                self._alive.append(_Alive(number, offered, memories))
         except BaseException:
             for memory in memories.values():
                 memory.close()
             raise
-        offered: tuple[InProcessEndpoint, ...] = ()
-        if Transport.IN_PROCESS in wanted:
-            offered = (in_process.offer(_readable_here(manifest, weights, list(memories.values()))),)
-        number = next(self._numbers)
-        with self._lock:
-            self._alive.append(_Alive(number, offered, memories))
         return WeightPublication(version, manifest, (*offered, *endpoints), number)
 
     def release(self, publication: WeightPublication, *, still_read: bool = False) -> None:

@@ -161,6 +161,13 @@ def test_contradictions_are_separate_lines_without_noise() -> None:
     ]
 
 
+def test_a_thread_count_that_would_change_results_does_not_go_with_deterministic() -> None:
+    good = {"staleness": {"policy": "in_order", "lookahead": 0}, "weight_sync__mode": "drain", "deterministic": True}
+    (line,) = problems(**good, runtime__engine_threads=4)
+    assert line.startswith("runtime.engine_threads: 4 does not go with deterministic = true")
+    assert line.endswith("use more cores with rollout.engine.ranks")
+
+
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5) | st.integers(), inner, max_size=3),

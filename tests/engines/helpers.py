@@ -72,13 +72,20 @@ def with_norms_of_its_own(model: Any, seed: int) -> Any:
     return model
 
 
-_PUBLISHER = WeightPublisher()
+_publishers = [WeightPublisher()]
+"""The one that publishes."""
 
 
 def published(weights: Any, version: int, *receivers: Any) -> WeightPublication:
     """Weights, a model's or others, as a trainer publishes them; without receivers, for this process."""
     given = weights if isinstance(weights, PolicyWeights) else PolicyWeights.of(weights)
-    return _PUBLISHER.publish(version, given, [receiver.site for receiver in receivers])
+    return _publishers[-1].publish(version, given, [receiver.site for receiver in receivers])
+
+
+def end_publications() -> None:
+    """Free what was published."""
+    _publishers.pop().close()
+    _publishers.append(WeightPublisher())
 
 
 class Gate:

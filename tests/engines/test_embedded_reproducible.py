@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
 from penstock.rollout.engines.base import GenerationResult
 from penstock.rollout.engines.embedded.runner import ModelRunner
+from penstock.runtime.cpu import computing_with
 from tests.engines.helpers import generate_all, mixed_requests, request, running_engine
 from tests.support.tiny_models import tiny_model
 
@@ -50,6 +52,16 @@ async def test_deterministic_mode_holds_where_kernels_depend_on_the_row(monkeypa
     first, *others = await responses_in_crowds(deterministic=True)
     assert all(other == first for other in others)
     assert first[0].token_ids == batched[0].token_ids
+
+
+async def test_deterministic_mode_does_not_depend_on_how_many_cores_there_are() -> None:
+    async def responses(cores: int, **options: Any) -> list[GenerationResult]:
+        """By an engine that is large enough to compute with several threads."""
+        with computing_with(cores):
+            async with running_engine(tiny_model(hidden=512), max_num_seqs=60, **options) as engine:
+                return await generate_all(engine, mixed_requests(8))
+
+    assert await responses(4, deterministic=True) == await responses(1, deterministic=True)
 
 
 async def test_seeds_make_the_difference() -> None:

@@ -26,7 +26,7 @@ from penstock.rollout.handle import HFTokenizer
 from penstock.weights.digest import tensor_digests
 from penstock.weights.hf import load_model
 from penstock.weights.synchronizer import WeightSynchronizer
-from tests.engines.helpers import generate_all, mixed_requests, published, request, running_engine
+from tests.engines.helpers import end_publications, generate_all, mixed_requests, published, request, running_engine
 from tests.support.tiny_models import char_tokenizer, save_tiny_model, tiny_model
 
 OPTIONS: dict[str, Any] = {"max_num_seqs": 4, "max_model_len": 64, "threads": 1}
@@ -56,6 +56,7 @@ def shared(folder: Path, policy: Any) -> Iterator[ProcessEngine]:
     process = EngineProcess(ModelConfig(path=str(folder)), "cpu", **OPTIONS, awaits_weights=True)
     engine = ProcessEngine(process)
     asyncio.run(WeightSynchronizer([engine]).publish(published(policy, GIVEN, engine)))
+    end_publications()
     yield engine
     asyncio.run(engine.close())
 

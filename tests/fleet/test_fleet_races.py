@@ -115,3 +115,34 @@ async def test_a_build_that_does_not_end_counts_as_a_death_and_what_it_makes_is_
         assert fleet.rank("a").deaths == 2
     late.set()
     assert await asyncio.to_thread(closed.wait, 10)
+
+
+async def test_an_engine_is_closed_that_is_built_in_the_instant_in_which_nobody_waits_any_more() -> None:
+    may_build, closed = threading.Event(), threading.Event()
+    made: list[ManualEngine] = []
+
+    class Closing(ManualEngine):
+        async def close(self) -> None:
+            await super().close()
+            closed.set()
+
+    def build(name: str) -> ManualEngine:
+        assert may_build.wait(60)
+        made.append(Closing(name))
+        return made[0]
+
+    fleet, engines = fleet_of("a", build=build, replacements=1)
+    with fleet.kept():
+        engines["a"].die()
+        await fleet.dead.get()
+        replacing = asyncio.create_task(fleet.replace("a"))
+        await settled()
+        may_build.set()
+        for thread in threading.enumerate():
+            if thread.name == "penstock-build-a":
+                thread.join()  # it is built now, and the loop does not know it yet
+        replacing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await replacing
+    assert await asyncio.to_thread(closed.wait, 60)
+    assert made[0].closed

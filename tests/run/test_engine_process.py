@@ -183,3 +183,27 @@ async def test_a_run_that_cannot_be_built_leaves_no_process(
             pytest.fail("it cannot be built")
     assert len(begun) == 1
     assert not alive(begun[0])
+
+
+async def test_an_environment_is_closed_whose_engine_cannot_be_built(
+    make_config: ConfigMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[str] = []
+    made = build.make_environment
+
+    def noted(*args: Any, **options: Any) -> Any:
+        environment = made(*args, **options)
+        monkeypatch.setattr(environment, "close", closing)
+        return environment
+
+    async def closing() -> None:
+        closed.append("environment")
+
+    def broken(*_: Any, **__: Any) -> None:
+        raise SetupError("the model is broken")
+
+    monkeypatch.setattr(build, "make_environment", noted)
+    monkeypatch.setattr(build, "build_fleet", broken)
+    with pytest.raises(SetupError, match="the model is broken"):
+        await asyncio.to_thread(build.build_serving, make_config(), trains_too=False)
+    assert closed == ["environment"]

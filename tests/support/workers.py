@@ -38,6 +38,7 @@ class Counter:
         self._count, self._folder = begin, folder
         self._built_in = threading.current_thread().name
         self._go = threading.Event()
+        self._state = ""
 
     def add(self, number: int) -> int:
         """One at a time: a lost update would show."""
@@ -103,8 +104,18 @@ class Counter:
 
         return torch.get_num_threads()
 
-    def state(self) -> int:
-        return self._count
+    def state(self) -> Any:
+        if self._state == "broken":
+            raise RuntimeError("illegal memory access")
+        return object() if self._state == "spoilt" else self._count
+
+    def break_state(self) -> None:
+        """From now on `state` raises."""
+        self._state = "broken"
+
+    def spoil_state(self) -> None:
+        """From now on `state` cannot cross."""
+        self._state = "spoilt"
 
     def close(self) -> None:
         if self._folder:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from penstock.data_plane.fields import ADVANTAGE, INPUT_IDS, SAMPLE_MASK
-from penstock.errors import MissingRowError, NonFiniteError, SetupError, StepStateError
+from penstock.errors import MissingRowError, NonFiniteError, SetupError, StepStateError, WeightSyncError
 from penstock.training.step import OptimizerStepError, StepState
 from penstock.training.workers.local import LocalTrainer
 from penstock.weights.site import site_of
@@ -353,3 +355,20 @@ async def test_the_trainers_thread_count_is_its_own() -> None:
     assert seen == before + 1
     assert await asyncio.to_thread(torch.get_num_threads) == torch.get_num_threads() == before
     await local.close()
+
+
+async def test_a_trainer_whose_closing_nobody_waits_for_frees_what_it_published() -> None:
+    elsewhere = replace(site_of(), process=site_of().process + 1)
+    local = trainer(tiny_model(), data_plane())
+    publication = await local.publish_weights([elsewhere])
+    stuck = threading.Event()
+    held = local._thread.call(stuck.wait, 60)
+    closing = asyncio.create_task(local.close())
+    await asyncio.sleep(0)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    with pytest.raises(WeightSyncError, match="no longer there"):
+        open_weights(publication, elsewhere)
+    stuck.set()
+    await held

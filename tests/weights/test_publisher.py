@@ -239,3 +239,29 @@ def test_a_receiver_elsewhere_cannot_read_what_was_published_for_this_process(pu
     assert [transport_of(endpoint).value for endpoint in publication.endpoints] == ["in_process"]
     with pytest.raises(WeightSyncError, match="published through in_process; publish them for its site"):
         open_weights(publication, ELSEWHERE)
+
+
+def test_a_publication_that_is_being_written_when_its_trainer_is_closed_leaves_nothing() -> None:
+    publisher, before = WeightPublisher(), memories()
+
+    def closing() -> Iterator[tuple[str, Tensor]]:
+        publisher.close()
+        return weights().tensors()
+
+    with pytest.raises(WeightSyncError, match="their trainer is closed"):
+        publisher.publish(1, replace(weights(), tensors=closing), [ELSEWHERE])
+    assert memories() == before
+
+
+def test_a_publication_that_cannot_be_kept_for_readers_here_leaves_nothing(
+    publisher: WeightPublisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = memories()
+
+    def full(_: object) -> None:
+        raise MemoryError("no room for an offer")
+
+    monkeypatch.setattr("penstock.weights.transports.in_process.offer", full)
+    with pytest.raises(MemoryError):
+        publisher.publish(1, weights(), [HERE, ELSEWHERE])
+    assert memories() == before

@@ -76,8 +76,10 @@ async def test_a_receiver_that_cannot_open_memory_of_its_gpu_reads_cpu_memory_an
     publication = published_both_ways(model, publisher)
     engine, site = await incoming(tiny_model(seed=1), publication)
     assert site == replace(ENGINE, device="cpu")
-    for (_, found), (_, wanted) in zip(engine.take(publication).tensors(), named_weights(model), strict=True):
+    taken = engine.take(publication)
+    for (_, found), (_, wanted) in zip(taken.tensors(), named_weights(model), strict=True):
         assert torch.equal(found, wanted)
+    taken.close()
     publisher.close()
 
 

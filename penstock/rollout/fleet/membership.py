@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -15,7 +14,7 @@ from penstock.rollout.fleet.router import Router
 from penstock.rollout.fleet.states import RankState
 from penstock.rollout.fleet.totals import ended, summed
 from penstock.runtime.cancellation import ended_within
-from penstock.runtime.threads import in_daemon_thread
+from penstock.runtime.making import Making
 
 _CLOSE_SECONDS = 30.0
 """How long an engine may take to close; each of its parts has less."""
@@ -266,24 +265,13 @@ class Membership:
 
 async def _built(build: Build, name: str, limit_seconds: float | None) -> GenerationEngine:
     """`build` in a thread, up to a limit; if nobody waits any more when it is done, what it made is closed there."""
-    unwanted = threading.Event()
-
-    def run() -> GenerationEngine:
-        engine = build(name)
-        if unwanted.is_set():
-            asyncio.run(engine.close())
-        return engine
-
+    making = Making(f"penstock-build-{name}", lambda: build(name), lambda engine: asyncio.run(engine.close()))
     try:
-        async with asyncio.timeout(limit_seconds) as limit:
-            return await in_daemon_thread(f"penstock-build-{name}", run)
-    except asyncio.CancelledError:
-        unwanted.set()
-        raise
-    except TimeoutError:
-        if not limit.expired():
-            raise
-        unwanted.set()
-        raise EngineError(
-            f"engine {name} was not built within {limit_seconds:g} s (runtime.timeouts.start_seconds)"
-        ) from None
+        await asyncio.wait({making.over}, timeout=limit_seconds)
+        if not making.over.done():
+            raise EngineError(
+                f"engine {name} was not built within {limit_seconds:g} s (runtime.timeouts.start_seconds)"
+            )
+        return making.take()
+    finally:
+        making.leave()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
@@ -63,8 +64,13 @@ class _Served:
 
 async def check_weight_sync(subject: Subject) -> Finding:
     """Publish weights that differ in every tensor, compare hashes, publish the real ones again, compare everything."""
+    with contextlib.closing(WeightPublisher()) as publisher:
+        return await _compared(subject, publisher)
+
+
+async def _compared(subject: Subject, publisher: WeightPublisher) -> Finding:
     engines, trainer = subject.serving.engines, subject.training.trainer
-    synchronizer, publisher = WeightSynchronizer(engines.receivers), WeightPublisher()
+    synchronizer = WeightSynchronizer(engines.receivers)
     prompts = await asked_prompts(subject, _PROBES)
     sites = [*synchronizer.sites(), site_of()]
     original = await trainer.publish_weights(sites)
@@ -78,7 +84,6 @@ async def check_weight_sync(subject: Subject) -> Finding:
     after = await _served_by_all(subject, prompts)
     wrong = _differing(await asyncio.to_thread(published_digests, changed), meanwhile)
     unrestored = _differing(await asyncio.to_thread(published_digests, original), after)
-    publisher.close()
     await trainer.release_weights(original)
     # Every rank before and after, and every rank against the first.
     pairs = [

@@ -14,7 +14,8 @@ import numpy as np
 
 from penstock.errors import WireError
 from penstock.runtime.wire import tags
-from penstock.runtime.wire.encoder import Encoder, Writer
+from penstock.runtime.wire.encoder import Encoder
+from penstock.runtime.wire.objects import Writer
 
 if TYPE_CHECKING:
     import torch

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from dataclasses import fields, is_dataclass
 from enum import Enum
-from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -15,11 +13,12 @@ from penstock.error_form import ErrorLink, rebuilt
 from penstock.errors import WireError
 from penstock.runtime.wire import encoder as _marks_what_lies_below  # noqa: F401
 from penstock.runtime.wire import tags
-from penstock.runtime.wire.crossing import class_of_package, field_names, is_marked
+from penstock.runtime.wire.objects import ReadClass, read_class
 
 _UNPACK_INT, _UNPACK_FLOAT = tags.INT64.unpack_from, tags.FLOAT64.unpack_from
-_UNPACK_COUNT, _UNPACK_INDEX = tags.COUNT.unpack_from, tags.INDEX.unpack_from
-_CONSTANTS = {tags.NONE: None, tags.TRUE: True, tags.FALSE: False}
+_UNPACK_COUNT, _UNPACK_TAG_AND_COUNT = tags.COUNT.unpack_from, tags.TAG_AND_COUNT.unpack_from
+_INT, _SMALL_INT, _FLOAT, _TEXT, _SHORT_TEXT = tags.INT, tags.SMALL_INT, tags.FLOAT, tags.TEXT, tags.SHORT_TEXT
+_CONSTANTS, _LAST_CONSTANT = tags.CONSTANTS, len(tags.CONSTANTS) - 1
 
 
 def decode(head: bytes | bytearray, body: bytes | bytearray = b"") -> Any:
@@ -47,7 +46,7 @@ class Decoder:
     def __init__(self, head: bytes | bytearray, body: bytes | bytearray) -> None:
         self._head, self._body = head, memoryview(body)
         self._at = self._body_at = 0
-        self._classes: list[type] = []
+        self._classes: list[ReadClass] = []
         self._depth = 0
 
     def read(self) -> Any:
@@ -63,23 +62,27 @@ class Decoder:
         self._depth += 1
         if self._depth > tags.DEEPEST:
             raise WireError(f"a message is nested more than {tags.DEEPEST} deep")
-        head, at, values = self._head, self._at, list[Any]()
+        values: list[Any] = []
+        head, at = self._head, self._at
         for _ in range(count):
             tag = head[at]
             at += 1
-            if tag == tags.INT:  # these here and not by their readers: most values are of these kinds
-                values += _UNPACK_INT(head, at)
-                at += 8
-            elif tag == tags.TEXT:
-                end = at + 4 + _UNPACK_COUNT(head, at)[0]
+            if tag == _SMALL_INT:  # these here and not by their readers: most values are of these kinds
+                values.append(head[at])
+                at += 1
+            elif tag == _SHORT_TEXT:
+                end = at + 1 + head[at]
                 if end > len(head):
                     raise WireError("a message ends in the middle of a text")
-                values.append(str(head[at + 4 : end], "utf-8", "surrogatepass"))
+                values.append(str(head[at + 1 : end], "utf-8", "surrogatepass"))
                 at = end
-            elif tag == tags.FLOAT:
+            elif tag == _INT:
+                values += _UNPACK_INT(head, at)
+                at += 8
+            elif tag == _FLOAT:
                 values += _UNPACK_FLOAT(head, at)
                 at += 8
-            elif tag <= tags.FALSE:
+            elif 0 < tag <= _LAST_CONSTANT:
                 values.append(_CONSTANTS[tag])
             else:
                 self._at = at
@@ -100,9 +103,10 @@ class Decoder:
 
     def text(self) -> str:
         """The next value, which must be text."""
-        if self.byte() != tags.TEXT:
+        tag = self.byte()
+        if tag != _SHORT_TEXT and tag != _TEXT:
             raise WireError("a name in a message is no text")
-        return str(self.take(self.count()), "utf-8", "surrogatepass")
+        return str(self.take(self.byte() if tag == _SHORT_TEXT else self.count()), "utf-8", "surrogatepass")
 
     def count(self) -> int:
         """The next count."""
@@ -129,17 +133,16 @@ class Decoder:
         self._body_at = end + tags.padding(size)
         return self._body[begin:end]
 
-    def class_at(self) -> type:
+    def class_at(self) -> ReadClass:
         """The next class."""
-        at = self._at
-        number: int = _UNPACK_INDEX(self._head, at)[0]
-        self._at = at + 2
-        if number == len(self._classes) < tags.MOST_CLASSES:
-            if self.byte() != tags.TEXT:
-                raise WireError("a class in a message is not named by text")
-            name = bytes(self.take(self.count()))
-            self._classes.append(_known.get(name) or _found(name))
-        return self._classes[number]
+        head, at, classes = self._head, self._at, self._classes
+        number = head[at] | head[at + 1] << 8
+        at += 2
+        if number == len(classes) < tags.MOST_CLASSES:
+            begin, at = at + 1, at + 1 + head[at]
+            classes.append(read_class(bytes(head[begin:at])))
+        self._at = at
+        return classes[number]
 
     def finish(self) -> None:
         """Everything must have been read."""
@@ -148,24 +151,10 @@ class Decoder:
 
 
 Reader = Callable[[Decoder], Any]
-_known: dict[bytes, type] = {}
-"""Classes that messages have named so far."""
 
 
-def _found(name: bytes) -> type:
-    """A class that may cross: a marked one, or one of settings."""
-    text = str(name, "utf-8")
-    kind = class_of_package(text)
-    if not is_marked(kind) and not _is_settings(kind):
-        raise WireError(f"{text} is not marked as something that crosses between processes")
-    _known[name] = kind
-    return kind
-
-
-def _is_settings(kind: type) -> bool:
-    from penstock.config.sections.base import Section
-
-    return issubclass(kind, Section)
+def _constant(value: Any) -> Reader:
+    return lambda _: value
 
 
 def _int(decoder: Decoder) -> int:
@@ -186,8 +175,13 @@ def _text(decoder: Decoder) -> str:
 
 def _packed(code: str) -> Reader:
     def read(decoder: Decoder) -> Any:
-        tag, count = decoder.byte(), decoder.count()
-        numbers = struct.unpack(f"<{count}{code}", decoder.take(8 * count))
+        head = decoder._head
+        tag, count = _UNPACK_TAG_AND_COUNT(head, decoder._at)
+        at = decoder._at + 5
+        decoder._at = at + 8 * count
+        if decoder._at > len(head):
+            raise WireError(f"a message ends in the middle of {count} numbers")
+        numbers = struct.unpack_from(f"<{count}{code}", head, at)
         if tag == tags.TUPLE:
             return numbers
         if tag == tags.LIST:
@@ -198,65 +192,34 @@ def _packed(code: str) -> Reader:
 
 
 def _dict(decoder: Decoder) -> dict[Any, Any]:
-    parts = decoder.read_all(2 * decoder.count())
+    count = decoder.count()
+    if not count:
+        return {}
+    parts = decoder.read_all(2 * count)
     return dict(zip(parts[::2], parts[1::2], strict=True))
 
 
 def _object(decoder: Decoder) -> Any:
-    make, count = _maker(decoder.class_at())
-    if decoder.byte() != count:
+    read = decoder.class_at()
+    count, at = read.count, decoder._at
+    if decoder._head[at] != count:
         raise WireError("an object has another number of fields than its class")
-    return make(decoder.read_all(count))
-
-
-@cache
-def _maker(kind: type) -> tuple[Callable[[list[Any]], Any], int]:
-    """How a marked class's instance is made from its fields; what `__post_init__` checks is checked."""
-    if not is_marked(kind) or issubclass(kind, Enum):
-        raise WireError(f"{kind.__name__} is not a class of objects that cross")
-    names = field_names(kind)
-    if not is_dataclass(kind):
-        return (lambda values: kind(*values)), len(names)
-    given = fields(kind)
-    if not hasattr(kind, "__post_init__") and not hasattr(kind, "__slots__"):
-        return _plain_maker(kind, names), len(names)
-    if all(field.init and not field.kw_only for field in given):
-        return (lambda values: kind(*values)), len(names)
-
-    def make(values: list[Any]) -> Any:
-        known = dict(zip(names, values, strict=True))
-        made = kind(**{field.name: known[field.name] for field in given if field.init})
-        for field in given:
-            if not field.init:
-                object.__setattr__(made, field.name, known[field.name])
-        return made
-
-    return make, len(names)
-
-
-def _plain_maker(kind: type, names: tuple[str, ...]) -> Callable[[list[Any]], Any]:
-    """Of a class whose `__init__` only sets its fields, which a frozen class does one slow call at a time."""
-    new = object.__new__
-
-    def make(values: list[Any]) -> Any:
-        made: Any = new(kind)
-        made.__dict__.update(zip(names, values))  # noqa: B905 - they are as many as the class has, which is checked
-        return made
-
-    return make
+    decoder._at = at + 1
+    return read.make(decoder.read_all(count))
 
 
 def _member(decoder: Decoder) -> Enum:
-    kind = decoder.class_at()
-    if not is_marked(kind) or not issubclass(kind, Enum):
-        raise WireError(f"{kind.__name__} is not an enum that crosses")
-    return kind[decoder.text()]
+    read = decoder.class_at()
+    if read.members is None:
+        raise WireError(f"{read.kind.__name__} is not an enum that crosses")
+    return read.members[decoder.text()]
 
 
 def _settings(decoder: Decoder) -> Any:
-    kind: Any = decoder.class_at()
+    read = decoder.class_at()
+    kind = read.kind
     values, given = decoder.read_all(2)
-    if not _is_settings(kind) or set(values) != set(kind.model_fields) or not set(values).issuperset(given):
+    if not read.is_settings or set(values) != set(kind.model_fields) or not set(values).issuperset(given):
         raise WireError(f"a message has settings that {kind.__name__} has not")
     return kind.model_construct(set(given), **values)
 
@@ -279,13 +242,13 @@ def _foreign(name: str) -> Reader:
 
 
 _READERS: dict[int, Reader] = {
-    tags.NONE: lambda _: None,
-    tags.TRUE: lambda _: True,
-    tags.FALSE: lambda _: False,
+    **{tag: _constant(value) for tag, value in enumerate(_CONSTANTS) if tag},
     tags.INT: _int,
+    tags.SMALL_INT: Decoder.byte,
     tags.LONG: lambda decoder: int.from_bytes(decoder.take(decoder.count()), "little", signed=True),
     tags.FLOAT: _float,
     tags.TEXT: _text,
+    tags.SHORT_TEXT: lambda decoder: str(decoder.take(decoder.byte()), "utf-8", "surrogatepass"),
     tags.BYTES: lambda decoder: bytes(decoder.take(decoder.count())),
     tags.PATH: lambda decoder: Path(_text(decoder)),
     tags.BUFFER: lambda decoder: bytes(decoder.buffer(decoder.size())),

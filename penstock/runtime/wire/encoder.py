@@ -3,42 +3,38 @@
 from __future__ import annotations
 
 import struct
-import sys
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from enum import Enum
-from functools import cache
-from operator import attrgetter
 from pathlib import PurePath
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.error_form import ErrorLink, told
 from penstock.errors import FailureKind, UserTrace, WireError
-from penstock.runtime.wire import tags
-from penstock.runtime.wire.crossing import crosses, field_names, full_name, is_marked
+from penstock.runtime.wire import objects, tags
+from penstock.runtime.wire.crossing import crosses, full_name, is_marked
+from penstock.runtime.wire.objects import Writer
 from penstock.text import repr_text
 
 for _kind in (FailureKind, UserTrace, ErrorLink):
     crosses(_kind)  # they are declared below this package
 
 Buffer = bytes | memoryview
-_PACK_COUNT, _PACK_INT, _PACK_FLOAT = tags.TAG_AND_COUNT.pack, tags.TAG_AND_INT.pack, tags.TAG_AND_FLOAT.pack
+_PACK_INT, _PACK_FLOAT = tags.TAG_AND_INT.pack, tags.TAG_AND_FLOAT.pack
+_INT, _FLOAT, _NONE = tags.INT, tags.FLOAT, tags.NONE
+_SMALL_INTS = tuple(bytes([tags.SMALL_INT, value]) for value in range(256))
+_SHORT_TEXTS = tuple(bytes([tags.SHORT_TEXT, size]) for size in range(256))
+"""How texts of up to 255 bytes begin."""
 _LEAST, _MOST = -(1 << 63), (1 << 63) - 1
 
 
-@dataclass(frozen=True)
-class Encoded:
+class Encoded(NamedTuple):
     """A value as bytes: the head says what it is, the buffers hold arrays, which are not copied."""
 
     head: bytes
     buffers: tuple[Buffer, ...] = ()
     """Each with its padding as a buffer of its own, if it needs any."""
-
-    @property
-    def body_size(self) -> int:
-        """Bytes of all buffers."""
-        return sum(map(len, self.buffers))
 
 
 def encode(value: Any) -> Encoded:
@@ -54,12 +50,13 @@ def encode(value: Any) -> Encoded:
 class Encoder:
     """Writes values one after the other; after an error it is of no further use."""
 
-    __slots__ = ("_classes", "_depth", "buffers", "out")
+    __slots__ = ("_depth", "buffers", "classes", "out")
 
     def __init__(self) -> None:
         self.out = bytearray()
         self.buffers: list[Buffer] = []
-        self._classes: dict[type, int] = {}
+        self.classes: dict[type, bytes] = {}
+        """How a value of each class begins that this message has named."""
         self._depth = 0
 
     def write(self, value: Any) -> None:
@@ -75,29 +72,40 @@ class Encoder:
         out, writers = self.out, _WRITERS
         for value in values:
             kind = type(value)
-            if kind is str:  # these here and not by their writers: most values are of these kinds
-                content = value.encode("utf-8", "surrogatepass")
-                out += _PACK_COUNT(tags.TEXT, len(content))
-                out += content
-            elif kind is int and _LEAST <= value <= _MOST:
-                out += _PACK_INT(tags.INT, value)
+            if kind is int:  # these here and not by their writers: most values are of these kinds
+                if 0 <= value <= 255:
+                    out += _SMALL_INTS[value]
+                elif _LEAST <= value <= _MOST:
+                    out += _PACK_INT(_INT, value)
+                else:
+                    _long(self, value)
             elif kind is float:
-                out += _PACK_FLOAT(tags.FLOAT, value)
+                out += _PACK_FLOAT(_FLOAT, value)
+            elif value is None:
+                out.append(_NONE)
+            elif kind is str:
+                self.write_text(value)
             else:
                 (writers.get(kind) or _writer_of(kind))(self, value)
         self._depth -= 1
 
-    def write_class(self, tag: int, kind: type) -> None:
-        """A tag and a class."""
-        known = self._classes.get(kind)
-        if known is not None:
-            self.out += tags.TAG_AND_INDEX.pack(tag, known)
-            return
-        number = self._classes[kind] = len(self._classes)
+    def write_text(self, value: str) -> None:
+        """Text."""
+        content = value.encode("utf-8", "surrogatepass")
+        size = len(content)
+        if size <= 255:
+            self.out += _SHORT_TEXTS[size]
+            self.out += content
+        else:
+            _sized(self, tags.TEXT, content)
+
+    def class_named(self, tag: int, kind: type, name: bytes) -> bytes:
+        """The first bytes of a value of a class that this message has not named yet."""
+        number = len(self.classes)
         if number >= tags.MOST_CLASSES:
             raise WireError(f"a message has values of more than {tags.MOST_CLASSES} classes")
-        self.out += tags.TAG_AND_INDEX.pack(tag, number)
-        self.out += _name(kind)
+        self.classes[kind] = begin = tags.TAG_AND_INDEX.pack(tag, number)
+        return begin + name
 
     def write_buffer(self, content: Buffer) -> None:
         """Bytes for the body."""
@@ -107,29 +115,14 @@ class Encoder:
                 self.buffers.append(bytes(missing))
 
 
-Writer = Callable[[Encoder, Any], None]
+def _one(encoder: Encoder, value: Any) -> None:
+    """A value that `write_all` writes itself."""
+    encoder.write_all((value,))
 
 
-@cache
-def _name(kind: type) -> bytes:
-    name = full_name(kind).encode()
-    return tags.TAG_AND_COUNT.pack(tags.TEXT, len(name)) + name
-
-
-def _constant(tag: int) -> Writer:
-    return lambda encoder, _: encoder.out.append(tag)
-
-
-def _int(encoder: Encoder, value: int) -> None:
-    if _LEAST <= value <= _MOST:
-        encoder.out += _PACK_INT(tags.INT, value)
-    else:
-        content = value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
-        _sized(encoder, tags.LONG, content)
-
-
-def _float(encoder: Encoder, value: float) -> None:
-    encoder.out += tags.TAG_AND_FLOAT.pack(tags.FLOAT, value)
+def _long(encoder: Encoder, value: int) -> None:
+    """A whole number of more than 8 bytes."""
+    _sized(encoder, tags.LONG, value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True))
 
 
 def _sized(encoder: Encoder, tag: int, content: bytes) -> None:
@@ -137,10 +130,6 @@ def _sized(encoder: Encoder, tag: int, content: bytes) -> None:
         raise WireError(f"a value of {len(content):,} bytes cannot cross")
     encoder.out += tags.TAG_AND_COUNT.pack(tag, len(content))
     encoder.out += content
-
-
-def _text(encoder: Encoder, value: str) -> None:
-    _sized(encoder, tags.TEXT, value.encode("utf-8", "surrogatepass"))
 
 
 def _bytes(encoder: Encoder, value: bytes) -> None:
@@ -156,12 +145,41 @@ def _path(encoder: Encoder, value: PurePath) -> None:
 
 
 def _sequence(tag: int) -> Writer:
+    empty = bytes([tags.NO_TUPLE]) if tag == tags.TUPLE else tags.TAG_AND_COUNT.pack(tag, 0)
+
     def write(encoder: Encoder, value: list[Any] | tuple[Any, ...]) -> None:
-        if len(value) >= tags.SHORTEST_PACKED and (packed := _packed(value)) is not None:
+        count = len(value)
+        if not count:
+            encoder.out += empty
+        elif count >= tags.SHORTEST_PACKED and (packed := _packed(value, count)) is not None:
             kind, content = packed
-            encoder.out.append(kind)
-            encoder.out += tags.TAG_AND_COUNT.pack(tag, len(value))
+            encoder.out += tags.PACKED.pack(kind, tag, count)
             encoder.out += content
+        else:
+            encoder.out += tags.TAG_AND_COUNT.pack(tag, count)
+            encoder.write_all(value)
+
+    return write
+
+
+def _packed(value: list[Any] | tuple[Any, ...], count: int) -> tuple[int, bytes] | None:
+    """Numbers of one kind as plain bytes; None if they are not."""
+    kind = type(value[0])
+    if (kind is not int and kind is not float) or list(map(type, value)).count(kind) != count:
+        return None
+    try:
+        tag, code = (tags.INTS, "q") if kind is int else (tags.FLOATS, "d")
+        return tag, struct.pack(f"<{count}{code}", *value)
+    except struct.error:  # a whole number of more than 8 bytes
+        return None
+
+
+def _set(tag: int) -> Writer:
+    empty = bytes([tags.NO_FROZENSET]) if tag == tags.FROZENSET else tags.TAG_AND_COUNT.pack(tag, 0)
+
+    def write(encoder: Encoder, value: frozenset[Any]) -> None:
+        if not value:
+            encoder.out += empty
         else:
             encoder.out += tags.TAG_AND_COUNT.pack(tag, len(value))
             encoder.write_all(value)
@@ -169,30 +187,11 @@ def _sequence(tag: int) -> Writer:
     return write
 
 
-def _packed(value: list[Any] | tuple[Any, ...]) -> tuple[int, bytes] | None:
-    """Numbers of one kind as plain bytes; None if they are not."""
-    kind = type(value[0])
-    if kind not in (int, float) or set(map(type, value)) != {kind}:
-        return None
-    try:
-        tag, code = (tags.INTS, "q") if kind is int else (tags.FLOATS, "d")
-        return tag, struct.pack(f"<{len(value)}{code}", *value)
-    except struct.error:  # a whole number of more than 8 bytes
-        return None
-
-
-def _set(tag: int) -> Writer:
-    def write(encoder: Encoder, value: frozenset[Any]) -> None:
-        encoder.out += tags.TAG_AND_COUNT.pack(tag, len(value))
-        encoder.write_all(value)
-
-    return write
-
-
 def _mapping(tag: int) -> Writer:
     def write(encoder: Encoder, value: Mapping[Any, Any]) -> None:
         encoder.out += tags.TAG_AND_COUNT.pack(tag, len(value))
-        encoder.write_all(part for item in value.items() for part in item)
+        if value:
+            encoder.write_all([part for item in value.items() for part in item])
 
     return write
 
@@ -219,11 +218,11 @@ def can_cross(value: Any) -> bool:
 
 
 _WRITERS: dict[type, Writer] = {
-    type(None): _constant(tags.NONE),
+    type(None): _one,
     bool: lambda encoder, value: encoder.out.append(tags.TRUE if value else tags.FALSE),
-    int: _int,
-    float: _float,
-    str: _text,
+    int: _one,
+    float: _one,
+    str: Encoder.write_text,
     bytes: _bytes,
     bytearray: _bytes,
     list: _sequence(tags.LIST),
@@ -238,9 +237,9 @@ _WRITERS: dict[type, Writer] = {
 _LIKE: tuple[tuple[type, Writer], ...] = (
     (PurePath, _path),
     (BaseException, _error),
-    (str, lambda encoder, value: _text(encoder, str.__str__(value))),
-    (int, lambda encoder, value: _int(encoder, int(value))),
-    (float, lambda encoder, value: _float(encoder, float(value))),
+    (str, lambda encoder, value: encoder.write_text(str.__str__(value))),
+    (int, lambda encoder, value: encoder.write(int(value))),
+    (float, lambda encoder, value: encoder.write(float(value))),
     (dict, _mapping(tags.DICT)),
     (list, lambda encoder, value: encoder.write(list(value))),
 )
@@ -249,7 +248,7 @@ _LIKE: tuple[tuple[type, Writer], ...] = (
 
 def _writer_of(kind: type) -> Writer:
     """How a class's values are written, if they can cross; found once per class."""
-    writer = _foreign_writer(kind) or _own_writer(kind)
+    writer = _foreign_writer(kind) or objects.writer_of(kind)
     if writer is None:
         writer = next((writer for base, writer in _LIKE if issubclass(kind, base)), None)
     if writer is None or (issubclass(kind, Enum) and not is_marked(kind)):
@@ -257,15 +256,6 @@ def _writer_of(kind: type) -> Writer:
     if not issubclass(kind, BaseException):  # of those, there may be a new class for every error
         _WRITERS[kind] = writer
     return writer
-
-
-def _own_writer(kind: type) -> Writer | None:
-    if is_marked(kind):
-        return _member if issubclass(kind, Enum) else _object(kind)
-    settings = sys.modules.get("penstock.config.sections.base")
-    if settings is not None and issubclass(kind, settings.Section):
-        return _settings(kind)
-    return None
 
 
 def _foreign_writer(kind: type) -> Writer | None:
@@ -276,37 +266,3 @@ def _foreign_writer(kind: type) -> Writer | None:
     from penstock.runtime.wire import arrays
 
     return arrays.writer_of(kind)
-
-
-def _member(encoder: Encoder, value: Enum) -> None:
-    encoder.write_class(tags.MEMBER, type(value))
-    _text(encoder, value.name)
-
-
-def _object(kind: type) -> Writer:
-    names = field_names(kind)
-    values: Callable[[Any], Iterable[Any]] = attrgetter(*names) if len(names) > 1 else _few(names)
-
-    def write(encoder: Encoder, value: Any) -> None:
-        encoder.write_class(tags.OBJECT, kind)
-        encoder.out.append(len(names))
-        try:
-            encoder.write_all(values(value))
-        except WireError as error:
-            raise WireError(f"{kind.__name__}: {error}") from error.__cause__
-
-    return write
-
-
-def _few(names: tuple[str, ...]) -> Callable[[Any], Iterable[Any]]:
-    return lambda value: tuple(getattr(value, name) for name in names)
-
-
-def _settings(kind: Any) -> Writer:
-    names = tuple(kind.model_fields)
-
-    def write(encoder: Encoder, value: Any) -> None:
-        encoder.write_class(tags.SETTINGS, kind)
-        encoder.write_all(({name: getattr(value, name) for name in names}, frozenset(value.model_fields_set)))
-
-    return write

@@ -28,14 +28,16 @@ _JOINED = 1 << 16
 
 def message(value: Any) -> list[Buffer]:
     """What crosses for a value, in pieces. Raises `WireError` if it cannot cross."""
-    encoded = encode(value)
-    body = encoded.body_size
-    if len(encoded.head) > LONGEST_HEAD or body > LONGEST_BODY:
-        raise WireError(f"a message of {len(encoded.head) + body:,} bytes is too long")
-    begin = _LENGTHS.pack(_MAGIC, len(encoded.head), body) + encoded.head
+    head, buffers = encode(value)
+    body = sum(map(len, buffers)) if buffers else 0
+    if len(head) > LONGEST_HEAD or body > LONGEST_BODY:
+        raise WireError(f"a message of {len(head) + body:,} bytes is too long")
+    begin = _LENGTHS.pack(_MAGIC, len(head), body) + head
+    if not buffers:
+        return [begin]
     if len(begin) + body <= _JOINED:
-        return [b"".join((begin, *encoded.buffers))]
-    return [begin, *encoded.buffers]
+        return [b"".join((begin, *buffers))]
+    return [begin, *buffers]
 
 
 def send(connection: socket.socket, value: Any) -> None:

@@ -5,6 +5,7 @@ handle to worker    Call(7, "step", ...)      and at the very first Build
 worker to handle    Answer(7, value, state)
                     Failure(7, error, state)
                     Sign(state)               when the state changes, and as a sign of life
+                    Broken(cause)             its `state()` raised, and it ends
 """
 
 from __future__ import annotations
@@ -78,3 +79,11 @@ class Sign:
     """A sign of life."""
 
     state: Any
+
+
+@crosses
+@dataclass(frozen=True)
+class Broken:
+    """The worker's `state()` raised: nobody can know how it is, so it ends. The last message."""
+
+    cause: str

@@ -19,7 +19,17 @@ from penstock.runtime.threads import in_daemon_thread
 from penstock.runtime.wire import framing
 from penstock.runtime.wire.encoder import Buffer
 from penstock.runtime.workers.handle import WorkerHandle
-from penstock.runtime.workers.messages import BUILD, CLOSE, HEARTBEAT_SECONDS, Answer, Build, Call, Cancel, Failure
+from penstock.runtime.workers.messages import (
+    BUILD,
+    CLOSE,
+    HEARTBEAT_SECONDS,
+    Answer,
+    Broken,
+    Build,
+    Call,
+    Cancel,
+    Failure,
+)
 from penstock.runtime.workers.spawn import WorkerProcess
 from penstock.runtime.workers.spec import Placement, WorkerSpec
 
@@ -36,7 +46,8 @@ class ProcessWorker(WorkerHandle):
 
     `state` is as of the last message, at most a fraction of a second old. A process that ends, for any reason, is lost:
     open calls raise `WorkerLost`, which says how it ended. One that is stopped, or hangs as a whole, shows no sign of
-    life: it `is_silent`, and is killed after `silence_seconds`.
+    life: it `is_silent`, and is killed after `silence_seconds`. One whose `state()` raises is lost at once, with that
+    as the reason.
 
     Invariants: every call has an entry in `_open` until it is answered, so none waits for a process that is gone; one
     thread writes to the connection and one reads from it, and neither holds up an event loop.
@@ -217,8 +228,9 @@ class ProcessWorker(WorkerHandle):
 
     def _read(self) -> None:
         try:
-            while True:
-                self._hear(framing.receive(self._process.connection))
+            while not isinstance(message := framing.receive(self._process.connection), Broken):
+                self._hear(message)
+            self._killed = f"was ended, as its state() could not be told: {message.cause}"
         except EOFError:
             pass
         except WireError as error:

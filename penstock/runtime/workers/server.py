@@ -10,7 +10,8 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, NoReturn
 
 from penstock.errors import WireError
@@ -22,23 +23,30 @@ from penstock.runtime.workers.messages import (
     CLOSE,
     HEARTBEAT_SECONDS,
     Answer,
+    Broken,
     Build,
     Call,
     Cancel,
     Failure,
     Sign,
 )
+from penstock.text import named_error
 
 _STATE_SECONDS = 0.02
 """How often a changed state is reported when no other message carries it."""
 _LAST_WORDS_SECONDS = 1.0
 
 
+class _StateFailed(Exception):
+    """The worker's `state()` raised, and the other side has been told."""
+
+
 class Server:
     """Serves one worker on one connection.
 
     The event loop only listens, answers and gives signs of life, and runs the worker's async methods; all else runs on
-    the worker's thread. So a long call holds up neither the heartbeat nor the end.
+    the worker's thread. So a long call holds up neither the heartbeat nor the end. A worker whose `state()` raises is
+    broken, as every answer tells the state: it says so and ends.
     """
 
     def __init__(self, writer: asyncio.StreamWriter) -> None:
@@ -50,17 +58,28 @@ class Server:
         """Why there is no worker, if building it failed."""
         self._is_closed = False
         self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._broken = asyncio.Event()
+        """The worker's state cannot be told, and the other side knows it."""
         self._told: Any = None
         self._told_at = 0.0
 
     async def serve(self, reader: asyncio.StreamReader) -> None:
         """Serve until the other side is gone."""
-        telling = asyncio.create_task(self._tell_state())
+        telling, hearing = asyncio.create_task(self._tell_state()), asyncio.create_task(self._hear(reader))
+        broken = asyncio.create_task(self._broken.wait())
+        await asyncio.wait({hearing, broken}, return_when=asyncio.FIRST_COMPLETED)
+        telling.cancel()
+        broken.cancel()
+        if hearing.done():
+            hearing.result()
+        else:
+            hearing.cancel()
+        await self._close()
+
+    async def _hear(self, reader: asyncio.StreamReader) -> None:
         with contextlib.suppress(EOFError):
             while True:
                 self._take(await framing.read(reader))
-        telling.cancel()
-        await self._close()
 
     def _take(self, message: Any) -> None:
         if isinstance(message, Cancel):
@@ -69,13 +88,13 @@ class Server:
             return
         is_first = isinstance(message, Build)
         number = BUILD if is_first else message.number
-        work = self._build(message) if is_first else self._call(message)
+        work = partial(self._build if is_first else self._call, message)
         self._tasks[number] = task = asyncio.create_task(self._answer(number, work))
         task.add_done_callback(lambda _: self._tasks.pop(number))
 
-    async def _answer(self, number: int, work: Awaitable[Any]) -> None:
+    async def _answer(self, number: int, work: Callable[[], Awaitable[Any]]) -> None:
         try:
-            value = await work
+            value = await work()  # made only here: a call that is cancelled before its task begins has nothing to await
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
@@ -87,6 +106,8 @@ class Server:
             return
         try:
             self._send(Answer(number, value, self._state()))
+        except _StateFailed:
+            return  # nobody is answered any more: the worker is lost
         except Exception as error:  # noqa: BLE001 - the caller gets it
             self._fail(number, error)
 
@@ -94,6 +115,8 @@ class Server:
         """Answer with an error; with its class alone if it cannot be told, as the caller would wait forever."""
         try:
             self._send(Failure(number, error, self._state()))
+        except _StateFailed:
+            return
         except Exception as problem:  # noqa: BLE001 - what an error does when it is looked at is its class's affair
             said = f"the call failed with {type(error).__name__}, which cannot be told: {type(problem).__name__}"
             self._send(Failure(number, WireError(said), self._told))
@@ -135,15 +158,31 @@ class Server:
 
     def _state(self) -> Any:
         told = getattr(self._worker, "state", None)
-        return None if told is None else told()
+        try:
+            return None if told is None else told()
+        except Exception as error:
+            self._break(error)
+            raise _StateFailed from error
+
+    def _break(self, error: Exception) -> None:
+        """Say why the worker ends."""
+        if not self._broken.is_set():
+            self._broken.set()
+            framing.write(self._writer, Broken(named_error(error)))
 
     async def _tell_state(self) -> None:
         """Report changes at once, and from time to time also that nothing changed: that is the sign of life."""
         while True:
             await asyncio.sleep(_STATE_SECONDS)
-            state = self._state()
-            if time.monotonic() - self._told_at >= HEARTBEAT_SECONDS or state != self._told:
-                self._send(Sign(state))
+            try:
+                state = self._state()
+                if time.monotonic() - self._told_at >= HEARTBEAT_SECONDS or state != self._told:
+                    self._send(Sign(state))
+            except _StateFailed:
+                return
+            except Exception as error:  # noqa: BLE001 - one that cannot cross is as little known
+                self._break(error)
+                return
 
 
 async def _main(connection: int) -> None:

@@ -17,6 +17,7 @@ from penstock.data_plane.client import DataPlaneClient
 from penstock.data_plane.meta import KVBatchMeta
 from penstock.runtime.lanes import Lanes
 from penstock.runtime.local import WorkerThread
+from penstock.runtime.threads import in_daemon_thread
 from penstock.training.backends.local import LocalBackend
 from penstock.training.gradient_comparison import GradientComparison, GradientDifference
 from penstock.training.interface import (
@@ -215,6 +216,9 @@ class LocalTrainer(Trainer):
         await self._call(self._worker.load, folder)
 
     async def close(self) -> None:
-        """End the thread once queued calls have finished."""
-        await self._thread.close()
-        self._worker.close()
+        """End the thread once queued calls have finished, and free what was published, even if nobody waits."""
+        try:
+            await self._thread.close()
+        finally:
+            # In a thread: after a call that is stuck on a device, freeing memory there may hang too.
+            await in_daemon_thread("penstock-trainer-end", self._worker.close)

@@ -64,7 +64,7 @@ def broken(chance: random.Random, corpus: list[tuple[bytes, bytes]]) -> tuple[by
             case 0:
                 head[where : where + 1] = bytes([chance.randrange(256)])
             case 1:
-                head[where : where + 1] = bytes([chance.randrange(1, 27)])  # another tag
+                head[where : where + 1] = bytes([chance.randrange(1, 32)])  # another tag
             case 2:
                 del head[where:]
             case 3:

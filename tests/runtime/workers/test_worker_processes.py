@@ -11,13 +11,14 @@ import textwrap
 import threading
 import time
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
 import pytest
 
 from penstock.controller.failures.classify import classify
-from penstock.errors import FailureKind, WorkerClosed, WorkerLost
+from penstock.errors import FailureKind, WireError, WorkerClosed, WorkerLost
 from penstock.runtime.workers import Placement, WorkerKind, WorkerSpec
 from penstock.runtime.workers.process import ProcessWorker
 from tests.support.processes import alive, wait_until_gone
@@ -40,8 +41,8 @@ def started(silence_seconds: float = 60.0, **arguments: Any) -> ProcessWorker:
 async def test_a_process_that_ends_answers_all_who_wait_and_says_how(end: Any, said: str) -> None:
     worker = started()
     await worker.built()
-    heard: list[WorkerLost] = []
-    worker.when_lost(heard.append)
+    heard: SimpleQueue[WorkerLost] = SimpleQueue()
+    worker.when_lost(heard.put)
     waiting = [asyncio.ensure_future(worker.call("wait", 1000)) for _ in range(3)]
     await worker.call("at_once")
     last = end(worker)
@@ -53,9 +54,10 @@ async def test_a_process_that_ends_answers_all_who_wait_and_says_how(end: Any, s
     with pytest.raises(WorkerLost, match=said):
         await worker.call("at_once")
     assert not worker.alive
-    assert [str(error) for error in heard] == [str(outcomes[0])]
-    worker.when_lost(heard.append)
-    assert len(heard) == 2, "one that listens late hears it at once"
+    first = await asyncio.to_thread(heard.get, timeout=60)
+    assert str(first) == str(outcomes[0])
+    worker.when_lost(heard.put)
+    assert not heard.empty(), "one that listens late hears it at once"
     await worker.close()
     del last
 
@@ -85,6 +87,21 @@ async def test_a_busy_worker_is_not_silent() -> None:
     await worker.call("let_go")
     await held
     await worker.close()
+
+
+async def test_a_call_that_is_cancelled_before_it_is_read_leaves_no_warning(capfd: pytest.CaptureFixture[str]) -> None:
+    worker = started()
+    await worker.built()
+    os.kill(worker.pid, signal.SIGSTOP)  # so that it reads call and cancellation together
+    calls = [asyncio.ensure_future(worker.call("wait", 1000)) for _ in range(20)]
+    await asyncio.sleep(0)
+    for call in calls:
+        call.cancel()
+    await asyncio.gather(*calls, return_exceptions=True)
+    os.kill(worker.pid, signal.SIGCONT)
+    assert await worker.call("at_once") == 0
+    await worker.close()
+    assert capfd.readouterr().err == ""
 
 
 async def test_closing_answers_what_is_open_and_leaves_nothing() -> None:
@@ -187,3 +204,26 @@ def test_what_it_prints_does_not_get_into_the_commands_output(tmp_path: Path) ->
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert (done.stdout, "a library says" in done.stderr) == ("", True)
+
+
+@pytest.mark.parametrize(
+    ("breaks", "said"),
+    [
+        ("break_state", r"was ended, as its state\(\) could not be told: RuntimeError: illegal memory access"),
+        ("spoil_state", r"was ended, as its state\(\) could not be told: WireError: "),
+    ],
+)
+async def test_a_worker_whose_state_cannot_be_told_is_lost_at_once_and_says_why(breaks: str, said: str) -> None:
+    worker = started(silence_seconds=1000)
+    await worker.built()
+    lost: asyncio.Future[WorkerLost] = asyncio.get_running_loop().create_future()
+    loop = asyncio.get_running_loop()
+    worker.when_lost(lambda error: loop.call_soon_threadsafe(lost.set_result, error))
+    waiting = asyncio.ensure_future(worker.call("wait", 1000))
+    with pytest.raises((WorkerLost, WireError)):
+        await worker.call(breaks)
+    with pytest.raises(WorkerLost, match=said):
+        await asyncio.wait_for(waiting, 60)
+    assert f"counter 0: its process {worker.pid} was ended" in str(await lost)
+    await worker.close()
+    assert not alive(worker.pid)

@@ -21,6 +21,7 @@ from penstock.rollout.engines.embedded.requests import InvalidRequest, Ticket, c
 from penstock.rollout.engines.embedded.runner import threads_for_step
 from penstock.rollout.engines.embedded.worker import Phase, Worker
 from penstock.rollout.engines.stop_strings import StopWatch, TokenTexts, stop_watch
+from penstock.runtime.cpu import computing_with
 from penstock.weights.digest import tensor_digests
 from penstock.weights.hf import load_model, pick_device, silence_progress_bars
 from penstock.weights.lora import attach_lora, merge_lora
@@ -54,8 +55,9 @@ class EmbeddedEngine:
     Requests wait, in order, while all `max_num_seqs` slots are taken or the engine is paused. `kv_cache` says what an
     update does to running requests: `"keep"` continues with the keys and values of the old weights, `"recompute"`
     computes them again. `deterministic` makes tokens and log-probs bit-equal regardless of what else is running, at the
-    price of fixed shapes. `threads` is the engine's number of CPU threads; 0 leaves it to the engine: one if a decode
-    step is too small to gain from more, else torch's count. `decoding` says how tokens are computed (see
+    price of fixed shapes; for the same bits everywhere, engines need the same `threads`. That is the engine's number of
+    CPU threads; 0 leaves it to the engine: one if it is deterministic or a decode step is too small to gain from more,
+    else torch's count. `decoding` says how tokens are computed (see
     `choice.Decoding`). `texts` provides the token texts in which stop strings are searched; it is called once, in the
     engine's thread, when a request first has any. With `awaits_weights` the model's own weights are never served: a
     trainer publishes the first version, as it does all later ones.
@@ -91,7 +93,9 @@ class EmbeddedEngine:
         if threads < 0:
             raise SetupError(f"engine {name}: threads must be at least 0, not {threads}")
         self._name, self._recompute = name, kv_cache == "recompute"
-        with torch.inference_mode():
+        threads = threads or threads_for_step(model, max_num_seqs, deterministic=deterministic)
+        # What it tries out here must hold for what its thread computes later.
+        with torch.inference_mode(), computing_with(threads):
             model.eval()
             self._scheduler = make_scheduler(
                 model,
@@ -108,7 +112,7 @@ class EmbeddedEngine:
         self._residency = Residency.WEIGHTS_UNSET if awaits_weights else Residency.AWAKE
         self._weight_shapes: list[torch.Size] = []
         self._incoming = IncomingWeights(name, model, self._runner.device)
-        self._worker = Worker(name, self._scheduler, threads or threads_for_step(model, self._runner))
+        self._worker = Worker(name, self._scheduler, threads)
 
     @classmethod
     def from_pretrained(
@@ -274,7 +278,7 @@ class EmbeddedEngine:
 
     async def close(self) -> None:
         """Abort running requests and end the thread; a second call is a no-op."""
-        self._incoming.drop()
+        self._incoming.close()
         await self._worker.close()
 
     # In the worker's thread

@@ -11,7 +11,7 @@ import torch
 
 from penstock.errors import EngineError
 from penstock.rollout.engines.embedded.weight_update import WeightTargets
-from penstock.runtime.threads import in_daemon_thread
+from penstock.runtime.making import made_in_thread
 from penstock.weights.publication import WeightPublication, WeightSite
 from penstock.weights.site import site_of
 from penstock.weights.transports.base import OpenWeights
@@ -24,22 +24,28 @@ _log = logging.getLogger(__name__)
 class IncomingWeights:
     """Holds at most one publication that is ready to be applied.
 
-    Invariant: whoever takes it reads it undisturbed; what is replaced or taken is closed in a thread of its own, as
-    unmapping much memory takes its time.
+    Invariants: whoever takes it reads it undisturbed; what is replaced or taken is closed in a thread of its own, as
+    unmapping much memory takes its time; what arrives when nobody waits for it, or after `close`, is closed at once.
     """
 
     def __init__(self, name: str, model: Any, device: torch.device) -> None:
         self._name, self._device = name, device
         self._targets = WeightTargets(model)
         self._ready: tuple[WeightPublication, OpenWeights] | None = None
+        self._closed = False
         self.site: WeightSite = site_of(device)
         """Where its weights can be brought: not on its GPU, if that turns out to be impossible."""
 
     async def prepare(self, publication: WeightPublication) -> None:
         """Check and fetch, off the event loop; raises `WeightSyncError` if it does not fit or is no longer there."""
         self.drop()
-        fetched = await in_daemon_thread(f"engine-{self._name}-weights", self._fetch, publication)
+        fetched = await made_in_thread(
+            f"engine-{self._name}-weights", lambda: self._fetch(publication), lambda weights: weights.close()
+        )
         self.drop()
+        if self._closed:
+            close_aside(fetched)
+            raise EngineError(f"engine {self._name} is closed")
         self._ready = publication, fetched
 
     def take(self, publication: WeightPublication) -> OpenWeights:
@@ -56,6 +62,11 @@ class IncomingWeights:
         if self._ready is not None:
             (_, weights), self._ready = self._ready, None
             close_aside(weights)
+
+    def close(self) -> None:
+        """Forget what nobody has taken, and take nothing more."""
+        self._closed = True
+        self.drop()
 
     def _fetch(self, publication: WeightPublication) -> OpenWeights:
         self._targets.check(publication)

@@ -168,11 +168,12 @@ class ModelRunner:
         return bool((same_SV == same_SV[0]).all()) and bool((mixed_SV[0] == same_SV[0]).all())
 
 
-def threads_for_step(model: Any, runner: ModelRunner) -> int:
-    """One thread if a decode step on the CPU is small; 0 for torch's count.
+def threads_for_step(model: Any, slots: int, *, deterministic: bool = False) -> int:
+    """One thread if a decode step on the CPU is small, or results may not depend on the number; 0 for torch's count.
 
     More threads then gain little when alone on the machine, and lose much when they share it with a trainer: each of
     the step's many small operations waits for any thread that is not currently running.
     """
-    operations = 2 * runner.slots * sum(parameter.numel() for parameter in model.parameters())
-    return 1 if runner.device.type == "cpu" and operations < _SMALL_STEP else 0
+    operations = 2 * slots * sum(parameter.numel() for parameter in model.parameters())
+    on_cpu = model.get_output_embeddings().weight.device.type == "cpu"
+    return 1 if on_cpu and (deterministic or operations < _SMALL_STEP) else 0

@@ -1,0 +1,132 @@
+"""A deterministic run of the demo has the same results to the bit, wherever its parts live."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+import penstock
+from penstock.runtime import cpu
+from tests.kill.killed_run import lines
+
+pytestmark = pytest.mark.long
+
+DEMO = Path(__file__).resolve().parents[2] / "examples" / "demo"
+DETERMINISTIC = (
+    "deterministic=true",
+    "staleness.policy=in_order",
+    "staleness.lookahead=0",
+    "weight_sync.mode=drain",
+    "training.max_steps=6",
+    "data.eval_size=20",
+    "rollout.record=true",
+    "observe.console=off",
+)
+RESULTS = ("train/", "eval/", "staleness/", "rollout/reward", "rollout/response_length", "rollout/truncation")
+TIMED = {"train/train_seconds", "train/achieved_tflops"}
+ENGINE_PROCESSES, TRAINER_PROCESS = "runtime.engine_process=true", "runtime.trainer_process=true"
+SHM = "data_plane.adapter=shm"
+TWO, THREE = "rollout.engine.ranks=2", "rollout.engine.ranks=3"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What two runs are compared by."""
+
+    metrics: list[dict[str, float]]
+    rollouts: dict[str, list[bytes]]
+    """Every recorded file of every group: prompts, responses, log-probs, rewards."""
+    weights: dict[str, bytes]
+    optimizer: dict[str, bytes]
+
+
+def outcome(run_dir: Path) -> Outcome:
+    (checkpoint,) = (run_dir / "checkpoints").iterdir()
+    groups = [folder for folder in (run_dir / "rollouts").iterdir() if folder.is_dir()]
+    return Outcome(
+        metrics=[
+            {key: value for key, value in line.items() if key.startswith(RESULTS) and key not in TIMED}
+            for line in lines(run_dir / "metrics.jsonl")
+        ],
+        rollouts={group.name: [path.read_bytes() for path in sorted(group.iterdir())] for group in groups},
+        weights=tensors(checkpoint / "model.safetensors"),
+        optimizer=tensors(checkpoint / "trainer" / "optimizer.safetensors"),
+    )
+
+
+def tensors(path: Path) -> dict[str, bytes]:
+    return {name: tensor.numpy().tobytes() for name, tensor in load_file(path).items()}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo's model after a tenth of its warm start: it spells, often wrongly, so every step has a gradient."""
+    folder = tmp_path_factory.mktemp("demo") / "model"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(DEMO))
+        make_model = importlib.import_module("make_model")
+        make_model.make_demo_model(demo_config(folder, folder.parent / "unused"), skill_batches=50, habit_batches=10)
+    return folder
+
+
+def demo_config(model: Path, run_dir: Path, *changes: str) -> Any:
+    return penstock.load_config(
+        DEMO / "config.yaml", [f"model.path={model}", f"run_dir={run_dir}", *DETERMINISTIC, *changes]
+    )
+
+
+def trained(model: Path, run_dir: Path, *changes: str) -> Outcome:
+    shutil.rmtree(run_dir, ignore_errors=True)
+    before = set(os.listdir("/dev/shm"))
+    result = penstock.train(demo_config(model, run_dir, *changes))
+    assert set(os.listdir("/dev/shm")) <= before
+    assert result.stopped_by == "max_steps"
+    return outcome(result.run_dir)
+
+
+@pytest.fixture(scope="module")
+def in_one_process(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    found = trained(model, tmp_path_factory.mktemp("one") / "run")
+    steps = [line for line in found.metrics if "train/loss" in line]
+    assert len(steps) == 6
+    assert all(line["train/grad_norm"] > 0 for line in steps)
+    assert len(found.rollouts) == 6 * 16
+    return found
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        (TWO, ENGINE_PROCESSES, TRAINER_PROCESS, SHM),
+        (THREE, ENGINE_PROCESSES, TRAINER_PROCESS, SHM, "runtime.engine_threads=1"),
+        (TRAINER_PROCESS, SHM),
+        (TWO, ENGINE_PROCESSES, SHM),
+        (ENGINE_PROCESSES,),
+        (TWO,),
+        (THREE, SHM),
+    ],
+    ids=lambda changes: " ".join(change.rpartition(".")[2] for change in changes),
+)
+def test_results_do_not_depend_on_where_parts_live(
+    model: Path, in_one_process: Outcome, tmp_path: Path, changes: tuple[str, ...]
+) -> None:
+    assert trained(model, tmp_path / "run", *changes) == in_one_process
+
+
+def test_results_do_not_depend_on_how_many_cores_each_rank_gets(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a machine with so many cores that the number of ranks would decide how many threads each of them has."""
+    monkeypatch.setattr(cpu, "usable_cores", lambda: 8)
+    alone = trained(model, tmp_path / "alone", "runtime.trainer_threads=1", "runtime.trainer_lanes=2")
+    apart = trained(
+        model, tmp_path / "apart", TWO, ENGINE_PROCESSES, "runtime.trainer_threads=1", "runtime.trainer_lanes=2"
+    )
+    assert apart == alone
