@@ -54,7 +54,5 @@ def test_a_loss_that_only_this_process_has_is_refused_with_the_way_out(make_conf
     def mine(tokens: object) -> object:
         raise AssertionError("it is never called")
 
-    with pytest.raises(
-        ConfigError, match=r"algorithm\.loss\.import_path: mine .*named module:function, or set"
-    ):
+    with pytest.raises(ConfigError, match=r"algorithm\.loss\.import_path: mine .*named module:function, or set"):
         penstock.train(make_config(**APART), loss=mine)
