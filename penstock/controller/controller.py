@@ -28,7 +28,7 @@ from penstock.controller.pumps.rollout import RolloutPump
 from penstock.controller.pumps.train import TrainPump
 from penstock.controller.pumps.train_settings import FinishedStep, TrainPumpSettings
 from penstock.controller.pumps.weight_sync import WeightSync
-from penstock.errors import PenstockError, RunStuck
+from penstock.errors import PenstockError, RunStuck, TrainerLost
 from penstock.runtime.cancellation import ended_within
 from penstock.runtime.ending import Ending
 
@@ -234,12 +234,15 @@ class SingleController:
         """Whether trainer and controller agree on where they are, between two steps, and the trainer answers.
 
         After a failure it is not certain: the open step may not have been dropped, or its optimizer may be half done.
+        Raises `TrainerLost` if the trainer is gone.
         """
         if not self.training.between_steps:
             return False
         try:
             async with asyncio.timeout(max(self._ending.left(), _LEAST_SECONDS)):
                 await self._parts.trainer.publish_weights()
+        except TrainerLost:
+            raise
         except (TimeoutError, PenstockError):
             return False
         return True

@@ -97,6 +97,11 @@ class EventLog:
         """How many events there were, each counted once."""
         return {name: count for name, count in self.counts.items() if "/" not in name}
 
+    def forget_counts(self) -> None:
+        """The run goes back in this process: what the checkpoint has counted is restored next."""
+        with self._lock:
+            self._counts.clear()
+
     def restore_counts(self, counts: Mapping[str, int]) -> None:
         """Continue the counts of an earlier process of the same run."""
         with self._lock:
