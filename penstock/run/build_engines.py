@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
 from penstock.config.models import RunConfig
+from penstock.config.sections.model import ModelConfig
 from penstock.rollout.engines.base import GenerationEngine
 from penstock.rollout.engines.process import EngineProcess, ProcessEngine
 from penstock.rollout.fleet import EngineFleet
@@ -17,6 +18,17 @@ from penstock.runtime.cpu import threads_per_rank
 Processes = Mapping[str, EngineProcess]
 """By the name of the rank."""
 NO_PROCESSES: Processes = MappingProxyType({})
+
+
+def _embedded(model: ModelConfig, **options: Any) -> GenerationEngine:
+    # Imported only for engines of this process: it brings along the code of models.
+    from penstock.rollout.engines.embedded import EmbeddedEngine
+
+    return EmbeddedEngine.from_pretrained(model, **options)
+
+
+_ENGINES: dict[str, Callable[..., GenerationEngine]] = {"embedded": _embedded}
+"""What loads an engine in this process, by `rollout.engine.kind`."""
 
 
 def rank_names(config: RunConfig) -> list[str]:
@@ -53,7 +65,12 @@ def build_fleet(
         if processes:
             begun = process or _process(config, name, awaits_weights=awaits_weights)
             return ProcessEngine(begun, config.runtime.timeouts)
-        return _in_thread(config, tokenizer, name, awaits_weights=awaits_weights)
+        return _ENGINES[config.rollout.engine.kind](
+            config.model,
+            device=config.runtime.device,
+            texts=lambda: tokenizer.texts,
+            **_settings(config, name, awaits_weights=awaits_weights),
+        )
 
     engines: list[GenerationEngine] = []
     try:
@@ -69,18 +86,6 @@ def build_fleet(
         build=build,
         replacements=config.rollout.failure.engine_replacements,
         start_seconds=config.runtime.timeouts.start_seconds,
-    )
-
-
-def _in_thread(config: RunConfig, tokenizer: HFTokenizer, name: str, *, awaits_weights: bool) -> GenerationEngine:
-    # Imported only for engines of this process: they bring along the code of models.
-    from penstock.rollout.engines.embedded import EmbeddedEngine
-
-    return EmbeddedEngine.from_pretrained(
-        config.model,
-        device=config.runtime.device,
-        texts=lambda: tokenizer.texts,
-        **_settings(config, name, awaits_weights=awaits_weights),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -110,6 +111,22 @@ class WorkerTrainer(Trainer):
         """Read what a snapshot wrote."""
         await self._ask("load_checkpoint", folder)
 
+    async def lost(self) -> TrainerLost:
+        """Wait until its process is gone, without having been closed; says how."""
+        loop = asyncio.get_running_loop()
+        found: asyncio.Future[TrainerLost] = loop.create_future()
+
+        def settle(lost: WorkerLost) -> None:
+            if not found.done():
+                found.set_result(_trainer_lost(lost))
+
+        def tell(lost: WorkerLost) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits there
+                loop.call_soon_threadsafe(settle, lost)
+
+        self._worker.when_lost(tell)
+        return await found
+
     async def close(self) -> None:
         """Let the trainer end its threads, and end its process; a second call is a no-op."""
         await self._worker.close()
@@ -145,17 +162,18 @@ def _as_trainer_lost() -> Iterator[None]:
     """A worker that is gone, as the trainer that went with it."""
     try:
         yield
-    except WorkerClosed as closed:
-        raise TrainerLost(str(closed)) from None
     except WorkerLost as lost:
-        raise TrainerLost(_told(str(lost))) from None
+        raise _trainer_lost(lost) from None
 
 
-def _told(how: str) -> str:
+def _trainer_lost(lost: WorkerLost) -> TrainerLost:
+    how = str(lost)
+    if isinstance(lost, WorkerClosed):
+        return TrainerLost(how)
     memory = (
         ". If nobody killed it, the machine may have run out of memory; penstock verify estimates what the run needs"
     )
-    return (
+    return TrainerLost(
         f"{how}. The trainer has a process of its own (runtime.trainer_process: true), and weights and optimizer state "
         f"went with it: resume from the last checkpoint, penstock resume{memory if 'SIGKILL' in how else ''}"
     )
