@@ -25,6 +25,7 @@ from penstock.controller.pumps.engine_care import EngineCare
 from penstock.controller.pumps.in_flight import InFlight
 from penstock.controller.pumps.pump_group import PumpGroup
 from penstock.controller.pumps.rollout import RolloutPump
+from penstock.controller.pumps.room_watch import RoomWatch
 from penstock.controller.pumps.train import TrainPump
 from penstock.controller.pumps.train_settings import FinishedStep, TrainPumpSettings
 from penstock.controller.pumps.weight_sync import WeightSync
@@ -107,6 +108,7 @@ class SingleController:
             self._step_finished,
             trace,
         )
+        self.room = RoomWatch(parts, self.training, self.sync, config.training.prompt_groups_per_step)
         self.hook_progress: Callable[[], int] = lambda: 0
         """Grows while `after_step` makes progress, in an evaluation or a checkpoint, so that it is no stall."""
         self.watchdog = Watchdog(
@@ -181,6 +183,7 @@ class SingleController:
             pumps.start("watchdog", self.watchdog.run()),
             pumps.start("engine care", self.care.run()),
             pumps.start("trainer watch", self._watch_trainer()),
+            pumps.start("room watch", self.room.run()),
         ]
         training = pumps.start("train pump", self._train())
         stopping = pumps.start("limit on time", self._stopped())

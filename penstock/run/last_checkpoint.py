@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from penstock.controller.controller import SingleController
 from penstock.errors import (
+    DataPlaneFull,
     EngineError,
     OverlongData,
     RunStalled,
@@ -18,8 +19,9 @@ from penstock.run.checkpoint import CheckpointStore
 from penstock.run.run_log import RunLog
 from penstock.run.signals import StopSignals
 
-SAVED_AFTER = (TooManyDrops, TooManyFiltered, OverlongData, RunStalled, WeightSyncError, EngineError)
-"""Errors that leave trainer and controller intact: the run has lost its data, its engine or its progress."""
+SAVED_AFTER = (TooManyDrops, TooManyFiltered, OverlongData, RunStalled, WeightSyncError, EngineError, DataPlaneFull)
+"""Errors that leave trainer and controller intact: the run has lost its data, its engine, its progress or
+its room."""
 _UNSOUND = "the trainer does not respond, or was in the middle of a step that it could not discard"
 
 

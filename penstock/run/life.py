@@ -220,6 +220,7 @@ class RunLife:
             trainer=trainer,
             buffer=training.buffer,
             data_plane=training.data_plane,
+            room=training.data_plane,
             events=log.events,
             timeline=log.timeline,
             samples=log.samples,

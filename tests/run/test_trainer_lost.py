@@ -28,6 +28,8 @@ pytestmark = [pytest.mark.usefixtures("hangups_are_heard"), pytest.mark.long]
 
 STEPS = 6
 SAVED = {"checkpoint.every_steps": 1, "training.max_steps": STEPS, "eval.at_start": False, "eval.at_end": False}
+LONG = {**APART, "training.max_steps": 1000, "data.train_size": 4000, "eval.at_start": False}
+"""Nothing ends such a run by itself while a test waits, and no checkpoint is written."""
 WAIT_SECONDS = 240.0
 
 
@@ -45,16 +47,19 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 class Signalled:
-    """Sends the trainer's process of a run in this process a signal once the run has a checkpoint."""
+    """Sends the trainer's process of a run in this process a signal once the run has a checkpoint, or some steps."""
 
     def __init__(self, config: RunConfig, number: signal.Signals) -> None:
-        self._checkpoints, self._number = Path(config.run_dir) / "checkpoints", number
+        self._run_dir, self._saves, self._number = Path(config.run_dir), config.checkpoint.every_steps, number
         self.pid = 0
         self._thread = threading.Thread(target=self._send, daemon=True)
         self._thread.start()
 
     def _send(self) -> None:
-        until(lambda: any(self._checkpoints.glob("step_*")))
+        if self._saves:
+            until(lambda: any((self._run_dir / "checkpoints").glob("step_*")))
+        else:
+            until(lambda: finished(self._run_dir) >= 2)
         self.pid = worker_pid("trainer")
         os.kill(self.pid, self._number)
 
@@ -85,7 +90,7 @@ def test_a_kill_ends_the_run_with_the_cause_and_a_resume_trains_what_an_undistur
 
 
 def test_a_stopped_process_ends_the_run_by_the_limit_of_its_calls_and_is_killed(make_config: ConfigMaker) -> None:
-    config = make_config(**SAVED, **APART, **{"runtime.timeouts": {"trainer_seconds": 10.0}})
+    config = make_config(**LONG, **{"runtime.timeouts": {"trainer_seconds": 10.0}})
     signalled = Signalled(config, signal.SIGSTOP)
     said = r"did not return within 10 s \(runtime\.timeouts\.trainer_seconds\); its process \d+ is still in it"
     with pytest.raises(TrainerStuck, match=said):
@@ -94,7 +99,7 @@ def test_a_stopped_process_ends_the_run_by_the_limit_of_its_calls_and_is_killed(
 
 
 def test_a_stopped_process_is_killed_after_silence_and_is_lost(make_config: ConfigMaker) -> None:
-    config = make_config(**SAVED, **APART, **{"runtime.timeouts": {"silence_seconds": 5.0}})
+    config = make_config(**LONG, **{"runtime.timeouts": {"silence_seconds": 5.0}})
     signalled = Signalled(config, signal.SIGSTOP)
     with pytest.raises(TrainerLost, match=r"no sign of life for \d+ s \(runtime\.timeouts\.silence_seconds\)"):
         penstock.train(config)
@@ -117,7 +122,7 @@ class Started:
         assert all(self.workers)
 
 
-BOTH = {**APART, "runtime.engine_process": True, "training.max_steps": 1000, "data.train_size": 4000}
+BOTH = {**LONG, "runtime.engine_process": True}
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])

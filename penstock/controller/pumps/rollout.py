@@ -15,7 +15,7 @@ from penstock.controller.failures.classify import Attempts, classify, describe, 
 from penstock.controller.failures.losses import loss_in
 from penstock.controller.parts import Parts
 from penstock.controller.pumps.in_flight import InFlight
-from penstock.errors import EngineError, FailureKind, OverlongData, OverlongPrompt, RecordError
+from penstock.errors import DataPlaneFull, EngineError, FailureKind, OverlongData, OverlongPrompt, RecordError
 from penstock.rollout.prompts import PromptVisit
 
 _NOT_SKIPPED = {
@@ -141,8 +141,8 @@ class RolloutPump:
         if task.cancelled():
             return RuntimeError("the rollout was cancelled by its own environment or engine")
         error = task.exception()
-        # A write error of the run itself is not a prompt's failure: the next one could not be written either.
-        if error is None or (isinstance(error, Exception) and not isinstance(error, RecordError)):
+        # Neither is a prompt's failure: the next one could not be recorded, or put, either.
+        if error is None or (isinstance(error, Exception) and not isinstance(error, RecordError | DataPlaneFull)):
             return error
         raise error
 
