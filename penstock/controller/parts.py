@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from penstock.buffer.replay_buffer import ReplayBuffer
 from penstock.controller.bookkeeping.ledger import WriteRecord
 from penstock.controller.failures.causes import FailureCauses
 from penstock.data_plane import fields
-from penstock.data_plane.client import DataPlaneClient
+from penstock.data_plane.client import DataPlaneClient, DataPlaneOwner
 from penstock.data_plane.narrow import NarrowClient
 from penstock.data_plane.row_keeper import RowKeeper
+from penstock.errors import TrainerLost
 from penstock.observe.events import EventLog
 from penstock.observe.samples import SampleLog
 from penstock.observe.timeline import Timeline
@@ -52,12 +53,16 @@ class Parts:
     """Gives the texts of the samples that are shown; None: reads them in this process, responses only."""
     rows: RowKeeper | None = None
     """Keeps the rows of ready groups for checkpoints; None: reads and writes them in this process."""
+    room: DataPlaneOwner | None = None
+    """Says when the data plane is too small for a step; None: it has no limit."""
     record_end: WriteRecord | None = None
     """Takes a line of the ledger whenever a prompt ends."""
     activities: Mapping[str, Callable[[], str]] = field(default_factory=dict)
     """Parts that can say what they are doing, for a diagnosis: the trainer, the checkpoint writer, the data plane."""
     causes: FailureCauses | None = None
     """Knows why environments and rewards failed so far; None makes one for the controller's own rollouts."""
+    trainer_lost: Callable[[], Awaitable[TrainerLost]] | None = None
+    """Waits until the trainer is gone, however long that takes; None if it lives and dies with this process."""
     end_process: Callable[[str], None] | None = None
     """Ends the process; called from a thread, with the place, when the event loop stays blocked after a stall."""
 

@@ -148,7 +148,7 @@ class ShmDataPlane(DataPlaneClient):
             raise DataPlaneError(
                 f"no room for a put of {request.layout.size / 1e9:.3g} GB after {self._link.full_seconds:g} s: "
                 f"{withdrawn}. Rows are cleared once they are trained; raise data_plane.capacity_gb, or lower "
-                "buffer.max_buffered_groups. With weight_sync.mode drain, training waits for such puts in turn"
+                "buffer.max_buffered_groups"
             ) from None
         except WaitedTooLong:
             self._stop_waiting(future)

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol
 
+from penstock.data_plane.adapters.shm.buffers import Buffer, Reservation
 from penstock.data_plane.adapters.shm.messages import PutRequest
 from penstock.data_plane.adapters.shm.reading import FieldRuns, ReadBuffer
-from penstock.data_plane.adapters.shm.store import Buffer, Reservation, Store
+from penstock.data_plane.adapters.shm.store import Store
 from penstock.data_plane.field_spec import FieldSpec
 from penstock.data_plane.meta import KVBatchMeta
 from penstock.data_plane.schema import Schema

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
+from penstock.data_plane.adapters.shm.buffers import Buffer, Reservation
 from penstock.data_plane.adapters.shm.layout import PutLayout
 from penstock.data_plane.adapters.shm.messages import (
     ONE_WAY,
@@ -25,7 +26,7 @@ from penstock.data_plane.adapters.shm.messages import (
     RowRun,
     unpacked,
 )
-from penstock.data_plane.adapters.shm.store import Buffer, Reservation, Store
+from penstock.data_plane.adapters.shm.store import Store
 from penstock.data_plane.field_spec import FieldSpec
 from penstock.data_plane.index import Runs
 from penstock.data_plane.meta import KVBatchMeta, Tags
