@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -265,7 +266,12 @@ class Membership:
 
 async def _built(build: Build, name: str, limit_seconds: float | None) -> GenerationEngine:
     """`build` in a thread, up to a limit; if nobody waits any more when it is done, what it made is closed there."""
-    making = Making(f"penstock-build-{name}", lambda: build(name), lambda engine: asyncio.run(engine.close()))
+
+    def built() -> GenerationEngine:
+        gc.collect()  # the engine before it may be part of cycles, and two models may not fit into memory
+        return build(name)
+
+    making = Making(f"penstock-build-{name}", built, lambda engine: asyncio.run(engine.close()))
     try:
         await asyncio.wait({making.over}, timeout=limit_seconds)
         if not making.over.done():
