@@ -255,6 +255,7 @@ async def test_a_rank_that_comes_back_while_the_trainer_publishes_is_left_to_its
     assert [event["version"] for event in run.names("weights_published")] == [0, 1, 2]
     assert run.names("engine_replaced")[0]["version"] == 1
     assert run.names("engine_out_of_service") == []
+    await run.trainer.close()
 
 
 async def test_a_rank_that_comes_back_during_a_drain_waits_for_the_copy_after_it() -> None:

@@ -44,7 +44,9 @@ async def test_the_old_model_is_gone_when_the_new_one_is_built(has_failed: bool)
         if has_failed:
             with pytest.raises(EngineError, match="has failed"):
                 await engine.generate(request())
-        fleet.rank("embedded").died(EngineError("gone"))
+        else:
+            fleet.rank("embedded").died(EngineError("gone"))
+        await fleet.dead.get()
         await fleet.replace("embedded")
     assert present == [0]
     assert fleet.rank("embedded").stats().slots == 2
