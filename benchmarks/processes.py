@@ -16,6 +16,9 @@ The last line is one JSON object.
   another; `shm_over_memcpy` is its speed over that of a plain copy of the same bytes. `memory_put_get_us`: a group put
   into the `memory` data plane and fetched.
 - `router_us`: what the router of a fleet adds to a request.
+- `codec_us`: CPU time of encoding and decoding the messages of one generate call (64 tokens each way), both sides.
+- `two_ranks_over_one`: tokens/s of a fleet of two engine processes with one thread each, over those of one process with
+  two threads; `one_rank_tok_s` and `two_ranks_tok_s` are the two speeds.
 """
 
 from __future__ import annotations
@@ -28,9 +31,11 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.support.codec import codec_us
 from benchmarks.support.published_weights import cpu_case, gpu_case, pause_figures, publish_figures
 from benchmarks.support.router import router_us
 from benchmarks.support.shm_speed import memory_put_get_us, shm_speed
+from benchmarks.support.two_ranks import rank_figures
 
 
 def main() -> None:
@@ -44,7 +49,8 @@ def main() -> None:
     figures |= publish_figures(quick=arguments.quick)
     if not arguments.gpu:
         figures |= shm_speed(repeats=9 if arguments.quick else 25) | {"memory_put_get_us": memory_put_get_us()}
-        figures["router_us"] = router_us()
+        figures |= {"router_us": router_us(), "codec_us": codec_us()}
+        figures |= rank_figures(case, passes=3 if arguments.quick else 7)
     for name, value in figures.items():
         print(f"{name:32} {value:.3f}" if isinstance(value, float) else f"{name:32} {value}")
     print(json.dumps({name: round(value, 4) if isinstance(value, float) else value for name, value in figures.items()}))

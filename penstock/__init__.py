@@ -22,7 +22,7 @@ _LAZY = {
     "Logger": "penstock.observe.loggers.base",
     "RunInfo": "penstock.observe.loggers.base",
     "Outcome": "penstock.observe.loggers.base",
-    "RunResult": "penstock.run.life",
+    "RunResult": "penstock.run.result",
     "EvalResult": "penstock.run.evaluate",
     "VerifyReport": "penstock.run.verify.findings",
     "WrittenReport": "penstock.observe.report.build",
@@ -111,7 +111,7 @@ if TYPE_CHECKING:  # for type checkers, which cannot follow the lazy names below
     from penstock.run.front_door import resume as resume
     from penstock.run.front_door import train as train
     from penstock.run.front_door import verify as verify
-    from penstock.run.life import RunResult as RunResult
+    from penstock.run.result import RunResult as RunResult
     from penstock.run.verify.findings import VerifyReport as VerifyReport
     from penstock.training.interface import ChunkResult as ChunkResult
     from penstock.training.interface import StepResult as StepResult

@@ -104,6 +104,10 @@ class DataPlaneLost(DataPlaneError):
     """The owner of the data plane has closed it, has ended, or does not answer; its rows are lost."""
 
 
+class DataPlaneFull(DataPlaneError):
+    """Rows cannot fit into the data plane, however long they wait: `data_plane.capacity_gb` is too small for them."""
+
+
 class MissingRowError(DataPlaneError):
     """A row or field that was asked for is not there; the message names it."""
 

@@ -18,21 +18,21 @@ _FIRST, _LAST = 4, 12
 """How many frames of a long traceback are kept."""
 _LONGEST_LINE = 200
 
-Place = tuple[str, int, str]
+Frame = tuple[str, int, str]
 """File, line and function."""
 
 
-def user_places(traceback: TracebackType | None) -> list[Place]:
+def frames_of(traceback: TracebackType | None) -> list[Frame]:
     """The frames of an error, outermost first, without those of Penstock, asyncio and threads."""
-    places = []
+    frames = []
     while traceback is not None:
         code = traceback.tb_frame.f_code
-        places.append((code.co_filename, traceback.tb_lineno, code.co_name))
+        frames.append((code.co_filename, traceback.tb_lineno, code.co_name))
         traceback = traceback.tb_next
-    return [place for place in places if not place[0].startswith(_CALLERS)]
+    return [frame for frame in frames if not frame[0].startswith(_CALLERS)]
 
 
-def user_places_in(traceback: str) -> list[Place]:
+def frames_in(traceback: str) -> list[Frame]:
     """The same for a traceback that something else has printed, including the errors that led to it."""
     import re  # needed only if something was raised
 
@@ -40,25 +40,25 @@ def user_places_in(traceback: str) -> list[Place]:
     return [(file, int(line), name) for file, line, name in found if not file.startswith(_CALLERS)]
 
 
-def innermost(places: list[Place]) -> Place | None:
+def innermost(frames: list[Frame]) -> Frame | None:
     """The last line of the user's own code; if there is none, the last line of a library."""
-    own = [place for place in places if is_own(place[0])] or places
+    own = [frame for frame in frames if is_own(frame[0])] or frames
     return own[-1] if own else None
 
 
-def shown(places: list[Place]) -> list[str]:
+def shown(frames: list[Frame]) -> list[str]:
     """The frames as Python prints them; if there are very many, the first and the last ones."""
     import linecache  # needed only if something was raised
 
-    def frame(place: Place) -> str:
-        file, line, function = place
+    def printed(frame: Frame) -> str:
+        file, line, function = frame
         source = linecache.getline(file, line).strip()[:_LONGEST_LINE]
         return f'  File "{file}", line {line}, in {function}\n' + (f"    {source}\n" if source else "")
 
-    left_out = len(places) - _FIRST - _LAST
+    left_out = len(frames) - _FIRST - _LAST
     if left_out <= 0:
-        return list(map(frame, places))
-    return [*map(frame, places[:_FIRST]), f"  … {left_out} frames …\n", *map(frame, places[-_LAST:])]
+        return list(map(printed, frames))
+    return [*map(printed, frames[:_FIRST]), f"  … {left_out} frames …\n", *map(printed, frames[-_LAST:])]
 
 
 def is_own(file: str) -> bool:

@@ -139,3 +139,9 @@ class TestTheChecks:
     def test_broken_links_are_found(self, tmp_path: Path) -> None:
         (tmp_path / "x.png").touch()
         assert broken_links(PAGE, tmp_path) == ["docs/a.md"]
+
+
+def test_the_modules_that_the_architecture_names_are_there() -> None:
+    named = set(re.findall(r"`(\w+/[\w/]+\.py)`", (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")))
+    assert len(named) > 30
+    assert {name for name in named if not (ROOT / "penstock" / name).exists() and not (ROOT / name).exists()} == set()

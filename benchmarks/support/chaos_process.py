@@ -144,11 +144,11 @@ class WatchedController(SingleController):
 def install(plan: FaultPlan, notes: Notes) -> None:
     """Put the faulty parts where a run takes its parts from."""
     from penstock.data_plane import opening
-    from penstock.run import build, build_engines, life
+    from penstock.run import build_engines, build_trainer, life
 
     Faulty.injector, Faulty.notes, Faulty.prompt_of = Injector(plan, notes), notes, {}
     build_engines._ENGINES["embedded"] = FaultyEngine
-    build._TRAINERS["local"] = FaultyTrainer
+    build_trainer._TRAINERS["local"] = FaultyTrainer
     opening.ADAPTERS["memory"] = lambda config: FaultyDataPlane()
     life.SingleController = WatchedController  # type: ignore[misc]
 

@@ -3,8 +3,9 @@
     {"shm_put_get_gb_s": ..., "shm_over_memcpy": ...}
 
 A put in this process and a get in another, of jagged rows, are timed each where it happens, and a plain copy in turns
-with them. The get gives views, as a trainer uses them; the reader adds up a column of each to make sure that they are
-the rows. Run as a program, this file is the reader.
+with them. Each begins after a short sleep: on a busy machine, whoever goes on after other work has used up its turn,
+and waits for the others in the middle of what is measured. The get gives views, as a trainer uses them; the reader adds
+up a column of each to make sure that they are the rows. Run as a program, this file is the reader.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from penstock.runtime.wire.encoder import encode
 
 COLUMNS = (fields.INPUT_IDS, fields.TOKEN_MASK, fields.GENERATION_LOGPROBS)
 _WARM_UPS = 3
+_SLEEP_SECONDS = 0.003
 
 
 def shm_speed(rows: int = 512, tokens: int = 4096, repeats: int = 15) -> dict[str, float]:
@@ -52,6 +54,7 @@ def shm_speed(rows: int = 512, tokens: int = 4096, repeats: int = 15) -> dict[st
     try:
         for repeat in range(repeats + _WARM_UPS):
             seconds = _put_and_get(owner, reader, columns, repeat)
+            time.sleep(_SLEEP_SECONDS)
             before = time.perf_counter()
             for target, source in copies:
                 np.copyto(target, source)
@@ -95,6 +98,7 @@ def _put_and_get(owner: ShmOwner, reader: subprocess.Popen[str], columns: dict[s
     assert reader.stdout is not None
     rows = len(columns[fields.INPUT_IDS])
     meta = _meta(f"g{repeat}", rows)
+    time.sleep(_SLEEP_SECONDS)
     before = time.perf_counter()
     owner.put_samples(meta.sample_ids, columns, "speed")
     put = time.perf_counter() - before

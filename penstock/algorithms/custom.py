@@ -17,7 +17,7 @@ from penstock.algorithms.losses import LossSum, weighted_sum
 from penstock.algorithms.reduction import Metric, Normaliser
 from penstock.errors import PenstockError, UserTrace
 from penstock.text import cut, named_error, safe
-from penstock.user_frames import innermost, shown, user_places
+from penstock.user_frames import frames_of, innermost, shown
 
 _LONGEST_TRACEBACK = 8_000
 
@@ -99,10 +99,10 @@ def custom_advantages(estimator: AdvantageEstimator, scores: SampleScores, path:
             f"the advantage {path} gave {shape} for {count} samples; it must return one number for each"
         )
     if not advantages_S.isfinite().all():
-        place = int((~advantages_S.isfinite()).nonzero()[0, 0])
-        reward = float(scores.rewards_S[place])
+        sample = int((~advantages_S.isfinite()).nonzero()[0, 0])
+        reward = float(scores.rewards_S[sample])
         raise CustomCodeError(
-            f"the advantage {path} gave {float(advantages_S[place])} for a sample with the reward {reward:g}; "
+            f"the advantage {path} gave {float(advantages_S[sample])} for a sample with the reward {reward:g}; "
             "advantages must be finite"
         )
     return advantages_S
@@ -117,13 +117,13 @@ def _called(code: Callable[[Any], Any], argument: Any, name: str) -> Any:
 
 def _raised(name: str, error: Exception) -> CustomCodeError:
     """What user code raised, with the line of user code it came from."""
-    places, said = user_places(error.__traceback__), named_error(error)
-    place = innermost(places)
-    where = "" if place is None else f" ({place[0].rpartition('/')[2]}, line {place[1]}, in {place[2]})"
-    at = "" if place is None else f" at {place[0]}:{place[1]} in {place[2]}"
+    user_frames, said = frames_of(error.__traceback__), named_error(error)
+    frame = innermost(user_frames)
+    where = "" if frame is None else f" ({frame[0].rpartition('/')[2]}, line {frame[1]}, in {frame[2]})"
+    at = "" if frame is None else f" at {frame[0]}:{frame[1]} in {frame[2]}"
     failure = CustomCodeError(f"{name} raised {said}{safe(where)}")
-    head = "Traceback (most recent call last):\n" if places else ""
-    traceback = safe(f"{head}{''.join(shown(places))}{said}\n")
+    head = "Traceback (most recent call last):\n" if user_frames else ""
+    traceback = safe(f"{head}{''.join(shown(user_frames))}{said}\n")
     failure.trace = UserTrace(safe(f"{type(error).__name__}{at}"), cut(traceback, _LONGEST_TRACEBACK))
     return failure
 

@@ -18,7 +18,7 @@ ORDERLY_SECONDS = 10.0
 _FAILED = 1
 
 
-class Ending:
+class ProcessEnd:
     """Ends the process within `ORDERLY_SECONDS` of `leave`; created before anything else registers an exit handler.
 
     `leave` lets Python shut down as usual: it waits for threads that are not daemons, then calls exit handlers, newest

@@ -13,7 +13,7 @@ from penstock.cli.config import config_app
 from penstock.cli.doctor import doctor
 from penstock.cli.errors import INTERRUPTED, RUN_FAILED
 from penstock.cli.evaluate import evaluate
-from penstock.cli.leaving import Ending, exit_status
+from penstock.cli.leaving import ProcessEnd, exit_status
 from penstock.cli.report import report
 from penstock.cli.resume import resume
 from penstock.cli.streams import Streams
@@ -67,7 +67,7 @@ app.command("doctor")(doctor)
 def main() -> None:
     """Run the command that the arguments name, and end the process with its code even if something still runs."""
     let_idle_threads_sleep()
-    ending = Ending(Streams())
+    ending = ProcessEnd(Streams())
     code = RUN_FAILED
     try:
         app()

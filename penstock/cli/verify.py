@@ -16,7 +16,7 @@ from penstock.text import safe
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from penstock.run.verify.findings import Row, SeenPrompt, VerifyReport
+    from penstock.run.verify.findings import CheckResult, SeenPrompt, VerifyReport
 
 _STYLES = {"pass": "green", "warn": "yellow", "fail": "bold red", "skip": "dim"}
 _SHOWN_CHARACTERS, _SHOWN_IDS = 600, 16
@@ -111,7 +111,7 @@ def _without_middle(text: str) -> str:
     return f"{text[:_SHOWN_CHARACTERS]}\n… {left_out:,} characters …\n{text[-_SHOWN_CHARACTERS:]}"
 
 
-def _cells(row: Row) -> list[Cell]:
+def _cells(row: CheckResult) -> list[Cell]:
     finding = row.finding
     status = finding.status.value
     bar = f"; bar: {finding.bar}" if finding.bar else ""
@@ -123,7 +123,7 @@ def _cells(row: Row) -> list[Cell]:
     ]
 
 
-def _print_words(console: Console, row: Row) -> None:
+def _print_words(console: Console, row: CheckResult) -> None:
     status = row.finding.status.value
     words = [row.explanation, *row.finding.notes] if row.explanation else list(row.finding.notes)
     print_rows(console, row.check.title, [((text, "" if status != "pass" else "dim"),) for text in words])

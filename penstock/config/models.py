@@ -83,6 +83,9 @@ class RuntimeConfig(Section):
     """CPU threads for the trainer; 0 means half of the cores."""
     trainer_lanes: Annotated[int, Field(ge=0, le=64)] = 0
     """Microbatches that a trainer on the CPU processes in parallel, each with `trainer_threads`; 0 uses all cores."""
+    restarts: NonNegativeInt = 0
+    """How often a run that loses its trainer or its data plane goes back to its last checkpoint by itself, in the same
+    command. After that, or without a checkpoint, it ends with the cause."""
     timeouts: TimeoutsConfig = TimeoutsConfig()
     """How long the run waits for its parts to respond before it treats them as stuck."""
 

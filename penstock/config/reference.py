@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from penstock.config.models import RunConfig
-from penstock.config.reading.keys import Place, kind_of, members_of
+from penstock.config.reading.keys import KeySpec, kind_of, members_of
 from penstock.config.sections.base import Section
 
 _TYPES = {str: "text", int: "whole number", float: "number", bool: "true or false", NoneType: "nothing"}
@@ -29,7 +29,7 @@ def reference() -> str:
         parts.append(f"\n## {title}\n\n{_flat(section.__doc__)}\n\n| setting | type | default | meaning |\n")
         parts.append("| --- | --- | --- | --- |\n")
         for name, field in section.model_fields.items():
-            if not Place.of(field.annotation).sections:
+            if not KeySpec.of(field.annotation).sections:
                 meaning = _flat(field.description).replace("|", "\\|")
                 parts.append(f"| `{name}` | {_type(field.annotation)} | {_default(field)} | {meaning} |\n")
     return "".join(parts)
@@ -39,12 +39,12 @@ def _sections(title: str, path: str, section: type[Section]) -> Iterator[tuple[s
     """The section itself, then those below it; of a choice between kinds, one each."""
     yield title, section
     for name, field in section.model_fields.items():
-        place, key = Place.of(field.annotation), f"{path}{name}"
-        for below in place.sections:
-            heading = f"`{key}` with `{place.tag}: {kind_of(below)}`" if place.is_choice else f"`{key}`"
+        spec, key = KeySpec.of(field.annotation), f"{path}{name}"
+        for below in spec.sections:
+            heading = f"`{key}` with `{spec.tag}: {kind_of(below)}`" if spec.is_choice else f"`{key}`"
             yield from _sections(heading, f"{key}.", below)
-        if place.element is not None:
-            yield from _sections(f"each of `{key}`", f"{key}[].", place.element.sections[0])
+        if spec.element is not None:
+            yield from _sections(f"each of `{key}`", f"{key}[].", spec.element.sections[0])
 
 
 def _type(annotation: Any) -> str:

@@ -25,10 +25,11 @@ from penstock.controller.pumps.engine_care import EngineCare
 from penstock.controller.pumps.in_flight import InFlight
 from penstock.controller.pumps.pump_group import PumpGroup
 from penstock.controller.pumps.rollout import RolloutPump
+from penstock.controller.pumps.room_watch import RoomWatch
 from penstock.controller.pumps.train import TrainPump
 from penstock.controller.pumps.train_settings import FinishedStep, TrainPumpSettings
 from penstock.controller.pumps.weight_sync import WeightSync
-from penstock.errors import PenstockError, RunStuck
+from penstock.errors import PenstockError, RunStuck, TrainerLost
 from penstock.runtime.cancellation import ended_within
 from penstock.runtime.ending import Ending
 
@@ -107,6 +108,7 @@ class SingleController:
             self._step_finished,
             trace,
         )
+        self.room = RoomWatch(parts, self.training, self.sync, config.training.prompt_groups_per_step)
         self.hook_progress: Callable[[], int] = lambda: 0
         """Grows while `after_step` makes progress, in an evaluation or a checkpoint, so that it is no stall."""
         self.watchdog = Watchdog(
@@ -180,6 +182,7 @@ class SingleController:
             pumps.start("advantage pump", self.advantages.run()),
             pumps.start("watchdog", self.watchdog.run()),
             pumps.start("engine care", self.care.run()),
+            pumps.start("room watch", self.room.run()),
         ]
         training = pumps.start("train pump", self._train())
         stopping = pumps.start("limit on time", self._stopped())
@@ -234,12 +237,15 @@ class SingleController:
         """Whether trainer and controller agree on where they are, between two steps, and the trainer answers.
 
         After a failure it is not certain: the open step may not have been dropped, or its optimizer may be half done.
+        Raises `TrainerLost` if the trainer is gone.
         """
         if not self.training.between_steps:
             return False
         try:
             async with asyncio.timeout(max(self._ending.left(), _LEAST_SECONDS)):
                 await self._parts.trainer.publish_weights()
+        except TrainerLost:
+            raise
         except (TimeoutError, PenstockError):
             return False
         return True

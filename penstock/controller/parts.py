@@ -9,7 +9,7 @@ from penstock.buffer.replay_buffer import ReplayBuffer
 from penstock.controller.bookkeeping.ledger import WriteRecord
 from penstock.controller.failures.causes import FailureCauses
 from penstock.data_plane import fields
-from penstock.data_plane.client import DataPlaneClient
+from penstock.data_plane.client import DataPlaneClient, DataPlaneOwner
 from penstock.data_plane.narrow import NarrowClient
 from penstock.data_plane.row_keeper import RowKeeper
 from penstock.observe.events import EventLog
@@ -52,6 +52,8 @@ class Parts:
     """Gives the texts of the samples that are shown; None: reads them in this process, responses only."""
     rows: RowKeeper | None = None
     """Keeps the rows of ready groups for checkpoints; None: reads and writes them in this process."""
+    room: DataPlaneOwner | None = None
+    """Says when the data plane is too small for a step; None: it has no limit."""
     record_end: WriteRecord | None = None
     """Takes a line of the ledger whenever a prompt ends."""
     activities: Mapping[str, Callable[[], str]] = field(default_factory=dict)

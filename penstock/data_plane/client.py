@@ -16,6 +16,7 @@ from penstock.data_plane.claims import PendingClaim, await_claim, wait_for_claim
 from penstock.data_plane.columns import Column, JaggedColumn, ObjectColumn
 from penstock.data_plane.field_spec import FieldSpec
 from penstock.data_plane.meta import KVBatchMeta, Tags
+from penstock.data_plane.room import Jam
 from penstock.errors import MissingRowError
 from penstock.runtime.cancellation import to_the_end
 from penstock.runtime.loop import DaemonExecutor
@@ -211,6 +212,25 @@ class DataPlaneOwner(DataPlaneClient):
     @abstractmethod
     def address(self) -> DataPlaneAddress:
         """What `connect` in another process needs; `DataPlaneError` if the adapter is for one process only."""
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether puts wait for room."""
+        return False
+
+    def jam(self, partition_id: str) -> Jam | None:
+        """What waits for room that only a clear of this partition's rows can give; None if nothing does.
+
+        As long as memory is being written, is read after its rows were cleared, or belongs to other partitions, it may
+        come free by itself, and this is None.
+        """
+        return None
+
+    def when_full(self, listener: Callable[[], None]) -> None:
+        """Call this, from any thread, whenever a put begins to wait for room; it must not block."""
+
+    def refuse_waiting(self, why: str) -> None:
+        """End the wait of all puts that wait for room with `DataPlaneFull`; nothing of them is written."""
 
     def activity(self) -> str:
         """What it is doing, for a diagnosis."""

@@ -109,6 +109,14 @@ class RowIndex(Generic[S]):
             if row.tags is not None:
                 linked.tags = {**(linked.tags or {}), **row.tags}
 
+    def stored(self, partition_id: str) -> set[S]:
+        """All that rows of the partition refer to."""
+        return {stored for row in self._partition(partition_id).rows.values() for stored, _ in row.cells.values()}
+
+    def sample_ids(self, partition_id: str) -> tuple[str, ...]:
+        """The partition's rows."""
+        return tuple(self._partition(partition_id).rows)
+
     def has_all(self, partition_id: str, sample_ids: Iterable[str]) -> bool:
         """Whether all of these rows are there already."""
         rows = self._partition(partition_id).rows

@@ -7,11 +7,12 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 from rich.console import Console
 
 from penstock.observe.console import ConsoleMode, ProgressView, RecordKind, SilentView, make_console
+from penstock.observe.events import EmitEvent
 from penstock.observe.json_lines import JsonLinesView
 from penstock.observe.jsonl import left_out_line
 from penstock.observe.progress import Metrics
@@ -24,13 +25,6 @@ _TELL_SECONDS = 1.0
 _HUNG_UP = "the terminal was closed (SIGHUP)"
 
 _log = logging.getLogger(__name__)
-
-
-class Report(Protocol):
-    """Reports an event; called from any thread."""
-
-    def __call__(self, event: str, /, **fields: Any) -> None:
-        """Record it."""
 
 
 class Display:
@@ -49,7 +43,9 @@ class Display:
     appear in `metrics.jsonl` only.
     """
 
-    def __init__(self, mode: ConsoleMode, max_steps: int | None, report: Report, json_to: TextIO | None = None) -> None:
+    def __init__(
+        self, mode: ConsoleMode, max_steps: int | None, report: EmitEvent, json_to: TextIO | None = None
+    ) -> None:
         """With `json_to`, JSON lines for programs go there and nothing else is shown, in any mode."""
         self._mode: ConsoleMode = mode
         self._json_to = json_to

@@ -31,6 +31,12 @@ class EventKind:
 
 EVENT_KINDS: dict[str, EventKind] = {
     "run_failed": EventKind(Severity.FAILURE, "the run ended with an error"),
+    "run_restarted": EventKind(
+        Severity.FAILURE, "the trainer or the data plane was lost; the run went back to its last checkpoint by itself"
+    ),
+    "run_not_restarted": EventKind(
+        Severity.FAILURE, "the trainer or the data plane was lost, and the run could not go back to a checkpoint"
+    ),
     "stalled": EventKind(Severity.FAILURE, "nothing was committed or trained for a long time"),
     "rollout_retried": EventKind(Severity.FAILURE, "a group failed and was retried"),
     "prompt_dropped": EventKind(Severity.FAILURE, "a prompt was dropped after its last attempt"),

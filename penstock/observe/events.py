@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from penstock.observe.jsonl import JsonlWriter
 from penstock.text import safe_value
@@ -24,6 +24,13 @@ _TOLD_APART = ("kind", "error")
 
 def _now() -> datetime:
     return datetime.now(UTC)
+
+
+class EmitEvent(Protocol):
+    """Takes an event and its fields, as `EventLog.emit` does; called from any thread."""
+
+    def __call__(self, event: str, /, **fields: Any) -> None:
+        """Report the event."""
 
 
 class EventLog:
@@ -96,6 +103,11 @@ class EventLog:
     def counts_by_name(self) -> dict[str, int]:
         """How many events there were, each counted once."""
         return {name: count for name, count in self.counts.items() if "/" not in name}
+
+    def forget_counts(self) -> None:
+        """The run goes back in this process: what the checkpoint has counted is restored next."""
+        with self._lock:
+            self._counts.clear()
 
     def restore_counts(self, counts: Mapping[str, int]) -> None:
         """Continue the counts of an earlier process of the same run."""

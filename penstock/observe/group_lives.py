@@ -12,7 +12,7 @@ from penstock.observe.trace import TraceSink
 CATEGORY = "group"
 
 
-class Phase(Enum):
+class GroupPhase(Enum):
     """The phase a group is in; the value is the name of the span."""
 
     GENERATING = "generating"
@@ -50,7 +50,7 @@ class GroupEnd(Enum):
 @dataclass
 class _Life:
     number: int
-    phase: Phase
+    phase: GroupPhase
     facts: dict[str, Any] = field(default_factory=dict)
 
 
@@ -73,7 +73,7 @@ class GroupLives:
 
     def dispatched(self, group_id: str, /, **facts: Any) -> None:
         """A group begins its life."""
-        life = self._lives[group_id] = _Life(self._born, Phase.GENERATING)
+        life = self._lives[group_id] = _Life(self._born, GroupPhase.GENERATING)
         self._born += 1
         now = self._now()
         self._write("b", CATEGORY, life, now, {"group_id": group_id, **facts})
@@ -81,15 +81,15 @@ class GroupLives:
 
     def committed(self, group_id: str, /, **facts: Any) -> None:
         """Its rows are in the data plane."""
-        self._enter(group_id, Phase.READY, facts)
+        self._enter(group_id, GroupPhase.READY, facts)
 
     def resting(self, group_id: str, /, **facts: Any) -> None:
         """Its attempt failed, and its prompt will be tried again."""
-        self._enter(group_id, Phase.RESTING, facts)
+        self._enter(group_id, GroupPhase.RESTING, facts)
 
     def selected(self, group_id: str, /, **facts: Any) -> None:
         """A step has taken it."""
-        self._enter(group_id, Phase.TRAINING, facts)
+        self._enter(group_id, GroupPhase.TRAINING, facts)
 
     def note(self, group_id: str, /, **facts: Any) -> None:
         """Something about it became known."""
@@ -109,7 +109,7 @@ class GroupLives:
         for group_id in list(self._lives):
             self.ended(group_id, GroupEnd.RUN_ENDED)
 
-    def _enter(self, group_id: str, phase: Phase, facts: dict[str, Any]) -> None:
+    def _enter(self, group_id: str, phase: GroupPhase, facts: dict[str, Any]) -> None:
         life = self._lives.get(group_id)
         if life is not None:
             now = self._now()

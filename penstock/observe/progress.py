@@ -19,6 +19,8 @@ EVAL_STEP = "eval/step"
 _SHOWN_ELSEWHERE = (
     "run_failed",
     "early_stop",
+    "run_restarted",
+    "run_not_restarted",
     "settings_changed",
     "checkpoints_set_aside",
     "old_run_moved",

@@ -20,11 +20,11 @@ class Sink(Protocol):
     def write(self, content: bytes) -> None:
         """Write all of it."""
 
-    def give_up(self) -> None:
+    def detach(self) -> None:
         """Nothing more is written; other writers to the same place must not hit the same problem."""
 
-    def take_back(self) -> None:
-        """After `give_up`: the place accepts writes again, including those of others."""
+    def reattach(self) -> None:
+        """After `detach`: the place accepts writes again, including those of others."""
 
     def close(self) -> None:
         """Release it."""
@@ -56,13 +56,13 @@ class DescriptorSink:
                 writable.register(self._own, select.POLLOUT)
                 writable.poll()
 
-    def give_up(self) -> None:
+    def detach(self) -> None:
         """Point stdout or stderr at nothing: other prints, including those of other processes' code, must not fail."""
         if self._descriptor in _STANDARD:
             with contextlib.suppress(OSError):  # no descriptor is free: then it stays unchanged
                 point_away(self._descriptor)
 
-    def take_back(self) -> None:
+    def reattach(self) -> None:
         """Point stdout or stderr back where they were."""
         if self._descriptor in _STANDARD:
             with contextlib.suppress(OSError):
@@ -88,10 +88,10 @@ class TextSink:
         self._stream.write(self._decoder.decode(content))
         self._stream.flush()
 
-    def give_up(self) -> None:
+    def detach(self) -> None:
         """Nothing: the stream belongs to somebody else."""
 
-    def take_back(self) -> None:
+    def reattach(self) -> None:
         """Nothing, as above."""
 
     def close(self) -> None:

@@ -131,7 +131,7 @@ class QueuedWriter(io.RawIOBase):
         self._queue.clear()
         self._waiting = 0
         if self._sink is not None:
-            self._sink.give_up()
+            self._sink.detach()
         self._changed.notify_all()
         return tuple(self._listeners)
 
@@ -140,7 +140,7 @@ class QueuedWriter(io.RawIOBase):
         self._stuck = False
         self.cause = None
         if self._sink is not None:
-            self._sink.take_back()
+            self._sink.reattach()
 
     def when_lost(self, listener: Listener) -> None:
         """Call `listener(cause)` when the stream is lost, or at once if it already is."""

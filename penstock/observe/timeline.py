@@ -159,11 +159,17 @@ class Timeline:
         args = {key: value[:_LONGEST_TEXT] if isinstance(value, str) else value for key, value in fields.items()}
         self.track("controller", "events").mark(name, **args)
 
-    def close(self) -> None:
-        """End everything that is under way, and the file; further calls do nothing."""
-        for track in self._tracks.values():
+    def end_all(self) -> None:
+        """End everything that is under way: the run has ended, or goes back to a checkpoint."""
+        with self._lock:
+            tracks = list(self._tracks.values())
+        for track in tracks:
             track.close()
         self.groups.close()
+
+    def close(self) -> None:
+        """End everything that is under way, and the file; further calls do nothing."""
+        self.end_all()
         self._sink.close()
 
     def _pid(self, process: str) -> int:

@@ -16,7 +16,7 @@ from penstock.rollout.environments.rewards.scores import failures_about
 from penstock.rollout.handle import Generator, SampleHandle, Tokenizer
 from penstock.rollout.prompt_room import PromptRoom
 from penstock.rollout.prompts import Prompt, PromptVisit, derive_seed
-from penstock.rollout.rows import group_columns, valid_tokens
+from penstock.rollout.sample_columns import group_columns, valid_tokens
 from penstock.runtime.together import together
 from penstock.runtime.wire.crossing import crosses
 

@@ -14,7 +14,7 @@ from penstock.errors import DataPlaneError
 from penstock.rollout.engines.base import GenerationResult
 from penstock.rollout.environments.base import Segment, Trajectory
 from penstock.rollout.manager import PARTITION
-from penstock.rollout.rows import group_columns, valid_tokens
+from penstock.rollout.sample_columns import group_columns, valid_tokens
 
 
 async def put_group(

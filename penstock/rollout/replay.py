@@ -19,7 +19,7 @@ from penstock.rollout.environments.base import Environment, GenerationHandle, Sp
 from penstock.rollout.manager import PARTITION, GroupSource, PushedGroup
 from penstock.rollout.prompts import Prompt, PromptStream, PromptVisit
 from penstock.rollout.recorded import RecordedGroup, Recording, RecordingInfo
-from penstock.rollout.rows import valid_tokens
+from penstock.rollout.sample_columns import valid_tokens
 
 
 class ReplayFailure(PenstockError):

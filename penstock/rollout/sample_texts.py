@@ -9,7 +9,7 @@ from typing import Protocol
 from penstock.data_plane import fields
 from penstock.data_plane.client import DataPlaneClient
 from penstock.data_plane.meta import KVBatchMeta
-from penstock.rollout.rows import prompt_ids
+from penstock.rollout.sample_columns import prompt_ids
 from penstock.runtime.wire.crossing import crosses
 from penstock.runtime.workers.calls import LocalCalls, WorkerCalls
 from penstock.text import safe

@@ -211,13 +211,13 @@ class CheckpointStore:
         except RunDirectoryLost:  # the draft, if there is one by this name, is another run's
             raise
         except (OSError, SafetensorError) as error:
-            self._give_up(draft, final)
+            self._remove_traces(draft, final)
             raise CheckpointError(
                 f"step {snapshot.step} could not be saved to {str(self._folder)!r}: {error}. The checkpoints before it "
                 f"are untouched; when there is room, resume with: penstock resume {self._folder.parent}"
             ) from error
         except BaseException:
-            self._give_up(draft, final)
+            self._remove_traces(draft, final)
             raise
         self._own.add(snapshot.step)
         self._require_directory()
@@ -260,7 +260,7 @@ class CheckpointStore:
                 with contextlib.suppress(OSError):  # somebody else's file is in it, or it was never made
                     self._folder.rmdir()
 
-    def _give_up(self, draft: Path, final: Path) -> None:
+    def _remove_traces(self, draft: Path, final: Path) -> None:
         """A checkpoint could not be written: remove every trace of it, including the record that it exists."""
         self._require_directory()
         if self._directory is not None and self._directory.first_checkpoint == final.name and not final.exists():

@@ -23,6 +23,7 @@ from penstock.run.cautions import beginnings_cut, largest_lag, uncorrected_stale
 from penstock.run.directory import check_run_dir
 from penstock.run.plan import lanes_on_gpu, planned_steps, stop_token_problems
 from penstock.run.problems import Problem, Problems
+from penstock.run.room import steps_that_may_not_fit, steps_that_never_fit
 from penstock.runtime.loop import run_loop
 from penstock.weights.chat_template import template_problems
 from penstock.weights.model_files import cached_folder, chat_template_in, check_files, text_settings
@@ -63,6 +64,8 @@ def find_problems(
     found.attempt(partial(check_loggers, config.observe))
     _check_model(config, found)
     _check_device(config, found)
+    found.error(steps_that_never_fit(config))
+    found.warn(steps_that_may_not_fit(config))
     if contradictions:  # policy and environment can only be built from consistent settings
         return found
     found.attempt(partial(_check_policy, config))

@@ -22,7 +22,7 @@ from typing import Any
 IMPORT_SECONDS = 120.0
 
 
-class Status(Enum):
+class PartStatus(Enum):
     """The state of a part."""
 
     WORKS = "works"
@@ -57,21 +57,21 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Finding:
+class Diagnosis:
     """What was found out about a part."""
 
     part: Part
-    status: Status
+    status: PartStatus
     version: str | None = None
     detail: str = ""
 
     @property
     def is_fatal(self) -> bool:
         """Whether it keeps Penstock from running."""
-        return self.part.core and self.status is not Status.WORKS
+        return self.part.core and self.status is not PartStatus.WORKS
 
     def as_object(self) -> dict[str, Any]:
-        """The finding for programs."""
+        """The diagnosis for programs."""
         return {
             "name": self.part.name,
             "purpose": self.part.purpose,
@@ -81,7 +81,7 @@ class Finding:
             "version": self.version,
             "detail": self.detail or None,
             "extra": self.part.extra,
-            "install": None if self.status is Status.WORKS else self.part.install,
+            "install": None if self.status is PartStatus.WORKS else self.part.install,
         }
 
 
@@ -178,26 +178,26 @@ PARTS: tuple[Part, ...] = (
 )
 
 
-def examine_all(parts: Sequence[Part] = PARTS, seconds: float = IMPORT_SECONDS) -> list[Finding]:
-    """The findings, Python first, then the parts in their order."""
+def examine_all(parts: Sequence[Part] = PARTS, seconds: float = IMPORT_SECONDS) -> list[Diagnosis]:
+    """The diagnoses, Python first, then the parts in their order."""
     with ThreadPoolExecutor(max_workers=4) as pool:
         return [examine_python(), *pool.map(lambda part: examine(part, seconds), parts)]
 
 
-def examine_python(version: tuple[int, int, int] = sys.version_info[:3]) -> Finding:
+def examine_python(version: tuple[int, int, int] = sys.version_info[:3]) -> Diagnosis:
     """The interpreter that runs Penstock."""
     part = Part("python", "the interpreter", "sys", (), "python>=3.11", core=True, used=True)
     text = ".".join(map(str, version))
     if version < (3, 11):
-        return Finding(part, Status.BROKEN, text, "Python 3.11 or newer is needed")
-    return Finding(part, Status.WORKS, text)
+        return Diagnosis(part, PartStatus.BROKEN, text, "Python 3.11 or newer is needed")
+    return Diagnosis(part, PartStatus.WORKS, text)
 
 
-def examine(part: Part, seconds: float = IMPORT_SECONDS) -> Finding:
+def examine(part: Part, seconds: float = IMPORT_SECONDS) -> Diagnosis:
     """Look for one part and import it in its own process."""
     version = _installed_version(part.distributions)
     if version is None and not _is_importable(part.module):
-        return Finding(part, Status.MISSING)
+        return Diagnosis(part, PartStatus.MISSING)
     code = part.probe or f"import importlib\nimportlib.import_module({part.module!r})"
     try:
         process = subprocess.run(
@@ -209,10 +209,10 @@ def examine(part: Part, seconds: float = IMPORT_SECONDS) -> Finding:
             timeout=seconds,
         )
     except subprocess.TimeoutExpired:
-        return Finding(part, Status.BROKEN, version, f"did not import within {seconds:g} s")
+        return Diagnosis(part, PartStatus.BROKEN, version, f"did not import within {seconds:g} s")
     if process.returncode != 0:
-        return Finding(part, Status.BROKEN, version, failure_reason(process.returncode, process.stderr))
-    return Finding(part, Status.WORKS, version, _detail(process.stdout) if part.probe else "")
+        return Diagnosis(part, PartStatus.BROKEN, version, failure_reason(process.returncode, process.stderr))
+    return Diagnosis(part, PartStatus.WORKS, version, _detail(process.stdout) if part.probe else "")
 
 
 def failure_reason(returncode: int, stderr: str) -> str:

@@ -10,7 +10,7 @@ from penstock.observe.display import Display
 from penstock.observe.report.reading import Lines, read_object
 from penstock.run.announcements import tell_nothing_left
 from penstock.run.directory import RunDirectory
-from penstock.run.life import RunResult
+from penstock.run.result import RunResult
 from penstock.run.resume import ResumePoint
 
 _BY_ITSELF = ("max_steps", "data_exhausted", "early_stop")

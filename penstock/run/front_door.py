@@ -22,7 +22,7 @@ from penstock.rollout.environments.base import Environment
 from penstock.run import train as runs
 from penstock.run.evaluate import EvalResult, evaluate_model
 from penstock.run.given_objects import GivenObjects, Rewards, require_given
-from penstock.run.life import RunResult
+from penstock.run.result import RunResult
 from penstock.run.verify.findings import VerifyReport
 from penstock.run.verify.preflight import verify as run_checks
 from penstock.run.verify.subject import Limits

@@ -23,7 +23,7 @@ IMPORT_PATH = "import_path"
 
 
 @dataclass(frozen=True)
-class _Place:
+class _ObjectSection:
     """The section of the settings that names an object of one kind."""
 
     section: str
@@ -44,18 +44,18 @@ def _others(choices: Any, own: type[Section]) -> frozenset[str]:
 _SEVERAL = "rewards"
 """The setting that holds several reward functions, in place of one."""
 _OF_ENVIRONMENTS = ("timeout_seconds", "workers", "in_process")
-_PLACES = {
-    "reward": _Place("rollout.environment", "kind", "function", _OF_ENVIRONMENTS),
-    "environment": _Place("rollout.environment", "kind", "custom", _OF_ENVIRONMENTS),
-    "staleness": _Place("staleness", "policy", "custom", (), _others(StalenessConfig, CustomStaleness)),
-    "loss": _Place(
+_SECTIONS = {
+    "reward": _ObjectSection("rollout.environment", "kind", "function", _OF_ENVIRONMENTS),
+    "environment": _ObjectSection("rollout.environment", "kind", "custom", _OF_ENVIRONMENTS),
+    "staleness": _ObjectSection("staleness", "policy", "custom", (), _others(StalenessConfig, CustomStaleness)),
+    "loss": _ObjectSection(
         "algorithm.loss", "kind", "custom", ("aggregation", "constant_length"), _others(LossConfig, CustomLoss)
     ),
-    "advantage": _Place("algorithm.advantage", "kind", "custom", (), _others(AdvantageConfig, CustomAdvantage)),
+    "advantage": _ObjectSection("algorithm.advantage", "kind", "custom", (), _others(AdvantageConfig, CustomAdvantage)),
 }
 
 
-_WANTED = dict.fromkeys(_PLACES, "a function or a class") | {
+_WANTED = dict.fromkeys(_SECTIONS, "a function or a class") | {
     "reward": "a function, or a list of functions, of (function, weight) pairs and of mappings with a function and its "
     "settings"
 }
@@ -124,13 +124,13 @@ class GivenObjects:
         changed = {}
         paths = (path for path, _ in self._paths())
         for name, thing in self._given():
-            place = _PLACES[name]
-            before = _section(settings, place.section)
-            same = before.get(place.chosen_by, place.choice) == place.choice
-            kept = before if same else {key: before[key] for key in place.shared if key in before}
+            where = _SECTIONS[name]
+            before = _section(settings, where.section)
+            same = before.get(where.chosen_by, where.choice) == where.choice
+            kept = before if same else {key: before[key] for key in where.shared if key in before}
             kept = {key: value for key, value in kept.items() if key not in (IMPORT_PATH, _SEVERAL)}
-            _refuse_unused([key for key in kept if key in place.not_its_own], name, place.section)
-            changed[place.section] = {**kept, place.chosen_by: place.choice, **_named(thing, before, paths)}
+            _refuse_unused([key for key in kept if key in where.not_its_own], name, where.section)
+            changed[where.section] = {**kept, where.chosen_by: where.choice, **_named(thing, before, paths)}
         return changed
 
     def overrides(self, settings: Mapping[str, Any]) -> list[str]:
@@ -173,7 +173,7 @@ def _section(settings: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
-def require_given(config: RunConfig, call: str, names: Sequence[str] = tuple(_PLACES)) -> None:
+def require_given(config: RunConfig, call: str, names: Sequence[str] = tuple(_SECTIONS)) -> None:
     """Raise `ConfigError` if settings name an object that was passed in from Python, but not to this call.
 
     `call` is the call to make, up to the object: `penstock.evaluate(..., `.
@@ -207,15 +207,15 @@ def way_to_resume(config: RunConfig, run_dir: str | Path, *overrides: str) -> st
 def _only_here(config: RunConfig) -> Iterator[tuple[str, str, str]]:
     """Objects that no other process can import: the keyword for each, the setting that names it, and its path."""
     settings = parse_yaml(dump_config(config))
-    for name in _PLACES:
-        place = _PLACES[name]
-        section = _section(settings, place.section)
-        if section.get(place.chosen_by) != place.choice:
+    for name in _SECTIONS:
+        where = _SECTIONS[name]
+        section = _section(settings, where.section)
+        if section.get(where.chosen_by) != where.choice:
             continue
         several = {f"{_SEVERAL}[{i}].{IMPORT_PATH}": each.get(IMPORT_PATH) for i, each in _several(section)}
         for key, path in ({IMPORT_PATH: section.get(IMPORT_PATH)} | several).items():
             if isinstance(path, str) and given.is_only_here(path):
-                yield name, f"{place.section}.{key}", path
+                yield name, f"{where.section}.{key}", path
 
 
 def _several(section: Mapping[str, Any]) -> list[tuple[int, Mapping[str, Any]]]:

@@ -4,28 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 from penstock.config.models import RunConfig
 from penstock.config.reading.loading import dump_config
 from penstock.controller.bookkeeping.traced_trainer import TracedTrainer
 from penstock.controller.controller import SingleController
 from penstock.controller.failures.causes import FailureCauses
+from penstock.controller.failures.losses import loss_in
 from penstock.controller.parts import Parts
 from penstock.data_plane.row_keeper import RowKeeper
-from penstock.errors import (
-    EngineError,
-    OverlongData,
-    RunStalled,
-    RunStuck,
-    TooManyDrops,
-    TooManyFiltered,
-    WeightSyncError,
-    WorkerLost,
-)
+from penstock.errors import WorkerLost
 from penstock.observe.loggers.base import Logger
 from penstock.observe.report.reading import Lines
 from penstock.rollout.sample_texts import WorkerTexts
@@ -46,9 +38,12 @@ from penstock.run.checkpoint_proof import prove_checkpoint
 from penstock.run.directory import RunDirectory
 from penstock.run.forced_end import ForcedEnd
 from penstock.run.given_objects import way_to_resume
+from penstock.run.last_checkpoint import SAVED_AFTER, LastCheckpoint
 from penstock.run.periodic_eval import Evaluations
 from penstock.run.problems import Problem
 from penstock.run.prompt_lengths import refuse_overlong
+from penstock.run.restarts import Restarts
+from penstock.run.result import RunResult
 from penstock.run.resume import ResumePoint
 from penstock.run.rewind import rewind
 from penstock.run.run_log import RunLog
@@ -58,32 +53,6 @@ from penstock.runtime.threads import in_daemon_thread
 from penstock.training.guarded import GuardedTrainer
 from penstock.training.interface import Trainer
 from penstock.training.workers.front import WorkerTrainer
-
-_SAVED_AFTER = (TooManyDrops, TooManyFiltered, OverlongData, RunStalled, WeightSyncError, EngineError)
-"""Errors that leave trainer and controller intact: the run has lost its data, its engine or its progress."""
-_UNSOUND = "the trainer does not respond, or was in the middle of a step that it could not discard"
-
-
-@dataclass(frozen=True)
-class RunResult:
-    """How a run ended."""
-
-    summary: dict[str, Any]
-    """The content of `summary.json`."""
-    run_dir: Path
-    """Folder with everything the run wrote."""
-    stopped_by: str
-    """`max_steps`, `data_exhausted`, `max_minutes`, `early_stop` or `interrupted`."""
-    nothing_left: str | None = None
-    """If a resume had no step to train because the run had already finished: that, and how to train further."""
-    resume_command: str = ""
-    """What resumes the run: a `penstock resume` command for the shell, or, if the run was given objects that no other
-    process can import, the `penstock.resume` call that must pass them again."""
-
-    @property
-    def is_cut_short(self) -> bool:
-        """Whether it ended with steps left to train."""
-        return self.stopped_by in ("interrupted", "max_minutes")
 
 
 class RunLife:
@@ -114,6 +83,7 @@ class RunLife:
             unheard=self._forced.unheard,
             guard=self._forced.guard,
         )
+        self._restarts = Restarts(config, directory, self._log, lambda: self._signals.received > 0)
         self._nothing_left: str | None = None
         self._trainer_activity: Callable[[], str] = lambda: "has not started yet"
 
@@ -146,6 +116,14 @@ class RunLife:
         if self._point is not None:
             tell_resume(self._log, self._point, self._directory.run_id)
         tell_warnings(self._log, self._warnings)
+        while True:
+            try:
+                return await self._from_point()
+            except Exception as error:  # noqa: BLE001 - raised again unless the run goes back to a checkpoint
+                self._point = await self._restarts.point_after(error)
+
+    async def _from_point(self) -> str:
+        """Build all parts, and train from where the run begins, resumes or goes back to."""
         async with parts_of(self._config, span=self._log.track.span, guard=self._guarded) as (serving, training):
             return await self._train(serving, training)
 
@@ -166,7 +144,8 @@ class RunLife:
             await in_daemon_thread(
                 "penstock-prompts", refuse_overlong, self._config, serving.environment, serving.tokenizer
             )
-        tell_plan(self._log, self._config, training)
+        if not self._restarts.made:
+            tell_plan(self._log, self._config, training)
         serving.rewards.listen(partial(tell_event, self._log))
         training.row_worker.listen(self._row_worker_restarted)
         log, config = self._log, self._config
@@ -176,28 +155,31 @@ class RunLife:
         store = self._store(serving)
         between = BetweenSteps(config, trainer, store, evaluations, log)
         parts = replace(self._parts(serving, training, trainer, store), causes=causes)
-        controller = SingleController(config, parts, between)
+        controller = SingleController(self._restarts.with_time_left(), parts, between)
         between.controller = controller
         controller.hook_progress = lambda: evaluations.responses + store.progress
+        last = LastCheckpoint(store, between, controller, log, self._signals, wanted=config.checkpoint.at_end)
         try:
             await self._restore(controller, trainer)
-            if training.buffer.clock.step < training.steps:
+            if training.buffer.clock.step < training.steps and not self._restarts.made:
                 await prove_checkpoint(config.checkpoint, store, training.buffer.clock.step, controller, trainer, log)
             await self._accept(between)
             self._look_for_steps(training)
             await between.before_first(training.buffer.clock.step)
             stopped_by = await self._run_controller(controller, between)
             tell_evictions(log, config)
-        except _SAVED_AFTER as error:
+        except SAVED_AFTER as error:
+            if loss_in(error) is not None:
+                raise
             try:
-                await self._save_at_end(training.buffer.clock.step, store, between, controller)
+                await last.save(training.buffer.clock.step)
             except Exception as failed:
                 log.view.note(f"the last checkpoint could not be written: {failed}")
                 raise error from failed  # the run ends with what it gave up for
             raise
         else:
             step = training.buffer.clock.step
-            await self._save_at_end(step, store, between, controller, stopped_by)
+            await last.save(step, stopped_by)
         finally:
             await store.close()
         wanted = config.eval.at_end and stopped_by != "interrupted" and not log.metrics.evaluated(step)
@@ -235,6 +217,7 @@ class RunLife:
             trainer=trainer,
             buffer=training.buffer,
             data_plane=training.data_plane,
+            room=training.data_plane,
             events=log.events,
             timeline=log.timeline,
             samples=log.samples,
@@ -264,7 +247,8 @@ class RunLife:
         point = self._point
         if point is not None:
             await self._log.start_loggers()
-            rewind(self._directory, None if point.checkpoint is None else point.step, point.ended_prompts)
+            step = None if point.checkpoint is None else point.step
+            rewind(self._directory, step, point.ended_prompts, same_process=self._restarts.made > 0)
             self._log.open()
             tell_set_aside(self._log, point)
             for metrics in Lines(self._directory.metrics):
@@ -276,35 +260,18 @@ class RunLife:
         """Say so if a resumed run has no steps left."""
         step = training.buffer.clock.step
         early = self._log.metrics.early_stop.get("early_stop_reason")
-        if self._point is not None and step and (step >= training.steps or early is not None):
+        resumes = self._point is not None and not self._restarts.made
+        if resumes and step and (step >= training.steps or early is not None):
             self._nothing_left = tell_nothing_left(self._log.view, self._config, step, early)
 
     async def _run_controller(self, controller: SingleController, between: BetweenSteps) -> str:
+        self._restarts.training_begins()
         try:
             with self._signals.stopping(controller.stop), self._log.track.span("training"):
                 return between.reason(await controller.run())
         finally:
             self._log.metrics.train_seconds = controller.elapsed_seconds
             self._log.metrics.tokens_generated = controller.tokens_generated
-
-    async def _save_at_end(
-        self,
-        step: int,
-        store: CheckpointStore,
-        between: BetweenSteps,
-        controller: SingleController,
-        stopped_by: str = "error",
-    ) -> None:
-        """The last checkpoint; a signal does not interrupt it."""
-        with self._signals.stopping(lambda reason: None, "writing the last checkpoint; Ctrl-C again exits at once"):
-            if self._config.checkpoint.at_end and step and not store.has(step):
-                if await controller.can_be_saved():
-                    await store.begin(await between.last_snapshot(step))
-                elif stopped_by == "interrupted":
-                    self._log.view.note(f"no last checkpoint: {_UNSOUND}")
-                else:
-                    raise RunStuck(f"the run ended without a last checkpoint: {_UNSOUND}")
-            await store.finish()
 
     def _saved(self, step: int, path: Path, seconds: float) -> None:
         tell_saved(self._log, step, path, seconds)

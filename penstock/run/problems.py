@@ -21,7 +21,7 @@ class Level(Enum):
 
 @dataclass(frozen=True)
 class Problem:
-    """One finding: the setting it is about, and what is wrong and what to do, in words."""
+    """One problem: the setting it is about, and what is wrong and what to do, in words."""
 
     level: Level
     key: str
@@ -30,7 +30,7 @@ class Problem:
 
     @classmethod
     def of(cls, level: Level, line: str) -> Problem:
-        """A `key: reason` line as a finding."""
+        """A `key: reason` line as a problem."""
         key, colon, reason = line.partition(": ")
         return cls(level, key, reason) if colon and " " not in key else cls(level, "", line)
 
@@ -43,9 +43,9 @@ class Problem:
 
 
 class Problems:
-    """Collects findings: an error raised by a check becomes one, and the other checks still run.
+    """Collects problems: an error raised by a check becomes one, and the other checks still run.
 
-    Invariant: each finding is reported once, however many checks find it; errors come before warnings.
+    Invariant: each problem is reported once, however many checks find it; errors come before warnings.
     """
 
     def __init__(self) -> None:

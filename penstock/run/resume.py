@@ -17,8 +17,9 @@ from penstock.run.checkpoint_check import require_good
 from penstock.run.checkpoint_folders import checkpoints, step_of, superseded
 from penstock.run.chosen_checkpoint import chosen_checkpoint
 from penstock.run.directory import RunDirectory
-from penstock.run.file_marks import files_fit
+from penstock.run.file_marks import files_fit, refuse_other_events, refuse_other_files
 from penstock.run.resume_rules import Change, changes, shown
+from penstock.run.rewind import refuse_lost_checkpoints
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,20 @@ class ResumePoint:
     def ended_prompts(self) -> int:
         """Prompts that had ended."""
         return 0 if self.snapshot is None else len(self.snapshot.ends) - self.snapshot.ends.count(0)
+
+
+def found_good(directory: RunDirectory, config: RunConfig, checkpoint: str | None = None) -> ResumePoint:
+    """`resume_point`, once the run's own files are found to belong to it; changes nothing, from any thread.
+
+    `SetupError` if they do not, or if the run had checkpoints and none is there.
+    """
+    point = resume_point(directory, config, checkpoint)
+    refuse_other_events(directory)
+    if point.checkpoint is None:
+        refuse_lost_checkpoints(directory)
+    else:
+        refuse_other_files(directory, point.checkpoint)
+    return point
 
 
 def resume_point(directory: RunDirectory, config: RunConfig, checkpoint: str | None = None) -> ResumePoint:

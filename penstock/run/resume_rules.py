@@ -69,7 +69,7 @@ _FREE = {
     "training.early_stop": "metric mode reached patience min_change",
     "weight_sync": "mode kv_cache",
     "data_plane": "adapter capacity_gb when_full full_seconds",
-    "runtime": "kind device engine_process trainer_process engine_threads trainer_threads trainer_lanes",
+    "runtime": "kind device engine_process trainer_process engine_threads trainer_threads trainer_lanes restarts",
     "runtime.timeouts": "start_seconds silence_seconds weights_seconds trainer_seconds checkpoint_seconds stop_seconds",
     "checkpoint": "every_steps every_minutes at_end keep_latest keep_best best_metric best_mode",
     "eval": "at_start at_end every_steps greedy samples_per_prompt pass_at pass_reward max_new_tokens",

@@ -33,12 +33,12 @@ def refuse_lost_checkpoints(directory: RunDirectory) -> None:
         )
 
 
-def rewind(directory: RunDirectory, step: int | None, ended_prompts: int) -> None:
+def rewind(directory: RunDirectory, step: int | None, ended_prompts: int, *, same_process: bool = False) -> None:
     """Keep what was there when `step` and this many prompts had ended; None keeps nothing.
 
     `events.jsonl` is kept whole: it is the history of all processes of the run. The timeline of the process that ended
-    is set aside, as it has its own clock. Checkpoints of later steps are set aside first, so even if this is
-    interrupted, no checkpoint is ahead of the files.
+    is set aside, as it has its own clock; with `same_process` it goes on. Checkpoints of later steps are set aside
+    first, so even if this is interrupted, no checkpoint is ahead of the files.
     """
     if step is None:
         directory.begins_anew()
@@ -50,7 +50,7 @@ def rewind(directory: RunDirectory, step: int | None, ended_prompts: int) -> Non
     for path in (directory.metrics, directory.samples):
         _keep_lines(path, lambda place, line: step is not None and (at := _step(line)) is not None and at <= step)
     _keep_lines(directory.ledger, lambda place, line: place < ended_prompts)
-    if directory.trace.exists():
+    if directory.trace.exists() and not same_process:
         with writing(directory.trace):
             directory.trace.rename(free_name(directory.trace))
     for path in (directory.summary, directory.report):

@@ -56,26 +56,61 @@ class RunLog:
         self._origin = provenance(config.seed) | {"runtime": config.runtime.kind}
         self._way_on = way_to_resume(config, directory.path)
         self._problems: list[str] = []
+        self._restarts = 0
         self._opened = False
+        self._files_open = False
+        """Whether metrics, samples and ledger are; between a loss and the checkpoint that the run goes back to they are
+        not."""
         self._lost = False
         """The folder under the run's path is no longer its own."""
         self.events = EventLog(directory.events, opened=False)
         trace = config.observe.trace
         self.timeline = Timeline.to_file(directory.trace, opened=False) if trace else Timeline.off()
         self.track = self.timeline.track("controller", "run")
-        self.ledger = JsonlWriter(directory.ledger, opened=False)
-        self.samples = SampleLog(directory.samples, config.observe.samples_per_step)
         self._loggers = Loggers([*make_loggers(config.observe, self.events), *loggers], self.events)
         self.view = Display(config.observe.console, config.training.max_steps, self.events.emit, json_to)
         self.events.subscribe(self.view.on_event)
         self.events.subscribe(self.timeline.on_event)
-        self.metrics = MetricsLog(directory.metrics, self.view, self._loggers)
+        self._loggers_started = False
+        self.ledger, self.samples, self.metrics = self._files()
+
+    def _files(self) -> tuple[JsonlWriter, SampleLog, MetricsLog]:
+        """What a resume rolls back, to be opened."""
+        return (
+            JsonlWriter(self._directory.ledger, opened=False),
+            SampleLog(self._directory.samples, self._config.observe.samples_per_step),
+            MetricsLog(self._directory.metrics, self.view, self._loggers),
+        )
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the run has begun to write: it is a new one, or what it resumes from was accepted."""
+        return self._opened
 
     def open(self) -> None:
         """Start writing: the run has begun, or what it resumes from was accepted."""
-        self._opened = True
-        for part in (self.events, self.timeline, self.ledger, self.samples, self.metrics):
+        if not self._opened:
+            self.events.open()
+            self.timeline.open()
+        self._opened = self._files_open = True
+        for part in (self.ledger, self.samples, self.metrics):
             part.open()
+
+    def start_over(self, restarts: int) -> None:
+        """The run goes back to a checkpoint in this process, for the `restarts`-th time.
+
+        Its files are let go, so that nobody who is left of what was lost writes to them; they are rolled back, and
+        opened again, once the checkpoint is loaded. Console, events, timeline and loggers go on.
+        """
+        self._restarts = restarts
+        self._files_open = False
+        for part in (self.metrics, self.samples, self.ledger):
+            part.close()
+        before = self.metrics
+        self.ledger, self.samples, self.metrics = self._files()
+        self.metrics.train_seconds, self.metrics.tokens_generated = before.train_seconds, before.tokens_generated
+        self.timeline.end_all()
+        self.events.forget_counts()
 
     async def start(self) -> None:
         """The run begins: record it, with this process's provenance, and start the loggers if files are open."""
@@ -87,7 +122,10 @@ class RunLog:
             await self.start_loggers()
 
     async def start_loggers(self) -> None:
-        """Start them, and say where to find what they write."""
+        """Start them, and say where to find what they write; a second call does nothing."""
+        if self._loggers_started:
+            return
+        self._loggers_started = True
         settings = flat_settings(parse_yaml(dump_config(self._config)))
         path = self._directory.path
         places = await self._loggers.start(RunInfo(path.resolve().name, path, settings))
@@ -140,7 +178,9 @@ class RunLog:
         """
         self.metrics.error = why
         if self._writes_by_name:
-            summary = self.metrics.summary(stopped_by) | {"run_id": self._directory.run_id}
+            if not self._files_open:
+                self._attempt(self.metrics.recall)
+            summary = self._summary(stopped_by)
             self._attempt(lambda: self._directory.write_summary(summary))
             self._attempt(lambda: self.events.emit("run_failed", cause=why))
             self._attempt(lambda: self.events.emit("run_ended", stopped_by=stopped_by, steps=self.metrics.steps))
@@ -157,11 +197,11 @@ class RunLog:
 
         A run that was refused before its files were opened leaves them all unchanged.
         """
-        if self._opened and self.metrics.error is None:
+        if self._files_open and self.metrics.error is None:
             self._attempt(self.require_place)
-        elif not self._opened:
+        elif not self._files_open:
             self._attempt(self.metrics.recall)
-        summary = self.metrics.summary(stopped_by) | {"run_id": self._directory.run_id}
+        summary = self._summary(stopped_by)
         if self._writes_by_name:
             self._attempt(lambda: self._directory.write_summary(summary))
         self._attempt(lambda: self.events.emit("run_ended", stopped_by=stopped_by, steps=summary["steps"]))
@@ -179,6 +219,10 @@ class RunLog:
         if self._problems and self.metrics.error is None:
             raise RecordError(f"the run ended ({stopped_by}), but {self._problems[0]}")
         return summary
+
+    def _summary(self, stopped_by: str) -> dict[str, Any]:
+        restarts = {"restarts": self._restarts} if self._restarts else {}
+        return self.metrics.summary(stopped_by) | restarts | {"run_id": self._directory.run_id}
 
     @property
     def _writes_by_name(self) -> bool:

@@ -16,12 +16,11 @@ from penstock.observe.sinks import hold_standard_descriptors
 from penstock.run.aside import refuse_settings_inside, set_aside
 from penstock.run.checks import check_config
 from penstock.run.directory import RunDirectory
-from penstock.run.file_marks import refuse_other_events, refuse_other_files
 from penstock.run.finished import finished_run
 from penstock.run.given_objects import require_given, resume_call
-from penstock.run.life import RunLife, RunResult
-from penstock.run.resume import own_config, resume_point
-from penstock.run.rewind import refuse_lost_checkpoints
+from penstock.run.life import RunLife
+from penstock.run.result import RunResult
+from penstock.run.resume import found_good, own_config
 from penstock.runtime.loop import run_loop
 
 __all__ = ["RunResult", "resume", "train"]
@@ -100,13 +99,8 @@ def resume(
         return train(config, loggers, from_scratch=True, json_to=json_to)
     directory = RunDirectory(folder, reopen=True)
     try:
-        point = resume_point(directory, config, checkpoint)
+        point = found_good(directory, config, checkpoint)
         warnings = check_config(config, resumed=True)
-        refuse_other_events(directory)
-        if point.checkpoint is None:
-            refuse_lost_checkpoints(directory)
-        else:
-            refuse_other_files(directory, point.checkpoint)
         if (finished := finished_run(directory, config, point, json_to)) is not None:
             return finished
         return run_loop(RunLife(config, directory, loggers, point, json_to=json_to, warnings=warnings).execute())

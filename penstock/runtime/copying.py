@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.runtime.cpu import threads_for_half
+from penstock.runtime.cpu import idle_cores, threads_for_half, usable_cores
 from penstock.runtime.loop import DaemonExecutor
 
 if TYPE_CHECKING:
@@ -32,17 +32,15 @@ def copy_all(pairs: Sequence[Pair]) -> None:
     """Copy each source to its target; the targets must not overlap with each other or with a source.
 
     The copies are numpy's, which release the interpreter lock and use no pool of spinning threads: torch's own copy
-    wakes all threads of its pool, which on busy cores costs far more than the copy. Half of the machine's cores copy,
-    whatever the caller's share of them for computing is: those of the engine or of the trainer, whichever waits for
-    the copy. More of them would wait for cores that the other one uses.
+    wakes all threads of its pool, which on busy cores costs far more than the copy.
     """
     total = 0
     for target, source in pairs:
         if len(target) != len(source):  # numpy would repeat a single byte
             raise ValueError(f"{len(source)} bytes do not fill {len(target)}")
         total += len(source)
-    threads = min(threads_for_half(0), MOST_THREADS)
-    if threads == 1 or total <= SMALLEST_PORTION:
+    threads = 1 if total <= SMALLEST_PORTION else _threads()
+    if threads == 1:
         _copy([pairs])
         return
     portions = list(_portions(pairs, _portion_size(total, threads)))
@@ -100,6 +98,16 @@ def bytes_of(tensor: Tensor) -> Bytes | None:
     flat = tensor.detach().as_strided((tensor.numel(),), (1,))
     content: Bytes = flat.view(torch.uint8).numpy()
     return content
+
+
+def _threads() -> int:
+    """How many threads copy: half of the cores, and those of the other half that are idle.
+
+    The caller's share of the cores for computing says nothing here. Engine and trainer share the cores: one of them
+    waits for the copy and computes nothing meanwhile; the other one may. A thread that waits for a core after it has
+    begun a portion holds up the whole copy, which then takes many times as long.
+    """
+    return min(max(threads_for_half(0), min(usable_cores(), 1 + idle_cores())), MOST_THREADS)
 
 
 def _copy(work: Iterable[Sequence[Pair]]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 
 def let_idle_threads_sleep() -> None:
@@ -19,6 +20,15 @@ def let_idle_threads_sleep() -> None:
 def usable_cores() -> int:
     """Cores this process may run on."""
     return len(os.sched_getaffinity(0))
+
+
+def idle_cores() -> int:
+    """Cores of the machine on which nothing runs at this moment; 0 if the machine does not say."""
+    try:
+        running = int(Path("/proc/loadavg").read_text().split()[3].partition("/")[0])
+    except (OSError, IndexError, ValueError):
+        return 0
+    return max(0, (os.cpu_count() or 1) - running)
 
 
 def threads_for_half(setting: int) -> int:

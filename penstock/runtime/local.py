@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 from collections.abc import Callable
+from functools import partial
 from queue import SimpleQueue
 from typing import ParamSpec, TypeVar
 
 from penstock.runtime.cpu import keep_own_threads, take_threads
-from penstock.runtime.threads import in_daemon_thread
+from penstock.runtime.threads import carry_out, in_daemon_thread
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -50,32 +50,11 @@ class WorkerThread:
         """Queue `function(*args, **kwargs)`; the future belongs to the running event loop."""
         if self._closed:
             raise RuntimeError(f"worker {self._thread.name} is closed")
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[R] = loop.create_future()
-
-        def settle(result: R | None, error: BaseException | None) -> None:
-            if future.done():
-                return
-            if error is not None:
-                future.set_exception(error)
-            else:
-                future.set_result(result)  # type: ignore[arg-type]
+        future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
 
         def job() -> None:
-            if future.cancelled():
-                return
-            result: R | None = None
-            error: BaseException | None = None
-            try:
-                result = function(*args, **kwargs)
-            except StopIteration as raised:  # a future refuses it
-                error = _wrapped(raised)
-            except Exception as raised:  # noqa: BLE001 - handed to the caller, whatever it is
-                error = raised
-            except BaseException as raised:  # noqa: BLE001 - SystemExit and its like must not end the event loop
-                error = _wrapped(raised)
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits there
-                loop.call_soon_threadsafe(settle, result, error)
+            if not future.cancelled():
+                carry_out(partial(function, *args, **kwargs), future)
 
         self._inbox.put(job)
         return future
@@ -99,9 +78,3 @@ class WorkerThread:
             self._closed = True
             self._inbox.put(None)
         await in_daemon_thread("penstock-join", self._thread.join, join_seconds)
-
-
-def _wrapped(raised: BaseException) -> RuntimeError:
-    error = RuntimeError(f"raised {type(raised).__name__}: {raised}")
-    error.__cause__ = raised
-    return error

@@ -6,11 +6,43 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+def carry_out(function: Callable[[], R], future: asyncio.Future[R]) -> None:
+    """Call a function here, in any thread; the future gets its result or error, in its own event loop."""
+    result: R | None = None
+    error: Exception | None = None
+    try:
+        result = function()
+    except StopIteration as raised:  # a future refuses it
+        error = _wrapped(raised)
+    except Exception as raised:  # noqa: BLE001 - handed to the caller, whatever it is
+        error = raised
+    except BaseException as raised:  # noqa: BLE001 - SystemExit and its like must not end the event loop
+        error = _wrapped(raised)
+    with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits there
+        future.get_loop().call_soon_threadsafe(_settle, future, result, error)
+
+
+def _settle(future: asyncio.Future[R], result: R | None, error: Exception | None) -> None:
+    if future.done():
+        return
+    if error is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(result)  # type: ignore[arg-type]
+
+
+def _wrapped(raised: BaseException) -> RuntimeError:
+    error = RuntimeError(f"raised {type(raised).__name__}: {raised}")
+    error.__cause__ = raised
+    return error
 
 
 def in_daemon_thread(name: str, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[R]:
@@ -19,30 +51,8 @@ def in_daemon_thread(name: str, function: Callable[P, R], *args: P.args, **kwarg
     Unlike a thread of the loop's executor, one that never returns keeps neither the loop nor the process alive. A
     cancelled await does not stop the function.
     """
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[R] = loop.create_future()
-
-    def settle(result: R | None, error: Exception | None) -> None:
-        if future.done():
-            return
-        if error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(result)  # type: ignore[arg-type]
-
-    def run() -> None:
-        result: R | None = None
-        error: Exception | None = None
-        try:
-            result = function(*args, **kwargs)
-        except Exception as raised:  # noqa: BLE001 - handed to the caller, whatever it is
-            error = raised
-        except BaseException as raised:  # noqa: BLE001 - SystemExit and its like must not end the event loop
-            error = RuntimeError(f"raised {type(raised).__name__}: {raised}")
-            error.__cause__ = raised
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits there
-            loop.call_soon_threadsafe(settle, result, error)
-
+    future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
+    run = partial(carry_out, partial(function, *args, **kwargs), future)
     threading.Thread(target=run, name=name, daemon=True).start()
     return future
 

@@ -77,7 +77,7 @@ class KeptTokens:
 
 
 @dataclass(frozen=True)
-class Rows:
+class ChunkTokens:
     """Token ids of a chunk, where its rows begin, and what its tokens were drawn from."""
 
     ids_S: Tensor
@@ -86,7 +86,7 @@ class Rows:
     """Set if a token was drawn from less than the whole vocabulary."""
 
     @classmethod
-    def of(cls, batch: SampleBatch) -> Rows:
+    def of(cls, batch: SampleBatch) -> ChunkTokens:
         """The `input_ids` of fetched rows, with `KEPT_FIELDS` if the rows have them."""
         column = batch.jagged(INPUT_IDS)
         rows = cls(column.values.cpu(), column.offsets_R1)
@@ -136,7 +136,7 @@ class TrainColumns:
     """Where the rows have the column."""
 
     @classmethod
-    def of(cls, batch: SampleBatch, rows: Rows) -> TrainColumns:
+    def of(cls, batch: SampleBatch, rows: ChunkTokens) -> TrainColumns:
         """The training columns of fetched rows."""
         row_S = rows.row_S
         token_mask_S = _aligned(batch, TOKEN_MASK, rows).to(torch.float64, copy=True)
@@ -207,7 +207,7 @@ class Microbatch:
 
 
 def build_microbatch(
-    rows: Rows, indices: Sequence[int], batching: Batching, wanted_S: Tensor | None = None
+    rows: ChunkTokens, indices: Sequence[int], batching: Batching, wanted_S: Tensor | None = None
 ) -> Microbatch:
     """Lay the rows at `indices` out for the model.
 
@@ -244,7 +244,7 @@ def build_microbatch(
     )
 
 
-def _aligned(batch: SampleBatch, name: str, rows: Rows) -> Tensor:
+def _aligned(batch: SampleBatch, name: str, rows: ChunkTokens) -> Tensor:
     column = batch.jagged(name)
     if not torch.equal(column.offsets_R1, rows.offsets_R1):
         row = int((column.lengths_R != rows.lengths_R).nonzero()[0, 0])
@@ -255,7 +255,7 @@ def _aligned(batch: SampleBatch, name: str, rows: Rows) -> Tensor:
     return column.values.cpu()
 
 
-def _aligned_if(batch: SampleBatch, name: str, rows: Rows) -> Tensor | None:
+def _aligned_if(batch: SampleBatch, name: str, rows: ChunkTokens) -> Tensor | None:
     return _aligned(batch, name, rows) if name in batch.columns else None
 
 

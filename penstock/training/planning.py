@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from penstock.data_plane.fields import VALID_TOKENS
 from penstock.data_plane.meta import KVBatchMeta
-from penstock.training.batching import Rows, TrainColumns
+from penstock.training.batching import ChunkTokens, TrainColumns
 from penstock.training.packing import Plan, PlanRule, plan_microbatches
 
 PLAN = "microbatch_plan"
@@ -48,7 +48,7 @@ class MicrobatchPlan:
         return self.trained + self.others
 
 
-def facts_in(meta: KVBatchMeta, rows: Rows | None = None) -> tuple[RowFacts, ...]:
+def facts_in(meta: KVBatchMeta, rows: ChunkTokens | None = None) -> tuple[RowFacts, ...]:
     """What metadata says about its rows; one whose valid tokens are not known counts as trained.
 
     If the rows' tokens have been fetched, their lengths are taken from there.
@@ -57,7 +57,7 @@ def facts_in(meta: KVBatchMeta, rows: Rows | None = None) -> tuple[RowFacts, ...
     return tuple(RowFacts(length, tags.get(VALID_TOKENS) != 0) for length, tags in zip(lengths, meta.tags, strict=True))
 
 
-def facts_of(rows: Rows, columns: TrainColumns) -> tuple[RowFacts, ...]:
+def facts_of(rows: ChunkTokens, columns: TrainColumns) -> tuple[RowFacts, ...]:
     """What the rows themselves say."""
     lengths: list[int] = rows.lengths_R.tolist()
     trained = set(columns.trained_rows)

@@ -12,7 +12,7 @@ from penstock.data_plane import fields
 from penstock.data_plane.client import SampleBatch
 from penstock.data_plane.columns import Column, JaggedColumn
 from penstock.training.backends.base import Backend, MicrobatchRows
-from penstock.training.batching import Rows
+from penstock.training.batching import ChunkTokens
 from penstock.training.packing import Plan
 from penstock.training.targets import needs_kl_sums, uses_reference
 
@@ -27,7 +27,7 @@ class LogprobPasses:
         self._backend = backend
         self._training = training
 
-    def logprobs(self, rows: Rows, plan: Plan, *, reference: bool = False) -> Tensor:
+    def logprobs(self, rows: ChunkTokens, plan: Plan, *, reference: bool = False) -> Tensor:
         """Log-probs of all tokens of the plan's rows; 0 for each row's first token."""
         logprobs_S = torch.zeros(rows.ids_S.shape[0], dtype=self._backend.logprob_dtype)
         microbatches = [MicrobatchRows(rows, indices) for indices in plan]
@@ -37,7 +37,7 @@ class LogprobPasses:
 
     def added_columns(self, batch: SampleBatch, plan: Plan, algorithm: AlgorithmConfig) -> dict[str, Column]:
         """The old policy's log-probs if a step has several updates, the reference's if there is a KL penalty."""
-        rows, columns = Rows.of(batch), dict[str, Column]()
+        rows, columns = ChunkTokens.of(batch), dict[str, Column]()
         several, sums = self._training.minibatches_per_step > 1, needs_kl_sums(algorithm)
         current_S = self.logprobs(rows, plan) if several or sums else torch.empty(0)
         if several:
@@ -55,7 +55,7 @@ def kl_sums(batch: SampleBatch, logprobs_S: Tensor, reference_logprobs_S: Tensor
 
     From them the controller, which never sees tokens, gets mean and deviation of the per-token advantages exactly.
     """
-    rows = Rows.of(batch)
+    rows = ChunkTokens.of(batch)
     mask_S = batch.jagged(fields.TOKEN_MASK).values.cpu().to(torch.float64, copy=True)
     mask_S[rows.offsets_R1[:-1][rows.lengths_R > 0]] = 0  # a row's first token has no prediction
     kl_S = kl_estimate(logprobs_S, reference_logprobs_S, KlEstimator.K1).to(torch.float64) * mask_S

@@ -21,7 +21,7 @@ from penstock.data_plane.meta import KVBatchMeta
 from penstock.errors import DataPlaneError, NonFiniteError, StepStateError
 from penstock.training.accumulated import Accumulated
 from penstock.training.backends.base import Backend, MicrobatchRows, Objective, Pass
-from penstock.training.batching import Rows, TrainColumns
+from penstock.training.batching import ChunkTokens, TrainColumns
 from penstock.training.interface import ChunkResult, Prepared, SnapshotTaken, StepResult
 from penstock.training.objective import load_loss, policy_objective
 from penstock.training.packing import Plan
@@ -84,7 +84,7 @@ class StepWorker:
             started = time.perf_counter()
             wanted = train_fields(self._algorithm, self._training) + kept_fields(meta)
             batch = self._data_plane.get_samples(meta, wanted)
-            rows = Rows.of(batch)
+            rows = ChunkTokens.of(batch)
             columns = TrainColumns.of(batch, rows)
             wanted_S = columns.mask_S > 0
             plan = self._plan(meta, facts_of(rows, columns))
@@ -211,7 +211,7 @@ class StepWorker:
 
     def compute_logprobs(self, meta: KVBatchMeta, field_name: str) -> None:
         """Write the current policy's log-prob of every token into a column; 0 for each row's first token."""
-        rows = Rows.of(self._data_plane.get_samples(meta, (INPUT_IDS, *kept_fields(meta))))
+        rows = ChunkTokens.of(self._data_plane.get_samples(meta, (INPUT_IDS, *kept_fields(meta))))
         plan = plan_for(meta, facts_in(meta, rows), self._backend.plan_rule)
         column = JaggedColumn(self._passes.logprobs(rows, plan.every), rows.offsets_R1)
         self._data_plane.put_samples(meta.sample_ids, {field_name: column}, meta.partition_id)
@@ -225,7 +225,7 @@ class StepWorker:
         rule = self._backend.plan_rule
         meta = with_plan(meta, rule)
         batch = self._data_plane.get_samples(meta, PREPARED_FROM + kept_fields(meta))
-        plan = plan_for(meta, facts_in(meta, Rows.of(batch)), rule)
+        plan = plan_for(meta, facts_in(meta, ChunkTokens.of(batch)), rule)
         columns = self._passes.added_columns(batch, plan.every, self._algorithm)
         if columns:
             self._data_plane.put_samples(meta.sample_ids, columns, meta.partition_id)

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import penstock.run.doctor
 from penstock.cli.main import app
-from penstock.run.doctor import PARTS, Finding, Part, Status, examine, examine_python, failure_reason
+from penstock.run.doctor import PARTS, Diagnosis, Part, PartStatus, examine, examine_python, failure_reason
 from tests.cli.programs import penstock as run_penstock
 
 _PROJECT = Path(__file__).parents[2] / "pyproject.toml"
@@ -26,16 +26,16 @@ def part(code: str, **changes: Any) -> Part:
 
 
 def test_part_that_imports_works_and_has_a_version() -> None:
-    finding = examine(_STDLIB)
-    assert finding.status is Status.WORKS
-    assert finding.version
-    assert finding.as_object()["install"] is None
+    diagnosis = examine(_STDLIB)
+    assert diagnosis.status is PartStatus.WORKS
+    assert diagnosis.version
+    assert diagnosis.as_object()["install"] is None
 
 
 def test_missing_part_says_how_to_install_it() -> None:
-    finding = examine(Part("nope", "a test", "nope_nope", ("nope-nope",), "nope>=1", used=True))
-    assert finding.status is Status.MISSING
-    assert finding.as_object()["install"] == "pip install 'nope>=1'"
+    diagnosis = examine(Part("nope", "a test", "nope_nope", ("nope-nope",), "nope>=1", used=True))
+    assert diagnosis.status is PartStatus.MISSING
+    assert diagnosis.as_object()["install"] == "pip install 'nope>=1'"
 
 
 def test_details_are_the_last_line_a_probe_prints() -> None:
@@ -56,8 +56,8 @@ def test_details_are_the_last_line_a_probe_prints() -> None:
     ],
 )
 def test_broken_part_says_why(code: str, reason: str) -> None:
-    finding = examine(part(code))
-    assert (finding.status, finding.detail) == (Status.BROKEN, reason)
+    diagnosis = examine(part(code))
+    assert (diagnosis.status, diagnosis.detail) == (PartStatus.BROKEN, reason)
 
 
 def test_part_that_hangs_is_given_up() -> None:
@@ -103,21 +103,21 @@ def test_core_parts_are_dependencies_of_the_project() -> None:
 
 
 class TestCommand:
-    def shown(self, monkeypatch: pytest.MonkeyPatch, *findings: Finding, as_json: bool = False) -> tuple[int, str]:
-        monkeypatch.setattr(penstock.run.doctor, "examine_all", lambda: list(findings))
+    def shown(self, monkeypatch: pytest.MonkeyPatch, *diagnoses: Diagnosis, as_json: bool = False) -> tuple[int, str]:
+        monkeypatch.setattr(penstock.run.doctor, "examine_all", lambda: list(diagnoses))
         result = CliRunner().invoke(app, ["doctor", *["--json"] * as_json])
         return result.exit_code, result.stdout
 
     def test_optional_parts_do_not_matter(self, monkeypatch: pytest.MonkeyPatch) -> None:
         ray = next(part for part in PARTS if part.name == "ray")
-        code, text = self.shown(monkeypatch, examine_python(), Finding(ray, Status.BROKEN, "2.50", "crashed"))
+        code, text = self.shown(monkeypatch, examine_python(), Diagnosis(ray, PartStatus.BROKEN, "2.50", "crashed"))
         assert code == 0
         assert "ray  broken  2.50  crashed; not used by this version\n" in text
         assert "Everything a run needs works" in text
 
     def test_missing_part_is_shown_with_its_extra(self, monkeypatch: pytest.MonkeyPatch) -> None:
         math = next(part for part in PARTS if part.name == "math-verify")
-        code, text = self.shown(monkeypatch, examine_python(), Finding(math, Status.MISSING))
+        code, text = self.shown(monkeypatch, examine_python(), Diagnosis(math, PartStatus.MISSING))
         assert code == 0
         assert re.search(r"math-verify +not installed +pip install 'math-verify>=0.8' \(extra: math\)", text)
 
@@ -138,7 +138,7 @@ class TestCommand:
         ]
 
     def test_broken_core_part_is_exit_code_1(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        torch = Finding(replace(_STDLIB, name="torch", core=True), Status.MISSING)
+        torch = Diagnosis(replace(_STDLIB, name="torch", core=True), PartStatus.MISSING)
         code, text = self.shown(monkeypatch, torch)
         assert code == 1
         assert "torch must work before a run can start." in text

@@ -14,16 +14,18 @@ from typer.testing import CliRunner, Result
 from penstock.cli.main import app
 from penstock.config.models import RunConfig
 from penstock.errors import SetupError
-from penstock.run.verify.findings import Check, Finding, Row, SeenPrompt, Status, VerifyReport
+from penstock.run.verify.findings import Check, CheckResult, Finding, SeenPrompt, Status, VerifyReport
 from tests.cli.programs import SMALLEST_YAML
 
 CHECK = Check("parity", "gradient parity", ("difference",), "It means this. Do that.")
-SOUND = Row(
+SOUND = CheckResult(
     CHECK, Finding(Status.PASS, "1e-07 streamed", {"difference": 1e-7}, {"difference": 1e-5}, "at most 1e-5"), 1.2
 )
-BROKEN = Row(CHECK, Finding(Status.FAIL, "0.3 streamed", {"difference": 0.3}, problem="Too much."), 0.5)
-DUBIOUS = Row(CHECK, Finding(Status.WARN, "0 of 8", {}, problem="Nothing to learn.", notes=("on 2 groups",)), 0.5)
-RAISED = Row(CHECK, Finding(Status.FAIL, "error", {}, problem="The check ended with an error: no."), 0.1, "no")
+BROKEN = CheckResult(CHECK, Finding(Status.FAIL, "0.3 streamed", {"difference": 0.3}, problem="Too much."), 0.5)
+DUBIOUS = CheckResult(
+    CHECK, Finding(Status.WARN, "0 of 8", {}, problem="Nothing to learn.", notes=("on 2 groups",)), 0.5
+)
+RAISED = CheckResult(CHECK, Finding(Status.FAIL, "error", {}, problem="The check ended with an error: no."), 0.1, "no")
 
 
 @pytest.fixture
@@ -40,7 +42,7 @@ def invoke(*arguments: str) -> Result:
 class _Checks:
     """Stands in for the checks, and remembers how they were called."""
 
-    def __init__(self, *rows: Row, error: Exception | None = None) -> None:
+    def __init__(self, *rows: CheckResult, error: Exception | None = None) -> None:
         self.rows, self.error = rows, error
         self.prompt: SeenPrompt | None = None
         self.calls: list[tuple[RunConfig, Any]] = []
@@ -56,7 +58,7 @@ class _Checks:
 
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> Any:
-    def put(*rows: Row, error: Exception | None = None) -> _Checks:
+    def put(*rows: CheckResult, error: Exception | None = None) -> _Checks:
         checks = _Checks(*rows, error=error)
         module = ModuleType("penstock.run.verify.preflight")
         vars(module)["verify"] = checks
@@ -129,7 +131,7 @@ def test_a_check_that_raised_does_not_claim_to_know_what_that_means(config: str,
 
 
 @pytest.mark.parametrize(("row", "code"), [(SOUND, 0), (BROKEN, 1)])
-def test_json_is_all_of_stdout(config: str, stand_in: Any, row: Row, code: int) -> None:
+def test_json_is_all_of_stdout(config: str, stand_in: Any, row: CheckResult, code: int) -> None:
     stand_in(row)
     shown = invoke(config, "--json")
     assert shown.exit_code == code

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from penstock.buffer.samplers.factory import check_capacity, make_sampler
 from penstock.config.models import RunConfig
-from penstock.config.reading.keys import Place, all_keys, members_of
+from penstock.config.reading.keys import KeySpec, all_keys, members_of
 from penstock.config.reading.loading import parse_config
 from penstock.config.reading.yaml_dialect import parse_yaml
 from penstock.config.sections.algorithm import PpoClipLoss
@@ -75,7 +75,7 @@ def _sections(prefix: tuple[str, ...]) -> list[type[Section]]:
     found: list[type[Section]] = [RunConfig]
     for name in prefix:
         fields = [section.model_fields[name] for section in found if name in section.model_fields]
-        found = [child for field in fields for child in Place.of(field.annotation).sections]
+        found = [child for field in fields for child in KeySpec.of(field.annotation).sections]
     return found
 
 

@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from penstock.config.models import RunConfig
-from penstock.config.reading.keys import Place
+from penstock.config.reading.keys import KeySpec
 from penstock.config.reading.loading import dump_config, json_schema, load_config, parse_config
 from penstock.config.sections.base import Section
 from penstock.errors import ConfigError
@@ -164,7 +164,7 @@ def test_every_setting_is_described() -> None:
         for name, field in section.model_fields.items():
             if not field.description:
                 yield f"{section.__name__}.{name}"
-            for child in Place.of(field.annotation).sections:
+            for child in KeySpec.of(field.annotation).sections:
                 yield from undescribed(child)
 
     assert list(undescribed(RunConfig)) == []

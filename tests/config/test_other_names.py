@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 from penstock.cli.main import app
 from penstock.config.models import RunConfig
 from penstock.config.other_names.answers import answer
+from penstock.config.other_names.entries import Entry, Name
 from penstock.config.other_names.ours import BEFORE
 from penstock.config.other_names.page import filled, places
-from penstock.config.other_names.rows import Name, Row
 from penstock.config.other_names.tables import DEFAULTS, FOREIGN, TABLES
 from penstock.config.other_names.values import FOREIGN_VALUES
 from penstock.config.reading.keys import all_keys
@@ -25,7 +25,7 @@ from tests.config.settings import problems, settings
 
 PAGE = Path(__file__).parents[2] / "docs" / "coming-from.md"
 KEYS = frozenset(all_keys(RunConfig))
-PAIRS = [(name, ours, row) for table in FOREIGN.values() for row in table.rows for name, ours in row.pairs()]
+PAIRS = [(name, ours, entry) for table in FOREIGN.values() for entry in table.entries for name, ours in entry.pairs()]
 
 
 def checked(data: dict[str, Any], tmp_path: Path, *overrides: str) -> list[str]:
@@ -42,26 +42,26 @@ class TestTheTables:
         ours = {
             own.partition(": ")[0]
             for table in TABLES.values()
-            for row in table.rows
-            for _, o in row.pairs()
+            for entry in table.entries
+            for _, o in entry.pairs()
             for own in o
         }
         assert len(ours) > 100
         assert {own for own in ours if own not in KEYS and not own.startswith("penstock ")} == set()
 
     def test_names_pair_one_by_one_where_there_are_as_many(self) -> None:
-        row = Row("`a.low`, `high` (older)", "`x`, `y`")
-        assert list(row.pairs()) == [(Name(("a", "low")), ("x",)), (Name(("high",)), ("y",))]
-        assert list(Row("`a`, `b`, `c`", "`x`, `y`").pairs())[2] == (Name(("c",)), ("x", "y"))
-        assert list(Row("`a`", "no equivalent").pairs()) == [(Name(("a",)), ())]
+        entry = Entry("`a.low`, `high` (older)", "`x`, `y`")
+        assert list(entry.pairs()) == [(Name(("a", "low")), ("x",)), (Name(("high",)), ("y",))]
+        assert list(Entry("`a`, `b`, `c`", "`x`, `y`").pairs())[2] == (Name(("c",)), ("x", "y"))
+        assert list(Entry("`a`", "no equivalent").pairs()) == [(Name(("a",)), ())]
 
     def test_bare_words_are_further_values(self) -> None:
-        assert list(Row("`a.mode: x`, `y`, `a.b`", "").names()) == [
+        assert list(Entry("`a.mode: x`, `y`, `a.b`", "").names()) == [
             *(Name(("a", "mode"), "x"), Name(("a", "mode"), "y"), Name(("a", "b")))
         ]
 
     def test_names_of_classes_are_known_without_them(self) -> None:
-        assert list(Row("`GRPOTrainer(model)`, `AsyncGRPOConfig.max_staleness`", "").names()) == [
+        assert list(Entry("`GRPOTrainer(model)`, `AsyncGRPOConfig.max_staleness`", "").names()) == [
             *(Name(("model",)), Name(("max_staleness",)))
         ]
 

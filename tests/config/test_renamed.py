@@ -8,7 +8,7 @@ import pytest
 
 from penstock.config.models import RunConfig
 from penstock.config.other_names.ours import RENAMED, RENAMED_VALUES
-from penstock.config.reading.keys import Place, all_keys
+from penstock.config.reading.keys import KeySpec, all_keys
 from tests.config.settings import problems
 
 OLD_SECTIONS = ("sampler", "weights")
@@ -61,6 +61,6 @@ def test_an_old_value_of_an_old_name() -> None:
 
 
 def test_bounds_of_rewards_keep_their_names() -> None:
-    place = Place.of(RunConfig.model_fields["algorithm"].annotation).below("reward")
+    place = KeySpec.of(RunConfig.model_fields["algorithm"].annotation).below("reward")
     assert place is not None
     assert {"clip_low", "clip_high"} <= set(place.sections[0].model_fields)

@@ -9,30 +9,30 @@ import pytest
 
 from penstock.controller.bookkeeping.group_phases import ENDS, NEXT, GroupPhases
 from penstock.errors import GroupStateError, RecordError, TooManyDrops
-from penstock.observe.group_lives import GroupEnd, Phase
+from penstock.observe.group_lives import GroupEnd, GroupPhase
 from penstock.rollout.manager import PARTITION
 from penstock.rollout.prompts import Prompt, PromptVisit
 from tests.support.group_books import PERMITS, Book, at_once
 
 
 def test_every_phase_and_every_end_is_in_the_tables() -> None:
-    assert NEXT.keys() == ENDS.keys() == set(Phase)
+    assert NEXT.keys() == ENDS.keys() == set(GroupPhase)
     assert set().union(*ENDS.values()) == set(GroupEnd)
-    assert set().union(*NEXT.values()) == set(Phase) - {Phase.GENERATING}
+    assert set().union(*NEXT.values()) == set(GroupPhase) - {GroupPhase.GENERATING}
 
 
 VISIT = PromptVisit(0, Prompt("p", "p"))
 PATHS = {
-    Phase.GENERATING: (),
-    Phase.RESTING: (Phase.RESTING,),
-    Phase.READY: (Phase.READY,),
-    Phase.TRAINING: (Phase.READY, Phase.TRAINING),
+    GroupPhase.GENERATING: (),
+    GroupPhase.RESTING: (GroupPhase.RESTING,),
+    GroupPhase.READY: (GroupPhase.READY,),
+    GroupPhase.TRAINING: (GroupPhase.READY, GroupPhase.TRAINING),
 }
 
 
-@pytest.mark.parametrize("phase", Phase)
+@pytest.mark.parametrize("phase", GroupPhase)
 @pytest.mark.parametrize("how", GroupEnd)
-def test_a_group_ends_as_its_phase_allows_and_once(phase: Phase, how: GroupEnd) -> None:
+def test_a_group_ends_as_its_phase_allows_and_once(phase: GroupPhase, how: GroupEnd) -> None:
     groups = GroupPhases()
     groups.begin("a", VISIT)
     for step in PATHS[phase]:

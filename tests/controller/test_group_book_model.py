@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from penstock.buffer.slots import Slot
 from penstock.controller.bookkeeping.ledger import PromptEnd
 from penstock.errors import GroupStateError, RecordError
-from penstock.observe.group_lives import GroupEnd, Phase
+from penstock.observe.group_lives import GroupEnd, GroupPhase
 from penstock.rollout.manager import PARTITION
 from tests.support.group_books import PERMITS, PROMPTS, Book, at_once
 
@@ -24,7 +24,7 @@ from tests.support.group_books import PERMITS, PROMPTS, Book, at_once
 class Model:
     """What a person would keep on paper."""
 
-    phase: dict[str, Phase] = field(default_factory=dict)
+    phase: dict[str, GroupPhase] = field(default_factory=dict)
     prompt: dict[str, str] = field(default_factory=dict)
     ends: Counter[str] = field(default_factory=Counter)
     ledger: dict[str, PromptEnd] = field(default_factory=dict)
@@ -34,7 +34,7 @@ class Model:
     units: int = 0
     """Of quota, taken and not given back."""
 
-    def inside(self, *phases: Phase) -> list[str]:
+    def inside(self, *phases: GroupPhase) -> list[str]:
         return sorted(group for group, phase in self.phase.items() if phase in phases)
 
     def end(self, group: str, how: GroupEnd, ledger: PromptEnd | None, *, unit_back: bool) -> None:
@@ -73,7 +73,7 @@ class BookMachine(RuleBasedStateMachine):
         finally:
             self.real.events.fails = False
 
-    def _pick(self, data: st.DataObject, *phases: Phase) -> Slot:
+    def _pick(self, data: st.DataObject, *phases: GroupPhase) -> Slot:
         return self.slots[data.draw(st.sampled_from(self.model.inside(*phases)))]
 
     def _end(self, slot: Slot, how: GroupEnd, ledger: PromptEnd | None = None, *, unit_back: bool = True) -> None:
@@ -82,7 +82,7 @@ class BookMachine(RuleBasedStateMachine):
 
     def _begun(self, slot: Slot, prompt: str) -> None:
         self.slots[slot.group_id] = slot
-        self.model.phase[slot.group_id] = Phase.GENERATING
+        self.model.phase[slot.group_id] = GroupPhase.GENERATING
         self.model.prompt[slot.group_id] = prompt
 
     @precondition(lambda self: self._may_dispatch())
@@ -107,35 +107,35 @@ class BookMachine(RuleBasedStateMachine):
         self.model.units += 1
         return slot
 
-    @precondition(lambda self: self.model.inside(Phase.GENERATING))
+    @precondition(lambda self: self.model.inside(GroupPhase.GENERATING))
     @rule(data=st.data())
     def commit(self, data: st.DataObject) -> None:
-        self._commit(self._pick(data, Phase.GENERATING))
+        self._commit(self._pick(data, GroupPhase.GENERATING))
 
     def _commit(self, slot: Slot) -> None:
         self.real.committed(slot)
-        self.model.phase[slot.group_id] = Phase.READY
+        self.model.phase[slot.group_id] = GroupPhase.READY
 
-    @precondition(lambda self: self.model.inside(Phase.GENERATING))
+    @precondition(lambda self: self.model.inside(GroupPhase.GENERATING))
     @rule(data=st.data(), fails=st.booleans())
     def rest(self, data: st.DataObject, fails: bool) -> None:
-        slot = self._pick(data, Phase.GENERATING)
+        slot = self._pick(data, GroupPhase.GENERATING)
         self._told(lambda: self.real.book.rest(slot.group_id, "no luck"), fails=fails)
-        self.model.phase[slot.group_id] = Phase.RESTING
+        self.model.phase[slot.group_id] = GroupPhase.RESTING
 
-    @precondition(lambda self: self.model.inside(Phase.RESTING))
+    @precondition(lambda self: self.model.inside(GroupPhase.RESTING))
     @rule(data=st.data())
     def retry(self, data: st.DataObject) -> None:
-        slot = self._pick(data, Phase.RESTING)
+        slot = self._pick(data, GroupPhase.RESTING)
         prompt = self.model.prompt[slot.group_id]
         fresh = self.real.book.retry(slot.group_id)
         self._end(slot, GroupEnd.RETRIED, unit_back=False)
         self._begun(fresh, prompt)
 
-    @precondition(lambda self: self.model.inside(Phase.GENERATING))
+    @precondition(lambda self: self.model.inside(GroupPhase.GENERATING))
     @rule(data=st.data(), fails=st.booleans(), how=st.sampled_from([GroupEnd.DROPPED, GroupEnd.OVERLONG]))
     def give_out(self, data: st.DataObject, fails: bool, how: GroupEnd) -> None:
-        slot = self._pick(data, Phase.GENERATING)
+        slot = self._pick(data, GroupPhase.GENERATING)
         if how is GroupEnd.DROPPED:
             self._told(lambda: self.real.book.drop(slot, "no luck"), fails=fails)
             self._end(slot, how, PromptEnd.DROPPED, unit_back=self.real.drops.returns_quota)
@@ -143,10 +143,10 @@ class BookMachine(RuleBasedStateMachine):
             self._told(lambda: self.real.book.skip_overlong(slot, "too long"), fails=fails)
             self._end(slot, how, PromptEnd.OVERLONG)
 
-    @precondition(lambda self: self.model.inside(Phase.GENERATING))
+    @precondition(lambda self: self.model.inside(GroupPhase.GENERATING))
     @rule(data=st.data(), fails=st.booleans())
     def abort(self, data: st.DataObject, fails: bool) -> None:
-        slot = self._pick(data, Phase.GENERATING)
+        slot = self._pick(data, GroupPhase.GENERATING)
         self._stale([slot], GroupEnd.ABORTED, lambda: self.real.book.abort(slot), fails=fails)
 
     def _stale(self, slots: list[Slot], how: GroupEnd, call: Callable[[], object], *, fails: bool) -> None:
@@ -158,33 +158,33 @@ class BookMachine(RuleBasedStateMachine):
                 self.model.waiting.discard(prompt)
                 self.model.ledger[prompt] = PromptEnd.DROPPED
 
-    @precondition(lambda self: self.model.inside(Phase.READY))
+    @precondition(lambda self: self.model.inside(GroupPhase.READY))
     @rule(fails=st.booleans())
     def evict(self, fails: bool) -> None:
         version = self.real.buffer.clock.trainer_version
-        ready = [self.slots[group] for group in self.model.inside(Phase.READY)]
+        ready = [self.slots[group] for group in self.model.inside(GroupPhase.READY)]
         stale = [slot for slot in ready if slot.start_version < version]
         self._stale(stale, GroupEnd.EVICTED, lambda: at_once(self.real.book.evict()), fails=fails)
 
-    @precondition(lambda self: self.model.inside(Phase.READY))
+    @precondition(lambda self: self.model.inside(GroupPhase.READY))
     @rule(count=st.integers(1, 3))
     def select(self, count: int) -> None:
         for slot in self.real.selected(count):
-            assert self.model.phase[slot.group_id] is Phase.READY
-            self.model.phase[slot.group_id] = Phase.TRAINING
+            assert self.model.phase[slot.group_id] is GroupPhase.READY
+            self.model.phase[slot.group_id] = GroupPhase.TRAINING
             self.slots[slot.group_id] = slot
 
-    @precondition(lambda self: self.model.inside(Phase.TRAINING))
+    @precondition(lambda self: self.model.inside(GroupPhase.TRAINING))
     @rule(data=st.data(), fails=st.booleans())
     def filter(self, data: st.DataObject, fails: bool) -> None:
-        slot = self._pick(data, Phase.TRAINING)
+        slot = self._pick(data, GroupPhase.TRAINING)
         self._told(lambda: at_once(self.real.book.filter([slot])), fails=fails)
         self._end(slot, GroupEnd.FILTERED, PromptEnd.FILTERED)
 
-    @precondition(lambda self: self.model.inside(Phase.READY, Phase.TRAINING))
+    @precondition(lambda self: self.model.inside(GroupPhase.READY, GroupPhase.TRAINING))
     @rule(how=st.sampled_from(["train", "drop_step"]))
     def finish_step(self, how: str) -> None:
-        slots = [self.slots[group] for group in self.model.inside(Phase.TRAINING)]
+        slots = [self.slots[group] for group in self.model.inside(GroupPhase.TRAINING)]
         at_once(self.real.book.clear_rows(slots))
         getattr(self.real.book, how)(slots)
         for slot in slots:
@@ -210,13 +210,13 @@ class BookMachine(RuleBasedStateMachine):
     @invariant()
     def every_place_agrees_with_the_model(self) -> None:
         real, model = self.real, self.model
-        held = model.inside(Phase.GENERATING, Phase.RESTING, Phase.READY)
+        held = model.inside(GroupPhase.GENERATING, GroupPhase.RESTING, GroupPhase.READY)
         assert real.buffer.free_permits == PERMITS - len(held)
         assert real.buffer.dispatched - real.buffer.returned == model.units
         assert real.ends() == model.ends
         assert {line["prompt_id"]: line["end"] for line in real.lines} == {p: e.value for p, e in model.ledger.items()}
         assert len(real.lines) == len(model.ledger)
-        assert real.data_plane.count_samples(PARTITION) == len(model.inside(Phase.READY, Phase.TRAINING))
+        assert real.data_plane.count_samples(PARTITION) == len(model.inside(GroupPhase.READY, GroupPhase.TRAINING))
 
     @invariant()
     def every_visit_is_with_one_group_or_waits_or_has_ended(self) -> None:

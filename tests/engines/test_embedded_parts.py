@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.rollout.engines.base import FinishReason, GenerationResult
+from penstock.rollout.engines.embedded.active_requests import ActiveRequests
 from penstock.rollout.engines.embedded.merged import merge_for_cpu
 from penstock.rollout.engines.embedded.prefills import PrefillCache, length_chunks
 from penstock.rollout.engines.embedded.requests import Ticket
-from penstock.rollout.engines.embedded.rows import Rows
 from tests.engines.helpers import request
 
 UNUSED = cast("asyncio.Future[GenerationResult]", None)
@@ -76,7 +76,7 @@ def test_a_ticket_spreads_its_version_marks_over_the_tokens() -> None:
 @given(st.data())
 def test_rows_stay_contiguous_and_keep_their_requests_apart(data: st.DataObject) -> None:
     """Rows come and go at random; every response is made of exactly the tokens that were appended to it."""
-    rows, slots = Rows(slots=4, max_model_len=12), 4
+    rows, slots = ActiveRequests(slots=4, max_model_len=12), 4
     model: dict[str, list[int]] = {}
     started = 0
     for _ in range(data.draw(st.integers(1, 25))):

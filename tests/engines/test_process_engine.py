@@ -27,6 +27,7 @@ from penstock.weights.digest import tensor_digests
 from penstock.weights.hf import load_model
 from penstock.weights.synchronizer import WeightSynchronizer
 from tests.engines.helpers import end_publications, generate_all, mixed_requests, published, request, running_engine
+from tests.support.processes import alive, wait_until_gone
 from tests.support.tiny_models import char_tokenizer, save_tiny_model, tiny_model
 
 OPTIONS: dict[str, Any] = {"max_num_seqs": 4, "max_model_len": 64, "threads": 1}
@@ -59,21 +60,6 @@ def shared(folder: Path, policy: Any) -> Iterator[ProcessEngine]:
     end_publications()
     yield engine
     asyncio.run(engine.close())
-
-
-def alive(pid: int) -> bool:
-    """Whether a process runs; one that has ended and was not asked for its status does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
-def wait_until_gone(pid: int, seconds: float = 20.0) -> None:
-    end = time.monotonic() + seconds
-    while alive(pid):
-        assert time.monotonic() < end, f"process {pid} is still there"
-        time.sleep(0.02)
 
 
 async def test_it_serves_the_weights_it_is_given_not_those_of_the_folder(shared: ProcessEngine, policy: Any) -> None:

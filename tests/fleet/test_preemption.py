@@ -21,8 +21,8 @@ from penstock.rollout.engines.base import (
     SamplingParams,
 )
 from penstock.rollout.engines.embedded import EmbeddedEngine, InvalidRequest
+from penstock.rollout.engines.embedded.active_requests import ActiveRequests
 from penstock.rollout.engines.embedded.requests import Ticket
-from penstock.rollout.engines.embedded.rows import Rows
 from penstock.rollout.fleet import EngineFleet
 from tests.engines.helpers import Gate, published, request, running_engine
 from tests.support.tiny_models import tiny_model
@@ -130,7 +130,7 @@ _DOUBLES = doubles()
 
 @given(st.integers(0, 2**130), st.integers(0, 300))
 def test_random_numbers_go_on_at_the_next_position(seed: int, count: int) -> None:
-    rows, again = Rows(2, 400), Rows(2, 400)
+    rows, again = ActiveRequests(2, 400), ActiveRequests(2, 400)
     params = SamplingParams(max_new_tokens=390)
     plain = GenerationRequest("r", (1, 2), params, seed=seed)
     generated = GeneratedTokens((3,) * count, (-1.0,) * count, (0,) * count) if count else None

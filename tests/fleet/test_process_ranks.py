@@ -17,7 +17,7 @@ from penstock.rollout.engines.base import FinishReason, GenerationRequest, Gener
 from penstock.rollout.engines.process import EngineProcess, ProcessEngine
 from penstock.rollout.fleet import EngineFleet, RankState
 from tests.engines.helpers import request
-from tests.engines.test_process_engine import wait_until_gone
+from tests.support.processes import wait_until_gone
 from tests.support.tiny_models import save_tiny_model
 
 pytestmark = pytest.mark.long

@@ -73,3 +73,14 @@ def test_reserved_names_are_refused() -> None:
     with pytest.raises(ValueError, match="time: a field"):
         events.emit("x", time=3)
     assert events.counts == {}
+
+
+def test_counts_of_a_run_that_goes_back_are_those_of_its_checkpoint() -> None:
+    events = EventLog()
+    events.emit("group_evicted")
+    saved = events.counts
+    events.emit("group_evicted")
+    events.forget_counts()
+    events.emit("run_restarted")
+    events.restore_counts(saved)
+    assert events.counts == {"group_evicted": 1, "run_restarted": 1}

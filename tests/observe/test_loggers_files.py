@@ -40,6 +40,16 @@ def write(logger: Logger, folder: Path, outcome: Outcome = Outcome.FINISHED) -> 
     return place
 
 
+def write_again(logger: Logger, folder: Path) -> str:
+    """A run of three steps that goes back to step 1 once."""
+    place = logger.start(RunInfo("first", folder, SETTINGS))
+    for step, reward in ((1, 0.125), (2, 0.25), (3, 0.375), (2, 0.5), (3, 0.75)):
+        logger.log(step, {"train/reward_mean": reward})
+    logger.summary(Outcome.FINISHED, SUMMARY)
+    logger.close()
+    return place
+
+
 class TestTensorboard:
     def hparams(self, events: Any, tag: str) -> Any:
         from tensorboard.plugins.hparams import plugin_data_pb2
@@ -63,6 +73,11 @@ class TestTensorboard:
         assert "| model.path | a\\|b |" in texts["config"]
         assert "| status | finished |" in texts["summary"]
         assert "| eval/reward_mean | 0.75 |" in texts["summary"]
+
+    def test_steps_that_come_again_replace_the_first_ones(self, tmp_path: Path) -> None:
+        place = write_again(TensorboardLogger(TensorboardConfig()), tmp_path)
+        found = [(event.step, event.value) for event in tensorboard_events(place).Scalars("train/reward_mean")]
+        assert found == [(1, 0.125), (2, 0.5), (3, 0.75)]
 
     @pytest.mark.parametrize(
         ("outcome", "status"), [(Outcome.FINISHED, 1), (Outcome.FAILED, 2), (Outcome.INTERRUPTED, 2)]
@@ -207,6 +222,15 @@ class TestWandb:
         assert (summary["status"], summary["stopped_by"], summary["steps"]) == ("interrupted", "max_steps", 2)
         assert [record.exit.exit_code for record in records if record.WhichOneof("record_type") == "exit"] == [255]
         assert not any(record.HasField("environment") or record.HasField("stats") for record in records)
+
+    @pytest.mark.long
+    def test_steps_that_come_again_are_in_another_run(self, tmp_path: Path) -> None:
+        write_again(WandbLogger(WandbConfig()), tmp_path)
+        found = []
+        for path in sorted((tmp_path / "wandb").glob("*/run-*.wandb"), key=lambda path: path.stat().st_ctime_ns):
+            rows = [wandb_values(record.history.item) for record in wandb_records(path) if record.HasField("history")]
+            found.append([(row["_step"], row["train/reward_mean"]) for row in rows])
+        assert sorted(found) == [[(1, 0.125), (2, 0.25), (3, 0.375)], [(2, 0.5), (3, 0.75)]]
 
     @pytest.mark.usefixtures("no_credentials")
     def test_online_without_an_api_key_is_refused_and_nobody_is_asked(self, tmp_path: Path) -> None:

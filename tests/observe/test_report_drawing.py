@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from penstock.observe.report.chart import SMALL, Line, Look, line_chart, shared_range
 from penstock.observe.report.markup import Html, join, script_json, tag
 from penstock.observe.report.numerals import alike, percent, seconds, short, step_axis, tick_labels, value_axis
-from penstock.observe.report.stack import Layer, Row, binned, bins_of, stacked_bars, strip
+from penstock.observe.report.stack import Band, Layer, binned, bins_of, stacked_bars, strip
 from penstock.observe.report.thinning import Series, smoothed, thinned
 from tests.support.run_files import HOSTILE
 
@@ -206,7 +206,7 @@ class TestCharts:
         assert stacked_bars("Step", bins, [Layer("waiting", [0.0, 0.0], "c1")], note="", unit="s") == ""
 
     def test_a_strip_is_darker_where_the_share_is_larger(self) -> None:
-        chart = strip("Lag", bins_of([1.0, 2.0]), [Row("0", [1.0, 0.5]), Row("1", [0.0, 0.5])], note="", what="lag")
+        chart = strip("Lag", bins_of([1.0, 2.0]), [Band("0", [1.0, 0.5]), Band("1", [0.0, 0.5])], note="", what="lag")
         check_html(chart)
         assert re.findall(r'fill-opacity="([\d.]+)"', chart) == ["1.00", "0.56", "0.56"]
 

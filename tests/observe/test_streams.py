@@ -36,10 +36,10 @@ class FakeSink:
             raise self.error
         self.content += content
 
-    def give_up(self) -> None:
+    def detach(self) -> None:
         self.given_up += 1
 
-    def take_back(self) -> None:
+    def reattach(self) -> None:
         self.taken_back += 1
 
     def close(self) -> None:

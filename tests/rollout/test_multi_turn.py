@@ -19,7 +19,7 @@ from penstock.rollout.engines.scripted import ScriptedEngine, ScriptedResponse
 from penstock.rollout.environments import Done, MultiTurnEnvironment, Observation, Prompt, Split, Turn
 from penstock.rollout.environments.limits import LimitedEnvironment, TurnLimits
 from penstock.rollout.handle import HFTokenizer
-from penstock.rollout.rows import group_columns
+from penstock.rollout.sample_columns import group_columns
 from tests.rollout.talking import (
     ADDS_THOUGHTS,
     CHAT,

@@ -21,7 +21,7 @@ from penstock.rollout.engines.scripted import ScriptedEngine, ScriptedResponse
 from penstock.rollout.environments import Split, Trajectory
 from penstock.rollout.environments.factory import make_environment
 from penstock.rollout.environments.turns.tool_calls import ParsedCall, parse_tool_calls
-from penstock.rollout.rows import group_columns
+from penstock.rollout.sample_columns import group_columns
 from tests.rollout.talking import CHAT, Says, Talker, tagging_tokenizer, tokenizer
 
 

@@ -22,9 +22,9 @@ from penstock.errors import ConfigError, SetupError
 from penstock.run import build, build_engines, build_trainer
 from penstock.run.starting import parts_of
 from penstock.training.workers.none import NoTrainer
-from tests.engines.test_process_engine import alive, wait_until_gone
 from tests.run.conftest import ConfigMaker
 from tests.run.test_train import steps
+from tests.support.processes import alive, wait_until_gone
 
 pytestmark = pytest.mark.usefixtures("hangups_are_heard")
 

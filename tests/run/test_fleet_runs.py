@@ -18,9 +18,9 @@ from penstock.config.models import RunConfig
 from penstock.errors import EngineError, WeightSyncError
 from penstock.rollout.fleet import EngineFleet, RankState
 from penstock.rollout.manager import PushedGroup, RolloutManager
-from tests.engines.test_process_engine import wait_until_gone
 from tests.run.conftest import ConfigMaker
 from tests.run.test_resume import LETTERS, ends, lines, write_prompts
+from tests.support.processes import wait_until_gone
 
 PROMPTS = 48
 

@@ -13,7 +13,7 @@ import yaml
 
 import penstock
 from penstock.config.models import RunConfig
-from penstock.config.reading.keys import Place, all_keys
+from penstock.config.reading.keys import KeySpec, all_keys
 from penstock.config.reading.loading import load_config
 from penstock.errors import ConfigError
 from penstock.run.checkpoint_folders import checkpoints
@@ -58,7 +58,7 @@ def test_every_setting_may_change_or_may_not() -> None:
     assert leaves() - FIXED.keys() - FREE == set(), hint
     assert (FIXED.keys() | FREE) - leaves() == set()
     assert FIXED.keys() & FREE == set()
-    assert Place.of(RunConfig.model_fields["staleness"].annotation).is_choice, "all kinds were looked at"
+    assert KeySpec.of(RunConfig.model_fields["staleness"].annotation).is_choice, "all kinds were looked at"
 
 
 def test_the_page_says_what_may_not_change() -> None:

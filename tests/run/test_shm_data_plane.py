@@ -65,17 +65,3 @@ def test_verify_sends_its_rows_through_shared_memory(verify: Verify) -> None:
 def test_kills_lose_nothing(tmp_path: Path) -> None:
     run = killed_again_and_again(tmp_path, 2, 7, ASYNCHRONOUS | SHM, prompts=60)
     assert_exactly_once(run, 60)
-
-
-@pytest.mark.long
-def test_a_group_that_can_never_fit_ends_the_run_with_the_numbers(make_config: ConfigMaker) -> None:
-    config = make_config(
-        **{"data_plane.adapter": "shm", "data_plane.capacity_gb": 1e-7, "rollout.failure.infra_attempts": 1}
-    )
-    with pytest.raises(penstock.PenstockError) as caught:
-        penstock.train(config)
-    shown, error = "", caught.value
-    chain: BaseException | None = error
-    while chain is not None:
-        shown, chain = f"{shown}\n{chain}", chain.__cause__ or chain.__context__
-    assert "data_plane.capacity_gb is 1.28e-07" in shown

@@ -18,9 +18,9 @@ from penstock.config.models import RunConfig
 from penstock.config.reading.loading import dump_config
 from penstock.errors import EngineError, RunStalled, TrainerStuck, WeightSyncError
 from penstock.run.checkpoint import checkpoints
-from tests.engines.test_process_engine import wait_until_gone
 from tests.run.conftest import ConfigMaker
 from tests.run.test_resume import LETTERS, ends, lines, write_prompts
+from tests.support.processes import wait_until_gone
 from tests.support.program import Program
 from tests.support.stuck_parts import get_stuck
 

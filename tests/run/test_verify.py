@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from penstock.cli.main import app
 from penstock.config.models import RunConfig
 from penstock.data_plane.meta import KVBatchMeta
-from penstock.run.verify.findings import Row, Status
+from penstock.run.verify.findings import CheckResult, Status
 from penstock.run.verify.memory import MEMORY
 from penstock.run.verify.mismatch import MISMATCH
 from penstock.run.verify.preflight import ON_ROLLOUTS
@@ -115,7 +115,7 @@ def test_no_more_groups_are_generated_than_asked_for(verify: Verify) -> None:
     assert verify("--groups", "2").figures("rollouts")["groups"] == 2
 
 
-def rows_within(config: RunConfig, seconds: float) -> dict[str, Row]:
+def rows_within(config: RunConfig, seconds: float) -> dict[str, CheckResult]:
     """The rows of a preflight that may take so long."""
     return {row.check.key: row for row in run_checks(config, Limits(seconds=seconds)).rows}
 

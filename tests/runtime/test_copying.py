@@ -21,7 +21,7 @@ def small_portions(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine of many cores, on which 64 bytes are worth a thread."""
     monkeypatch.setattr(copying, "SMALLEST_PORTION", 64)
     monkeypatch.setattr(copying, "_LARGEST_PORTION", 256)
-    monkeypatch.setattr(copying, "threads_for_half", lambda setting: 8)
+    monkeypatch.setattr(copying, "_threads", lambda: 8)
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -72,8 +72,7 @@ def test_tensors_of_any_dtype_and_layout_become_what_torch_makes_of_them(
         assert torch.equal(target, wanted)
 
 
-def test_large_copies_are_shared_out_in_even_portions_and_small_ones_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copying, "threads_for_half", lambda setting: 16)
+def test_large_copies_are_shared_out_in_even_portions() -> None:
     one = np.zeros(1 << 20, np.uint8)
     tiny = np.zeros(1 << 10, np.uint8)
     pairs = [(one, one), (tiny, tiny)] * 256
@@ -84,6 +83,25 @@ def test_large_copies_are_shared_out_in_even_portions_and_small_ones_are_not(mon
     assert set(sizes[:-1]) == {size}
     assert sum(sizes) == 256 * (len(one) + len(tiny))
     assert copying._portion_size(9 << 20, 16) == copying.SMALLEST_PORTION
+
+
+@pytest.mark.parametrize(
+    ("cores", "idle", "threads"),
+    [(1, 0, 1), (2, 0, 1), (2, 1, 2), (16, 0, 8), (16, 3, 8), (16, 11, 12), (16, 90, 16), (64, 64, 16)],
+)
+def test_half_of_the_cores_copy_and_those_that_are_idle(
+    cores: int, idle: int, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(cores)))
+    monkeypatch.setattr(copying, "idle_cores", lambda: idle)
+    assert copying._threads() == threads
+
+
+def test_copies_that_are_not_worth_a_thread_are_made_by_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copying, "_threads", lambda: pytest.fail("several threads were asked for"))
+    target, source = np.zeros(1 << 20, np.uint8), np.ones(1 << 20, np.uint8)
+    copy_all([(target, source)])
+    assert target.all()
 
 
 def test_several_threads_copy_at_the_same_time(small_portions: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,15 @@ async def test_results_and_errors_come_back() -> None:
         await in_daemon_thread("t", sys.exit, 3)
 
 
+async def test_what_no_future_may_carry_reaches_the_caller_wrapped() -> None:
+    def fail() -> None:
+        next(iter(()))
+
+    with pytest.raises(RuntimeError, match="StopIteration") as caught:
+        await asyncio.wait_for(in_daemon_thread("test", fail), 20)
+    assert isinstance(caught.value.__cause__, StopIteration)
+
+
 async def test_a_cancelled_await_does_not_wait_for_the_function() -> None:
     go = threading.Event()
     call = in_daemon_thread("t", go.wait)

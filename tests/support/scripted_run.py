@@ -17,6 +17,7 @@ from penstock.controller.controller import SingleController
 from penstock.controller.parts import Parts
 from penstock.data_plane import fields
 from penstock.data_plane.adapters.memory import MemoryDataPlane
+from penstock.data_plane.client import DataPlaneOwner
 from penstock.observe.events import EventLog
 from penstock.observe.samples import SampleLog
 from penstock.observe.timeline import Timeline
@@ -114,7 +115,7 @@ class ScriptedRun:
     engines: EngineFleet = field(init=False)
     another: Callable[[str], ScriptedEngine] | None = None
     """Makes the engine of a rank that died; None makes one like the first."""
-    data_plane: MemoryDataPlane = field(default_factory=MemoryDataPlane)
+    data_plane: DataPlaneOwner = field(default_factory=MemoryDataPlane)
     buffer: ReplayBuffer = field(init=False)
     controller: SingleController = field(init=False)
     after_step: Callable[[int], object] = lambda steps: None
@@ -163,6 +164,7 @@ class ScriptedRun:
             trainer=TracedTrainer(self.trainer, self.timeline),
             buffer=self.buffer,
             data_plane=self.data_plane,
+            room=self.data_plane,
             events=log,
             timeline=self.timeline,
             samples=self.samples,

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from penstock.observe.group_lives import GroupEnd, Phase
+from penstock.observe.group_lives import GroupEnd, GroupPhase
 
 Event = dict[str, Any]
 _SLACK = 0.002
@@ -110,8 +110,8 @@ def check_groups(events: Sequence[Event]) -> None:
     """Every dispatched group has exactly one end, and its phases follow each other without a gap; none may be lost."""
     dispatched = sum(e["ph"] == "b" and e["name"] == "group" for e in events)
     assert dispatched == len(lives(events))
-    rests = Phase.RESTING.value
-    order = [phase.value for phase in Phase if phase is not Phase.RESTING]
+    rests = GroupPhase.RESTING.value
+    order = [phase.value for phase in GroupPhase if phase is not GroupPhase.RESTING]
     ends = {end.value for end in GroupEnd}
     for life in lives(events).values():
         assert [e["ts"] for e in life] == sorted(e["ts"] for e in life)
@@ -122,7 +122,7 @@ def check_groups(events: Sequence[Event]) -> None:
         inner = life[1:-1]
         names = [e["name"] for e in inner[::2]]
         if names[-1] == rests:  # nothing but the end can follow
-            assert names == [Phase.GENERATING.value, rests]
+            assert names == [GroupPhase.GENERATING.value, rests]
             assert last["args"]["end"] in {GroupEnd.RETRIED.value, GroupEnd.RUN_ENDED.value}
         else:
             assert names == order[: len(names)]

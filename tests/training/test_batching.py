@@ -16,7 +16,7 @@ from penstock.data_plane.fields import (
     TOKEN_VERSIONS,
 )
 from penstock.errors import DataPlaneError
-from penstock.training.batching import Rows, TrainColumns, build_microbatch
+from penstock.training.batching import ChunkTokens, TrainColumns, build_microbatch
 from penstock.training.packing import Batching
 
 
@@ -44,9 +44,9 @@ MASKS = [[0.0, 0, 1, 1], [1.0, 1], [0.0, 0, 0, 1, 0], [1.0, 0]]
 """Row 1's first token has mask 1 and row 3 has only such a token: neither can be predicted."""
 
 
-def columns(sample_mask: list[float]) -> tuple[Rows, TrainColumns]:
+def columns(sample_mask: list[float]) -> tuple[ChunkTokens, TrainColumns]:
     fetched = batch(MASKS, sample_mask)
-    rows = Rows.of(fetched)
+    rows = ChunkTokens.of(fetched)
     return rows, TrainColumns.of(fetched, rows)
 
 
@@ -64,7 +64,7 @@ def test_counting_does_not_change_the_stored_mask() -> None:
     column = JaggedColumn(fetched.jagged(TOKEN_MASK).values.double(), fetched.jagged(TOKEN_MASK).offsets_R1)
     fetched = SampleBatch(fetched.sample_ids, {**fetched.columns, TOKEN_MASK: column})
     before = column.values.clone()
-    TrainColumns.of(fetched, Rows.of(fetched))
+    TrainColumns.of(fetched, ChunkTokens.of(fetched))
     assert torch.equal(column.values, before)
 
 
@@ -97,7 +97,7 @@ def test_packed_positions_restart_and_no_row_predicts_the_next_ones_first_token(
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=8), st.sampled_from(list(Batching)), st.randoms())
 def test_every_target_stands_right_after_its_predictor(lengths: list[int], batching: Batching, random) -> None:  # type: ignore[no-untyped-def]
     column = JaggedColumn.from_rows([100 * row + torch.arange(length) for row, length in enumerate(lengths)])
-    rows = Rows(column.values, column.offsets_R1)
+    rows = ChunkTokens(column.values, column.offsets_R1)
     indices = random.sample(range(len(lengths)), random.randint(1, len(lengths)))
     microbatch = build_microbatch(rows, indices, batching)
     flat = microbatch.input_ids_BL.flatten()
@@ -112,4 +112,4 @@ def test_fields_of_different_lengths_are_refused_by_name() -> None:
     short = JaggedColumn.from_rows([torch.zeros(n) for n in (4, 2, 4, 2)])
     fetched = SampleBatch(fetched.sample_ids, {**fetched.columns, GENERATION_LOGPROBS: short})
     with pytest.raises(DataPlaneError, match="'p0_g2': generation_logprobs has 4 tokens, input_ids has 5"):
-        TrainColumns.of(fetched, Rows.of(fetched))
+        TrainColumns.of(fetched, ChunkTokens.of(fetched))

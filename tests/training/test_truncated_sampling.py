@@ -19,7 +19,7 @@ from penstock.data_plane.meta import KVBatchMeta
 from penstock.errors import ConfigError, DataPlaneError, EnvironmentFailure
 from penstock.rollout.engines.base import GenerationResult
 from penstock.rollout.environments.base import Segment, Trajectory
-from penstock.rollout.rows import group_columns
+from penstock.rollout.sample_columns import group_columns
 from penstock.training.batching import KeptTokens
 from penstock.training.logprobs import selected_logprobs
 from penstock.training.workers.local import LocalTrainer

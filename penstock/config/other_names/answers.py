@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from penstock.config.other_names.rows import Name
+from penstock.config.other_names.entries import Name
 from penstock.config.other_names.tables import FOREIGN
 
 _SAYS_NOTHING = frozenset({"enable", "enabled", "interval", "name", "path", "split", "type"})
@@ -116,6 +116,6 @@ def _by_last_part() -> dict[str, tuple[_Entry, ...]]:
 
 def _entries() -> Iterator[_Entry]:
     for table in FOREIGN.values():
-        for row in table.rows:
+        for row in table.entries:
             for (name, ours), note in zip(row.pairs(), row.notes(), strict=True):
                 yield _Entry(table.system, name, ours, row.ours, note)

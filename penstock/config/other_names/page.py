@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from penstock.config.models import RunConfig
-from penstock.config.other_names.rows import Default
+from penstock.config.other_names.entries import Default
 from penstock.config.other_names.tables import DEFAULTS, TABLES
-from penstock.config.reading.keys import Place
+from penstock.config.reading.keys import KeySpec
 from penstock.config.sections.base import Section
 
 _PLACE = re.compile(r"(<!-- table: (?P<name>[^>]+) -->\n).*?(?=<!-- end -->)", re.DOTALL)
@@ -30,21 +30,23 @@ def places(page: str) -> list[str]:
 def _table(name: str) -> str:
     if name in DEFAULTS:
         system = DEFAULTS[name].system
-        return _markdown((system, "theirs", "Penstock", "ours"), (_default(row) for row in DEFAULTS[name].rows))
+        return _markdown((system, "theirs", "Penstock", "ours"), (_default(entry) for entry in DEFAULTS[name].entries))
     table = TABLES[name]
-    return _markdown((table.system, "Penstock", "note"), ((row.theirs, row.ours, row.note) for row in table.rows))
+    return _markdown(
+        (table.system, "Penstock", "note"), ((entry.theirs, entry.ours, entry.note) for entry in table.entries)
+    )
 
 
-def _markdown(header: Sequence[str], rows: Iterator[Sequence[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
+def _markdown(header: Sequence[str], entries: Iterator[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *entries]
     return "".join("|" + "".join(f" {cell} |" if cell else " |" for cell in line) + "\n" for line in lines)
 
 
-def _default(row: Default) -> Sequence[str]:
-    if not row.key:
-        return row.theirs, row.value, "", ""
-    ours = _shown(_default_of(row.key)) + (f": {row.words}" if row.words else "")
-    return row.theirs, row.value, f"`{row.key}`", ours
+def _default(entry: Default) -> Sequence[str]:
+    if not entry.key:
+        return entry.theirs, entry.value, "", ""
+    ours = _shown(_default_of(entry.key)) + (f": {entry.words}" if entry.words else "")
+    return entry.theirs, entry.value, f"`{entry.key}`", ours
 
 
 def _default_of(key: str) -> Any:
@@ -54,7 +56,7 @@ def _default_of(key: str) -> Any:
     for name in key.split("."):
         field = section.model_fields[name]
         value = None if field.is_required() else field.get_default(call_default_factory=True)
-        below = Place.of(field.annotation).sections
+        below = KeySpec.of(field.annotation).sections
         section = next((found for found in below if type(value) is found), below[0]) if below else section
     return value
 

@@ -2,62 +2,64 @@
 
 from __future__ import annotations
 
-from penstock.config.other_names.rows import Row, Table
+from penstock.config.other_names.entries import Entry, Table
 
 PRIME_RL = Table(
     "prime-rl",
     (
-        Row("`model.name`", "`model.path`"),
-        Row("`trainer.model.attn`", "`model.attn_implementation`", "`sdpa` or `eager`; no flash attention"),
-        Row("`trainer.model.ac`", "`training.gradient_checkpointing`", "for every layer"),
-        Row(
+        Entry("`model.name`", "`model.path`"),
+        Entry("`trainer.model.attn`", "`model.attn_implementation`", "`sdpa` or `eager`; no flash attention"),
+        Entry("`trainer.model.ac`", "`training.gradient_checkpointing`", "for every layer"),
+        Entry(
             "`trainer.model.lora.rank`, `trainer.model.lora.alpha`, `trainer.model.lora.target_modules`",
             "`model.lora.rank`, `model.lora.alpha`, `model.lora.target_modules`",
             "no dropout",
         ),
-        Row(
+        Entry(
             "`orchestrator.group_size`, `orchestrator.batch_size`",
             "`rollout.group_size`, `training.prompt_groups_per_step`",
             "their batch counts responses",
             for_each=("", "their batch counts responses; ours is theirs divided by the group size"),
         ),
-        Row("`orchestrator.rollouts_per_example`", "`rollout.group_size`", "what some versions call `group_size`"),
-        Row("`trainer.max_steps`, `orchestrator.max_steps`", "`training.max_steps`"),
-        Row("`orchestrator.token_batch_size`", "no equivalent: a step is a number of groups"),
-        Row("`orchestrator.max_inflight_rollouts`", "`rollout.max_inflight_groups`", "responses there, groups here"),
-        Row("`orchestrator.oversampling_factor`", "`rollout.max_inflight_groups`", "theirs is a multiple of the batch"),
-        Row(
+        Entry("`orchestrator.rollouts_per_example`", "`rollout.group_size`", "what some versions call `group_size`"),
+        Entry("`trainer.max_steps`, `orchestrator.max_steps`", "`training.max_steps`"),
+        Entry("`orchestrator.token_batch_size`", "no equivalent: a step is a number of groups"),
+        Entry("`orchestrator.max_inflight_rollouts`", "`rollout.max_inflight_groups`", "responses there, groups here"),
+        Entry(
+            "`orchestrator.oversampling_factor`", "`rollout.max_inflight_groups`", "theirs is a multiple of the batch"
+        ),
+        Entry(
             "`orchestrator.max_off_policy_steps`",
             "`staleness.max_staleness`",
             "with `staleness.policy: windowed` and `weight_sync.mode: abort_stale`",
         ),
-        Row(
+        Entry(
             "`max_async_level` (older versions)",
             "`staleness.lookahead`",
             "with `staleness.policy: in_order`: how far generation may run ahead",
         ),
-        Row(
+        Entry(
             "`seq_len`",
             "`rollout.engine.max_model_len`",
             "prompt and response together; `data.overlong` decides what happens to prompts that do not fit",
         ),
-        Row(
+        Entry(
             "`orchestrator.sampling.max_tokens`, `orchestrator.sampling.temperature`",
             "`rollout.sampling.max_new_tokens`, `rollout.sampling.temperature`",
             "per turn, in a multi-turn environment",
         ),
-        Row(
+        Entry(
             "`orchestrator.sampling.temp_scheduler`, `orchestrator.sampling.repetition_penalty`, "
             "`orchestrator.sampling.min_tokens`",
             "no equivalent",
         ),
-        Row("`orchestrator.env`", "`rollout.environment.kind`", "`verifiers:<environment>`; one environment per run"),
-        Row(
+        Entry("`orchestrator.env`", "`rollout.environment.kind`", "`verifiers:<environment>`; one environment per run"),
+        Entry(
             "`orchestrator.buffer.online_difficulty_filtering`",
             "`algorithm.dynamic_sampling.enabled`",
             "theirs drops groups with a mean reward of 0 or 1, ours drops groups whose rewards are all the same",
         ),
-        Row(
+        Entry(
             "`trainer.loss.import_path`, `trainer.loss.kwargs`",
             "`algorithm.loss.import_path`, `algorithm.loss.args`",
             "with `algorithm.loss.kind: custom`; `module:callable` here",
@@ -66,7 +68,7 @@ PRIME_RL = Table(
                 "with `algorithm.loss.kind: custom`",
             ),
         ),
-        Row(
+        Entry(
             "`orchestrator.advantage.import_path`, `orchestrator.advantage.kwargs`",
             "`algorithm.advantage.import_path`, `algorithm.advantage.args`",
             "with `algorithm.advantage.kind: custom`; `module:callable` here",
@@ -75,50 +77,50 @@ PRIME_RL = Table(
                 "with `algorithm.advantage.kind: custom`",
             ),
         ),
-        Row(
+        Entry(
             "`trainer.optim.lr`, `trainer.optim.weight_decay`, `trainer.optim.max_norm`",
             "`training.optimizer.lr`, `training.optimizer.weight_decay`, `training.optimizer.max_grad_norm`",
             "AdamW is the only optimizer",
         ),
-        Row(
+        Entry(
             "`trainer.optim.betas1`, `trainer.optim.betas2`",
             "`training.optimizer.betas`",
             "one list with both values",
             for_each=True,
         ),
-        Row(
+        Entry(
             "`trainer.scheduler.type`, `trainer.scheduler.warmup_steps`",
             "`training.optimizer.schedule`, `training.optimizer.warmup_steps`",
         ),
-        Row(
+        Entry(
             "`trainer.scheduler.min_lr`",
             "`training.optimizer.final_lr_ratio`",
             "a learning rate there, a fraction of the peak here",
         ),
-        Row("`ckpt.interval`, `ckpt.keep_last`", "`checkpoint.every_steps`, `checkpoint.keep_latest`"),
-        Row("`ckpt.resume_step`", "`penstock resume RUN_DIR`", "`--checkpoint step_N` picks an older one"),
-        Row(
+        Entry("`ckpt.interval`, `ckpt.keep_last`", "`checkpoint.every_steps`, `checkpoint.keep_latest`"),
+        Entry("`ckpt.resume_step`", "`penstock resume RUN_DIR`", "`--checkpoint step_N` picks an older one"),
+        Entry(
             "`orchestrator.eval.interval`, `orchestrator.eval.num_examples`, "
             "`orchestrator.eval.rollouts_per_example`, `orchestrator.eval.eval_base_model`",
             "`eval.every_steps`, `data.eval_size`, `eval.samples_per_prompt`, `eval.at_start`",
         ),
-        Row("`wandb.project`, `wandb.name`", "`observe.wandb.project`, `observe.wandb.name`"),
-        Row("`trainer.metrics_server`", "`observe.prometheus: {}`"),
-        Row("`output_dir`", "`run_dir`"),
+        Entry("`wandb.project`, `wandb.name`", "`observe.wandb.project`, `observe.wandb.name`"),
+        Entry("`trainer.metrics_server`", "`observe.prometheus: {}`"),
+        Entry("`output_dir`", "`run_dir`"),
     ),
 )
 
 AREAL = Table(
     "AReaL",
     (
-        Row(
+        Entry(
             "`rollout.max_head_offpolicyness`",
             "`staleness.max_staleness`",
             "with `staleness.policy: windowed`; 0 is `on_policy`",
         ),
-        Row("`rollout.max_concurrent_rollouts`", "`rollout.max_inflight_groups`"),
-        Row("`actor.use_decoupled_loss`", "`algorithm.correction.kind: decoupled`"),
-        Row(
+        Entry("`rollout.max_concurrent_rollouts`", "`rollout.max_inflight_groups`"),
+        Entry("`actor.use_decoupled_loss`", "`algorithm.correction.kind: decoupled`"),
+        Entry(
             "`actor.behave_imp_weight_cap`",
             "`algorithm.correction.cap`",
             "5.0 by default there, no cap here; `token_mask` is their default mode and our only one",

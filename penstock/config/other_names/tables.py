@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from penstock.config.other_names import nemo_rl, trl, verl
 from penstock.config.other_names.common import COMMON
+from penstock.config.other_names.entries import Defaults, Entry, Table
 from penstock.config.other_names.ours import BEFORE, RENAMED_VALUES
 from penstock.config.other_names.prime_rl import AREAL, PRIME_RL
-from penstock.config.other_names.rows import Defaults, Row, Table
 
 _PARTS = ("model", "generation", "algorithm", "staleness", "records")
 
 
 def _renamed() -> Table:
-    """What was called otherwise in Penstock itself, as rows."""
-    rows = [Row(f"`{old}`", f"`{now}`", _values(now)) for old, now in BEFORE.items()]
-    return Table("before", tuple(rows))
+    """What was called otherwise in Penstock itself, as entries."""
+    entries = [Entry(f"`{old}`", f"`{now}`", _values(now)) for old, now in BEFORE.items()]
+    return Table("before", tuple(entries))
 
 
 def _values(key: str) -> str:

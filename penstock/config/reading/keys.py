@@ -11,15 +11,15 @@ from penstock.config.sections.base import Section
 
 
 @dataclass(frozen=True)
-class Place:
+class KeySpec:
     """What may stand at a key: one section, one of several (told apart by the setting `tag`), or a value."""
 
     annotation: Any
     sections: tuple[type[Section], ...] = ()
 
     @classmethod
-    def of(cls, annotation: Any) -> Place:
-        """The place a field with this annotation makes."""
+    def of(cls, annotation: Any) -> KeySpec:
+        """What a field with this annotation allows."""
         return cls(annotation, tuple(t for t in members_of(annotation) if _is_section(t)))
 
     @property
@@ -43,11 +43,11 @@ class Place:
         return any(get_origin(t) in (list, tuple) for t in members_of(self.annotation))
 
     @property
-    def element(self) -> Place | None:
+    def element(self) -> KeySpec | None:
         """What stands at each place of a list of sections; None for anything else."""
         for member in members_of(self.annotation):
             if get_origin(member) is list and _is_section(get_args(member)[0]):
-                return Place.of(get_args(member)[0])
+                return KeySpec.of(get_args(member)[0])
         return None
 
     @property
@@ -63,11 +63,11 @@ class Place:
         """The sections of a choice by the name that selects them."""
         return {kind_of(section): section for section in self.sections}
 
-    def below(self, name: str) -> Place | None:
-        """The place `name` has in here, in the first section that knows it."""
+    def below(self, name: str) -> KeySpec | None:
+        """What may stand at `name` in here, in the first section that knows it."""
         for section in self.sections:
             if name in section.model_fields:
-                return Place.of(section.model_fields[name].annotation)
+                return KeySpec.of(section.model_fields[name].annotation)
         return None
 
 
@@ -82,7 +82,7 @@ class Location:
     key: str
     prefix: str
     name: str
-    place: Place | None
+    spec: KeySpec | None
     holder: type[Section] | None
     alternatives: dict[str, type[Section]]
     tag: str
@@ -91,34 +91,34 @@ class Location:
 def locate(root: type[Section], loc: Sequence[str | int]) -> Location:
     """Follow pydantic's error location through the models, leaving out the union tags it puts in."""
     names: list[str] = []
-    place: Place | None = Place((), (root,))
+    spec: KeySpec | None = KeySpec((), (root,))
     holder: type[Section] | None = None
     alternatives: dict[str, type[Section]] = {}
     tag = ""
     for part in loc:
-        if place is not None and place.is_choice:
-            alternatives = place.kinds()
-            tag = place.tag
+        if spec is not None and spec.is_choice:
+            alternatives = spec.kinds()
+            tag = spec.tag
             chosen = alternatives[str(part)]
-            place = Place(chosen, (chosen,))
+            spec = KeySpec(chosen, (chosen,))
             continue
         if part == "[key]":
             continue
-        if place is not None and place.sections:
-            holder = place.sections[0]
+        if spec is not None and spec.sections:
+            holder = spec.sections[0]
             if holder not in alternatives.values():
                 alternatives = {}
-            place = place.below(str(part))
-        elif place is not None and isinstance(part, int) and place.element is not None:
-            holder, place = None, place.element
+            spec = spec.below(str(part))
+        elif spec is not None and isinstance(part, int) and spec.element is not None:
+            holder, spec = None, spec.element
         else:
-            holder, place = None, None
+            holder, spec = None, None
         names.append(str(part))
     return Location(
         key=dotted(names),
         prefix=dotted(names[:-1]),
         name=names[-1] if names else "",
-        place=place,
+        spec=spec,
         holder=holder,
         alternatives=alternatives,
         tag=tag,
@@ -153,7 +153,7 @@ def all_keys(section: type[Section], prefix: str = "") -> Iterator[str]:
     for name, field in section.model_fields.items():
         key = join(prefix, name)
         yield key
-        for child in Place.of(field.annotation).sections:
+        for child in KeySpec.of(field.annotation).sections:
             yield from all_keys(child, key)
 
 
@@ -162,7 +162,7 @@ def required_keys(section: type[Section], prefix: str) -> Iterator[tuple[str, st
     for name, field in section.model_fields.items():
         if not field.is_required():
             continue
-        children = Place.of(field.annotation).sections
+        children = KeySpec.of(field.annotation).sections
         if len(children) == 1:
             yield from required_keys(children[0], join(prefix, name))
         else:

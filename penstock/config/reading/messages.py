@@ -1,4 +1,4 @@
-"""Pydantic's findings as lines a person can act on: the dotted key, the reason, the nearest valid name."""
+"""Pydantic's errors as lines a person can act on: the dotted key, the reason, the nearest valid name."""
 
 from __future__ import annotations
 
@@ -75,15 +75,15 @@ def _lines(details: ErrorDetails, root: type[Section]) -> Iterator[str]:
         yield from _missing(where, value, locate(root, details["loc"][:-1]))
     elif kind in ("union_tag_invalid", "union_tag_not_found"):
         yield from _wrong_kind(where, value)
-    elif kind in ("model_type", "model_attributes_type", "dict_type") and where.place and where.place.sections:
+    elif kind in ("model_type", "model_attributes_type", "dict_type") and where.spec and where.spec.sections:
         yield f"{where.key}: {_not_a_section(where, value)}"
     else:
         yield f"{where.key}: {_wrong_value(kind, value, context, where, details['msg'])}"
 
 
 def _wrong_value(kind: str, value: Any, context: dict[str, Any], where: Location, message: str) -> str:
-    if kind == "literal_error" and where.place:
-        names = [str(name) for name in _literal_names(where.place.annotation)]
+    if kind == "literal_error" and where.spec:
+        names = [str(name) for name in _literal_names(where.spec.annotation)]
         now = RENAMED_VALUES.get(where.key, {}).get(value) if isinstance(value, str) else None
         return f"`{value}` is `{now}` here" if now else unknown_name(value, names, where.key)
     if kind in _BOUNDS:
@@ -147,11 +147,11 @@ def _extra(where: Location, value: Any, root: type[Section]) -> Iterator[str]:
 
 
 def _missing(where: Location, value: Any, around: Location) -> Iterator[str]:
-    if where.holder is None and around.place:  # an element of a list of fixed length
-        yield f"{around.key}: takes {len(get_args(around.place.annotation))} values, got {len(value)}"
+    if where.holder is None and around.spec:  # an element of a list of fixed length
+        yield f"{around.key}: takes {len(get_args(around.spec.annotation))} values, got {len(value)}"
         return
-    if where.place and len(where.place.sections) == 1:
-        for key, description in required_keys(where.place.sections[0], where.key):
+    if where.spec and len(where.spec.sections) == 1:
+        for key, description in required_keys(where.spec.sections[0], where.key):
             yield _required(key, description)
         return
     fields = where.holder.model_fields if where.holder else {}
@@ -163,8 +163,8 @@ def _required(key: str, description: str) -> str:
 
 
 def _wrong_kind(where: Location, value: Any) -> Iterator[str]:
-    assert where.place is not None
-    kinds, tag = list(where.place.kinds()), where.place.tag
+    assert where.spec is not None
+    kinds, tag = list(where.spec.kinds()), where.spec.tag
     key = join(where.key, tag)
     if isinstance(value, dict) and tag not in value:
         old = {full: below for name, below in value.items() if (full := join(where.key, str(name))) in RENAMED}
@@ -177,12 +177,12 @@ def _wrong_kind(where: Location, value: Any) -> Iterator[str]:
 
 
 def _not_a_section(where: Location, value: Any) -> str:
-    assert where.place is not None
-    if where.place.is_choice:
-        kinds, tag = ", ".join(where.place.kinds()), where.place.tag
-        example = f"{{{tag}: {value}}}" if value in list(where.place.kinds()) else f"{{{tag}: ...}}"
+    assert where.spec is not None
+    if where.spec.is_choice:
+        kinds, tag = ", ".join(where.spec.kinds()), where.spec.tag
+        example = f"{{{tag}: {value}}}" if value in list(where.spec.kinds()) else f"{{{tag}: ...}}"
         return f"expected a section such as {example} with one of {kinds}, got {show(value)}"
-    names = ", ".join(where.place.sections[0].model_fields)
+    names = ", ".join(where.spec.sections[0].model_fields)
     if value is None:
         return f"is empty; remove it, or set some of {names}"
     return f"expected a section with some of {names}, got {show(value)}"

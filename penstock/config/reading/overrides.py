@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from penstock.config.reading.keys import Place
+from penstock.config.reading.keys import KeySpec
 from penstock.config.reading.messages import show
 from penstock.config.reading.yaml_dialect import parse_yaml
 from penstock.config.reading.yaml_limits import DialectError
@@ -50,37 +50,37 @@ def _parse(override: str, root: type[Section]) -> tuple[list[str], Any]:
             f"{cut(override, 100)}: has an empty name before the '='; write for example training.max_steps=100"
         )
     key = ".".join(names)
-    place = _place(names, root)
+    spec = _spec(names, root)
     if not text.strip():
         raise _OverrideProblem(f"{key}: has no value; write {key}=null to unset it")
     try:
         value = parse_yaml(text)
     except yaml.YAMLError as error:
-        if place is None or not place.takes_text:
+        if spec is None or not spec.takes_text:
             reason = f": {error.problem}" if isinstance(error, DialectError) else ""
             raise _OverrideProblem(f"{key}: the value {show(text)} is not valid YAML{reason}") from None
         value = text
-    if place is not None and place.takes_text and value is not None and not isinstance(value, str):
+    if spec is not None and spec.takes_text and value is not None and not isinstance(value, str):
         value = text
     return names, value
 
 
-def _place(names: Sequence[str], root: type[Section]) -> Place | None:
+def _spec(names: Sequence[str], root: type[Section]) -> KeySpec | None:
     """What the models have at the key; None where they have nothing, or cannot say."""
-    place = Place((), (root,))
+    spec = KeySpec((), (root,))
     for depth, name in enumerate(names):
-        if not place.sections:
-            if place.is_mapping:
+        if not spec.sections:
+            if spec.is_mapping:
                 return None
             above, key = ".".join(names[:depth]), ".".join(names)
-            if place.is_list:
+            if spec.is_list:
                 raise _OverrideProblem(f"{key}: {above} is a list; give it as a whole, {above}=[...]")
             raise _OverrideProblem(f"{key}: {above} is a single value, not a section")
-        below = place.below(name)
+        below = spec.below(name)
         if below is None:
             return None
-        place = below
-    return place
+        spec = below
+    return spec
 
 
 def _set(data: dict[str, Any], names: Sequence[str], value: Any) -> None:

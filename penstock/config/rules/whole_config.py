@@ -49,6 +49,10 @@ def idle_settings(config: RunConfig) -> dict[str, str]:
         )
     if config.rollout.replay_from is not None:
         idle["runtime.engine_process"] = "has no effect without an engine (rollout.replay_from); remove it"
+    if config.runtime.restarts and config.checkpoint.every_steps is None and config.checkpoint.every_minutes is None:
+        idle["runtime.restarts"] = (
+            "has no effect without checkpoints to go back to; set checkpoint.every_steps or checkpoint.every_minutes"
+        )
     if config.training.backend == "none":
         idle["runtime.trainer_process"] = "has no effect without a trainer (training.backend = none); remove it"
     if config.training.optimizer.schedule == "constant":

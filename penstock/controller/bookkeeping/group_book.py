@@ -18,7 +18,7 @@ from penstock.controller.failures.redispatches import RedispatchLimit
 from penstock.controller.parts import Parts
 from penstock.data_plane.meta import KVBatchMeta
 from penstock.errors import TooManyDrops
-from penstock.observe.group_lives import GroupEnd, Phase
+from penstock.observe.group_lives import GroupEnd, GroupPhase
 from penstock.rollout.manager import PushedGroup
 from penstock.rollout.prompts import PromptVisit
 
@@ -100,7 +100,7 @@ class GroupBook:
 
     def rest(self, group_id: str, cause: str, **facts: Any) -> None:
         """A group's attempt failed; it keeps its place until `retry`."""
-        visit = self._groups.enter(group_id, Phase.RESTING)
+        visit = self._groups.enter(group_id, GroupPhase.RESTING)
         facts |= {"group_id": group_id, "prompt_id": visit.prompt.prompt_id, "cause": cause}
         do_all(
             partial(self._events.emit, "rollout_retried", **facts),
@@ -116,9 +116,9 @@ class GroupBook:
 
     def commit(self, group_id: str, pushed: PushedGroup) -> None:
         """The group's rows are in the data plane."""
-        self._groups.require_next(group_id, Phase.READY)
+        self._groups.require_next(group_id, GroupPhase.READY)
         self._buffer.commit(group_id, pushed.meta, pushed.end_version)
-        self._groups.enter(group_id, Phase.READY)
+        self._groups.enter(group_id, GroupPhase.READY)
         self.committed += 1
         self._trace.committed(group_id, pushed)
 
@@ -126,7 +126,7 @@ class GroupBook:
         """Take up to `max_groups` groups for the step that is being filled."""
         slots = self._buffer.select(max_groups)
         for slot in slots:
-            self._groups.enter(slot.group_id, Phase.TRAINING)
+            self._groups.enter(slot.group_id, GroupPhase.TRAINING)
         self._trace.selected(slots, self._ends.step)
         return slots
 
@@ -225,7 +225,7 @@ class GroupBook:
         self._given_out, self.committed = state.groups, state.committed
         for slot in self._buffer.slots(SlotState.READY):
             visit = self._ledger.visit_at(state.ready[slot.group_id])
-            self._groups.begin(slot.group_id, visit, Phase.READY)
+            self._groups.begin(slot.group_id, visit, GroupPhase.READY)
             self._trace.dispatched(visit, slot)
         ready = set(state.ready.values())
         self._work.restore(visit for visit in self._ledger.open_visits() if visit.position not in ready)

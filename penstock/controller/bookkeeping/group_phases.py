@@ -6,21 +6,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from penstock.errors import GroupStateError
-from penstock.observe.group_lives import GroupEnd, Phase
+from penstock.observe.group_lives import GroupEnd, GroupPhase
 from penstock.rollout.prompts import PromptVisit
 
-NEXT: Mapping[Phase, frozenset[Phase]] = {
-    Phase.GENERATING: frozenset({Phase.RESTING, Phase.READY}),
-    Phase.RESTING: frozenset(),
-    Phase.READY: frozenset({Phase.TRAINING}),
-    Phase.TRAINING: frozenset(),
+NEXT: Mapping[GroupPhase, frozenset[GroupPhase]] = {
+    GroupPhase.GENERATING: frozenset({GroupPhase.RESTING, GroupPhase.READY}),
+    GroupPhase.RESTING: frozenset(),
+    GroupPhase.READY: frozenset({GroupPhase.TRAINING}),
+    GroupPhase.TRAINING: frozenset(),
 }
 """The phases that may follow each phase."""
-ENDS: Mapping[Phase, frozenset[GroupEnd]] = {
-    Phase.GENERATING: frozenset({GroupEnd.ABORTED, GroupEnd.DROPPED, GroupEnd.OVERLONG, GroupEnd.RUN_ENDED}),
-    Phase.RESTING: frozenset({GroupEnd.RETRIED, GroupEnd.RUN_ENDED}),
-    Phase.READY: frozenset({GroupEnd.EVICTED}),
-    Phase.TRAINING: frozenset({GroupEnd.TRAINED, GroupEnd.FILTERED, GroupEnd.ABANDONED}),
+ENDS: Mapping[GroupPhase, frozenset[GroupEnd]] = {
+    GroupPhase.GENERATING: frozenset({GroupEnd.ABORTED, GroupEnd.DROPPED, GroupEnd.OVERLONG, GroupEnd.RUN_ENDED}),
+    GroupPhase.RESTING: frozenset({GroupEnd.RETRIED, GroupEnd.RUN_ENDED}),
+    GroupPhase.READY: frozenset({GroupEnd.EVICTED}),
+    GroupPhase.TRAINING: frozenset({GroupEnd.TRAINED, GroupEnd.FILTERED, GroupEnd.ABANDONED}),
 }
 """The ends that a group may come to in each phase. A group that is ready when the run ends stays so: it belongs to the
 last checkpoint."""
@@ -29,7 +29,7 @@ last checkpoint."""
 @dataclass(frozen=True)
 class _Group:
     visit: PromptVisit
-    phase: Phase
+    phase: GroupPhase
 
 
 class GroupPhases:
@@ -55,17 +55,17 @@ class GroupPhases:
         """The visit of a living group."""
         return self._alive(group_id).visit
 
-    def phase(self, group_id: str) -> Phase:
+    def phase(self, group_id: str) -> GroupPhase:
         """The phase of a living group."""
         return self._alive(group_id).phase
 
-    def begin(self, group_id: str, visit: PromptVisit, phase: Phase = Phase.GENERATING) -> None:
+    def begin(self, group_id: str, visit: PromptVisit, phase: GroupPhase = GroupPhase.GENERATING) -> None:
         """A group begins its life; in another phase only if it comes from a checkpoint."""
         if group_id in self._groups:
             raise GroupStateError(f"group {group_id} cannot begin: it is {self._groups[group_id].phase.value} already")
         self._groups[group_id] = _Group(visit, phase)
 
-    def require_next(self, group_id: str, phase: Phase) -> PromptVisit:
+    def require_next(self, group_id: str, phase: GroupPhase) -> PromptVisit:
         """Raise unless the group may enter `phase`."""
         group = self._alive(group_id)
         if phase not in NEXT[group.phase]:
@@ -79,7 +79,7 @@ class GroupPhases:
             raise GroupStateError(f"group {group_id} cannot end {how.value}: it is {group.phase.value}")
         return group.visit
 
-    def enter(self, group_id: str, phase: Phase) -> PromptVisit:
+    def enter(self, group_id: str, phase: GroupPhase) -> PromptVisit:
         """The group moves to its next phase."""
         visit = self.require_next(group_id, phase)
         self._groups[group_id] = _Group(visit, phase)

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 
 from penstock.config.sections.rollout import FailureConfig
 from penstock.controller.failures.classify import describe
+from penstock.controller.failures.losses import loss_in
 from penstock.controller.parts import Parts
 from penstock.controller.pumps.weight_sync import WeightSync
 from penstock.rollout.fleet import Rank, RankState
@@ -77,7 +78,9 @@ class EngineCare:
         unfinished = (RankState.STALE, RankState.PAUSED)
         try:
             await self._sync.refresh(rank)
-        except Exception as error:  # noqa: BLE001 - told, and counted as a death
+        except Exception as error:
+            if loss_in(error) is not None:
+                raise
             if rank.state in unfinished:
                 rank.died(error)
             self._not_replaced(rank, describe(error))

@@ -12,9 +12,10 @@ from penstock.controller.bookkeeping.pump_trace import PumpTrace
 from penstock.controller.bookkeeping.work_queue import WorkQueue
 from penstock.controller.failures.causes import FailureCauses
 from penstock.controller.failures.classify import Attempts, classify, describe, retry_delay
+from penstock.controller.failures.losses import loss_in
 from penstock.controller.parts import Parts
 from penstock.controller.pumps.in_flight import InFlight
-from penstock.errors import EngineError, FailureKind, OverlongData, OverlongPrompt, RecordError
+from penstock.errors import DataPlaneFull, EngineError, FailureKind, OverlongData, OverlongPrompt, RecordError
 from penstock.rollout.prompts import PromptVisit
 
 _NOT_SKIPPED = {
@@ -101,7 +102,7 @@ class RolloutPump:
                 failure = await self._attempt(visit, slot)
                 if failure is None:
                     return
-                self._raise_without_engine(failure)
+                self._raise_hopeless(failure)
                 if isinstance(failure, OverlongPrompt):
                     self._skip_overlong(visit, slot, failure)
                     return
@@ -123,8 +124,10 @@ class RolloutPump:
             finally:
                 self._in_flight.left()
 
-    def _raise_without_engine(self, failure: Exception) -> None:
-        """If every engine is gone, no attempt can succeed: that ends the run, and no prompt is blamed for it."""
+    def _raise_hopeless(self, failure: Exception) -> None:
+        """If all engines or the data plane are gone, no attempt can succeed: the run ends, and no prompt is blamed."""
+        if loss_in(failure) is not None:
+            raise failure
         if self._engines.is_lost:
             names = ", ".join(rank.name for rank in self._engines.ranks)
             raise EngineError(f"no engine is left to generate ({names}): {failure}") from failure
@@ -138,8 +141,8 @@ class RolloutPump:
         if task.cancelled():
             return RuntimeError("the rollout was cancelled by its own environment or engine")
         error = task.exception()
-        # A write error of the run itself is not a prompt's failure: the next one could not be written either.
-        if error is None or (isinstance(error, Exception) and not isinstance(error, RecordError)):
+        # Neither is a prompt's failure: the next one could not be recorded, or put, either.
+        if error is None or (isinstance(error, Exception) and not isinstance(error, RecordError | DataPlaneFull)):
             return error
         raise error
 

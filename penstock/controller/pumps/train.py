@@ -68,11 +68,18 @@ class TrainPump:
         """Whether trainer and controller agree on where they are: no step is open, or was left half-way."""
         self.waiting_for = "start"
         """For diagnosis: what the pump waits for now."""
+        self.waits_for_groups = False
+        """Whether it waits for groups that the sampler lets it select, and clears nothing meanwhile."""
 
     @property
     def chunks_trained(self) -> int:
         """Chunks that were trained in finished steps and the open one."""
         return self._chunks_before + (self._open.chunks_trained if self._open else 0)
+
+    @property
+    def open_groups(self) -> set[str]:
+        """Groups of the open step: their rows are cleared when it ends."""
+        return {slot.group_id for slot in self._open.slots} if self._open else set()
 
     async def run(self) -> str:
         """Train until there is nothing left; says why it ended."""
@@ -179,9 +186,11 @@ class TrainPump:
         before = time.monotonic()
         enough = asyncio.create_task(self._buffer.wait_selectable(wanted, or_evictable=True))
         shrunk = asyncio.create_task(self._drops.changed.wait())
+        self.waits_for_groups = True
         try:
             await asyncio.wait({enough, shrunk}, return_when=asyncio.FIRST_COMPLETED)
         finally:
+            self.waits_for_groups = False
             enough.cancel()
             shrunk.cancel()
         step.stats.times.exposed += time.monotonic() - before

@@ -66,6 +66,8 @@ class WeightSync:
         """Set by `end_of_run`."""
         self.waiting_for = "a finished step"
         """For diagnosis: what the sync waits for now."""
+        self.drains = False
+        """Whether it waits for running groups to end."""
 
     def end_of_run(self) -> None:
         """The run is being stopped: stop waiting for running groups; they will be cancelled."""
@@ -138,6 +140,7 @@ class WeightSync:
 
     async def _drained(self) -> bool:
         self.waiting_for = "running groups to end (weight_sync.mode = drain)"
+        self.drains = True
         self._track.switch("waiting for running groups to end")
         drained = asyncio.create_task(self._in_flight.drain())
         ending = asyncio.create_task(self.run_is_ending.wait())
@@ -148,6 +151,7 @@ class WeightSync:
         finally:
             drained.cancel()
             ending.cancel()
+            self.drains = False
             self.waiting_for = "a finished step"
             self._track.switch(None)
             await self._hold()

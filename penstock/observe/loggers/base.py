@@ -49,7 +49,11 @@ class Logger(Protocol):
         """Begin; the result says where a person finds what is logged. Raises `SetupError` if it cannot."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Metrics of a step; those of an evaluation come in a separate call, with the step they belong to."""
+        """Metrics of a step; those of an evaluation come in a separate call, with the step they belong to.
+
+        Steps come in order, but for a run that goes back to a checkpoint by itself (`runtime.restarts`): those after it
+        come again.
+        """
 
     def summary(self, outcome: Outcome, values: Mapping[str, Any]) -> None:
         """How the run ended: the content of `summary.json`."""

@@ -24,6 +24,7 @@ class TensorboardLogger:
 
     def __init__(self, config: TensorboardConfig) -> None:
         self._config = config
+        self._step = 0
 
     def start(self, run: RunInfo) -> str:
         """Open an event file and write the settings."""
@@ -42,9 +43,12 @@ class TensorboardLogger:
         return str(folder)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """One event with all scalars of the step."""
-        from tensorboard.compat.proto import summary_pb2
+        """One event with all scalars of the step; if it comes again, TensorBoard drops what it had from there on."""
+        from tensorboard.compat.proto import event_pb2, summary_pb2
 
+        if step < self._step:
+            self._write(step=step, session_log=event_pb2.SessionLog(status=event_pb2.SessionLog.START))
+        self._step = step
         value = summary_pb2.Summary.Value
         self._write_values([value(tag=key, simple_value=number) for key, number in metrics.items()], step)
 

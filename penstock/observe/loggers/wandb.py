@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 from penstock.config.sections.observe import WandbConfig
@@ -21,7 +22,8 @@ class WandbLogger:
     """History by step, the settings as its config, the summary as its summary.
 
     The run is its own object: `wandb.run` and the package's other globals are left unchanged. Code, git state, machine,
-    installed packages and console output are not collected.
+    installed packages and console output are not collected. A history takes no earlier step: when the steps after a
+    checkpoint come again, another run of the same name has them, as after a resume.
     """
 
     name = "wandb"
@@ -29,25 +31,29 @@ class WandbLogger:
     def __init__(self, config: WandbConfig) -> None:
         self._config = config
         self._exit_code = 1
+        self._step = 0
 
     def start(self, run: RunInfo) -> str:
         """Begin a run; online only with credentials that the server accepts."""
         # Read by the helper process, which lives as long as this one: crash reports are not sent.
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
-        with environment(WANDB_SILENT="true", WANDB_CACHE_DIR=str(run.folder.absolute() / "wandb" / "cache")):
+        with _quiet(run):
             with needs("observe.wandb", "wandb>=0.31"):
-                import wandb
+                import wandb  # noqa: F401
             run.folder.mkdir(parents=True, exist_ok=True)
             if self._config.mode == "online":
                 _log_in()
-            excepthook = sys.excepthook
-            self._run = wandb.init(config=dict(run.settings), settings=self._settings(run))
-            # Its own hook prints every traceback once more; `summary` reports how the run ended.
-            sys.excepthook = excepthook
+            self._info = run
+            self._begin()
         return str(self._run.url) if self._config.mode == "online" else str(os.path.dirname(self._run.dir))
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """A row of the history; an evaluation adds its values to the row of its step."""
+        if step < self._step:
+            self._run.finish(exit_code=_EXIT_CODES[Outcome.FAILED])
+            with _quiet(self._info):
+                self._begin()
+        self._step = step
         self._run.log(dict(metrics), step=step)
 
     def summary(self, outcome: Outcome, values: Mapping[str, Any]) -> None:
@@ -58,6 +64,14 @@ class WandbLogger:
     def close(self) -> None:
         """End the run."""
         self._run.finish(exit_code=self._exit_code)
+
+    def _begin(self) -> None:
+        import wandb
+
+        excepthook = sys.excepthook
+        self._run = wandb.init(config=dict(self._info.settings), settings=self._settings(self._info))
+        # Its own hook prints every traceback once more; `summary` reports how the run ended.
+        sys.excepthook = excepthook
 
     def _settings(self, run: RunInfo) -> Any:
         import wandb
@@ -83,6 +97,10 @@ class WandbLogger:
             finish_timeout=_FINISH_SECONDS,
             finish_timeout_raises=True,
         )
+
+
+def _quiet(run: RunInfo) -> AbstractContextManager[None]:
+    return environment(WANDB_SILENT="true", WANDB_CACHE_DIR=str(run.folder.absolute() / "wandb" / "cache"))
 
 
 def check_mode() -> None:

@@ -8,18 +8,12 @@ from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
+from penstock.observe.events import EmitEvent
 from penstock.observe.loggers.base import Logger, Outcome, RunInfo
 
 _log = logging.getLogger(__name__)
-
-
-class Report(Protocol):
-    """Reports an event; called from any thread."""
-
-    def __call__(self, event: str, /, **fields: Any) -> None:
-        """Record it."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +41,7 @@ class LoggerThread:
     once and hangs, 2 is pushed out by 4: `dropped` is 1, and the loop that queued them has not waited.
     """
 
-    def __init__(self, logger: Logger, report: Report, capacity: int) -> None:
+    def __init__(self, logger: Logger, report: EmitEvent, capacity: int) -> None:
         self.name = logger.name
         self.dropped = 0
         self._logger = logger

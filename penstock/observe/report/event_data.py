@@ -99,6 +99,9 @@ class EventTally:
                 tally.starts.append(event)
                 for known in tally.raised.values():
                     known.next_process()
+            elif name == "run_restarted":
+                for known in tally.raised.values():
+                    known.next_process()
             elif name == "run_failed":
                 tally.failed = event
             elif name == "run_ended":

@@ -42,6 +42,7 @@ def figures(data: RunData) -> dict[str, Any]:
         "timing/overlap_efficiency": _mean(data.values("timing/overlap_efficiency")),
         "staleness/lag_max": int(max(lags)) if lags else None,
         "failures": failed_attempts(data),
+        "restarts": data.events.count("run_restarted"),
     }
 
 
@@ -112,6 +113,7 @@ def _tiles(data: RunData, found: dict[str, Any]) -> list[Html]:
     of = f"of {planned:,}" if isinstance(planned, int) else ""
     trained = f"{short(found['throughput/trained_tokens_s'])} trained"
     lost = f"{counted(dropped, 'prompt')} dropped, {counted(total(data, Severity.WASTE), 'group')} wasted"
+    lost += f", {counted(found['restarts'], 'restart')}" if found["restarts"] else ""
     return [
         _tile("Steps", f"{found['steps']:,}", of, seconds(found["timing/elapsed_s"])),
         _tile(

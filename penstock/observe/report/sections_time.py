@@ -9,7 +9,7 @@ from penstock.observe.report.chart import LARGE, Line, Look, line_chart
 from penstock.observe.report.data import RunData
 from penstock.observe.report.markup import NOTHING, Html, join, tag
 from penstock.observe.report.sections_learning import section, trend, window_of
-from penstock.observe.report.stack import Layer, Row, binned, bins_of, stacked_bars, strip
+from penstock.observe.report.stack import Band, Layer, binned, bins_of, stacked_bars, strip
 from penstock.observe.report.thinning import smoothed, thinned
 from penstock.observe.report.tracks import overlap_timeline
 from penstock.observe.report.values import number
@@ -144,7 +144,7 @@ def staleness_section(data: RunData) -> Html:
     if largest == 0:
         return section("staleness", "Staleness", tag("p", "All groups had lag 0 in every step."), lead)
     rows = [
-        Row(_lag_label(lag, largest), binned([_share(lags, lag, largest) for lags in counts], bins))
+        Band(_lag_label(lag, largest), binned([_share(lags, lag, largest) for lags in counts], bins))
         for lag in range(min(largest, _MOST_LAGS) + 1)
     ]
     chart = strip("Groups by lag", bins, rows, note="share of each step's groups", what="lag")

@@ -107,21 +107,21 @@ def _readable(bins: Bins, layers: Sequence[Layer], totals: Sequence[float], unit
 
 
 @dataclass(frozen=True)
-class Row:
-    """One row of a strip: its label and, for each bin, a share from 0 to 1."""
+class Band:
+    """One band of a strip: its label and, for each bin, a share from 0 to 1."""
 
     label: str
     shares: Sequence[float]
 
 
-def strip(title: str, bins: Bins, rows: Sequence[Row], *, note: str, what: str) -> Html:
+def strip(title: str, bins: Bins, bands: Sequence[Band], *, note: str, what: str) -> Html:
     """Cells as dark as their share is large; the first row is the lowest."""
     x_axis = bins.axis
-    height = HEIGHT / len(rows)
+    height = HEIGHT / len(bands)
     cells: list[Html] = []
-    for place, row in enumerate(rows):
+    for place, band in enumerate(bands):
         top = HEIGHT - (place + 1) * height
-        for k, share in enumerate(row.shares):
+        for k, share in enumerate(band.shares):
             if share > 0:
                 left, right = (WIDTH * x_axis.place(edge) for edge in bins.edges[k : k + 2])
                 cells.append(
@@ -136,23 +136,23 @@ def strip(title: str, bins: Bins, rows: Sequence[Row], *, note: str, what: str) 
                     )
                 )
     labels = join(
-        tag("span", row.label, style=f"top:{100 * (1 - (place + 0.5) / len(rows)):.2f}%")
-        for place, row in enumerate(rows)
+        tag("span", band.label, style=f"top:{100 * (1 - (place + 0.5) / len(bands)):.2f}%")
+        for place, band in enumerate(bands)
     )
     middles = [rounded((a + b) / 2, 8) for a, b in zip(bins.edges, bins.edges[1:], strict=False)]
     lines: list[dict[str, Any]] = [
-        {"name": f"{what} {row.label}", "colour": "c1", "y": [rounded(100 * share, 3) for share in row.shares]}
-        for row in reversed(rows)
+        {"name": f"{what} {band.label}", "colour": "c1", "y": [rounded(100 * share, 3) for share in band.shares]}
+        for band in reversed(bands)
     ]
     lines[0]["x"] = middles
-    means = [(row.label, sum(row.shares) / len(row.shares)) for row in rows]
+    means = [(band.label, sum(band.shares) / len(band.shares)) for band in bands]
     return figure(
         title,
         join(cells),
         x_axis,
         None,
         note=note,
-        size="strip" if len(rows) <= 6 else LARGE,
+        size="strip" if len(bands) <= 6 else LARGE,
         legend=[],
         spoken=f"{title}: " + ", ".join(f"{what} {label} {percent(mean)}" for label, mean in means),
         data={"low": bins.edges[0], "high": bins.edges[-1], "unit": "%", "hide_zero": True, "lines": lines},

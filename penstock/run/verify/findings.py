@@ -55,7 +55,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Row:
+class CheckResult:
     """A check and what it found."""
 
     check: Check
@@ -115,7 +115,7 @@ class VerifyReport:
 
     subject: Mapping[str, Any]
     """What was checked: model, dtype, device."""
-    rows: tuple[Row, ...]
+    rows: tuple[CheckResult, ...]
     seconds: float
     prompt: SeenPrompt | None = None
     """The first prompt of the run."""

@@ -24,7 +24,16 @@ from penstock.run.verify import (
     round_trip,
     weight_sync,
 )
-from penstock.run.verify.findings import Check, Finding, NotChecked, Row, SeenPrompt, Skipped, VerifyReport, raised
+from penstock.run.verify.findings import (
+    Check,
+    CheckResult,
+    Finding,
+    NotChecked,
+    SeenPrompt,
+    Skipped,
+    VerifyReport,
+    raised,
+)
 from penstock.run.verify.seen_prompt import first_prompt
 from penstock.run.verify.subject import Limits, Subject, built, sample, verifiable
 from penstock.runtime.loop import run_loop
@@ -87,7 +96,7 @@ class _Preflight:
         subject = {"model": self._config.model.path, "dtype": self._config.model.dtype, "device": device}
         return VerifyReport(subject, (*rest, first), time.monotonic() - started, self._prompt)
 
-    async def _with_model(self, *, may_fail: bool) -> list[Row]:
+    async def _with_model(self, *, may_fail: bool) -> list[CheckResult]:
         """The checks that need the run's parts; with `may_fail`, running out of memory meanwhile is no surprise."""
         self._notify("loading the model")
         try:
@@ -100,7 +109,7 @@ class _Preflight:
                 rows = [await self._row(check, partial(run, subject)) for check, run in self._checks]
                 return [replace(rows[0], seconds=sampled.seconds), *rows[1:]]
         except WeightSyncError as error:
-            failed = Row(weight_sync.WEIGHT_SYNC, raised(error), 0.0, repr(error))
+            failed = CheckResult(weight_sync.WEIGHT_SYNC, raised(error), 0.0, repr(error))
             rest = self._skipped("the engines could not load the trainer's weights")
             return [failed if row.check is failed.check else row for row in rest]
         except (MemoryError, torch.OutOfMemoryError) as error:
@@ -108,7 +117,7 @@ class _Preflight:
                 raise
             return self._skipped(f"memory ran out: {error}")
 
-    async def _row(self, check: Check, run: Callable[[], Awaitable[Finding]]) -> Row:
+    async def _row(self, check: Check, run: Callable[[], Awaitable[Finding]]) -> CheckResult:
         """Run a check in half of the remaining time; anything it raises becomes its row."""
         self._notify(f"checking: {check.title}")
         started = time.monotonic()
@@ -125,7 +134,7 @@ class _Preflight:
             finding = raised(NotChecked(text))
         except Exception as other:  # noqa: BLE001 - the row shows it, and the other checks still run
             error, finding = other, raised(other)
-        return Row(check, finding, time.monotonic() - started, None if error is None else repr(error))
+        return CheckResult(check, finding, time.monotonic() - started, None if error is None else repr(error))
 
-    def _skipped(self, reason: str) -> list[Row]:
-        return [Row(check, raised(Skipped(reason)), 0.0, reason) for check, _ in self._checks]
+    def _skipped(self, reason: str) -> list[CheckResult]:
+        return [CheckResult(check, raised(Skipped(reason)), 0.0, reason) for check, _ in self._checks]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from penstock.data_plane import fields
 from penstock.errors import PenstockError
-from penstock.rollout.rows import prompt_ids
+from penstock.rollout.sample_columns import prompt_ids
 from penstock.run.verify.findings import SeenPrompt
 from penstock.run.verify.subject import Subject
 

@@ -1,11 +1,11 @@
 """What a worker's process and its handle say to each other.
 
-handle to worker    Call(7, "step", ...)      and at the very first Build
-                    Cancel(7)                 nobody waits for call 7
-worker to handle    Answer(7, value, state)
+handle to worker    MethodCall(7, "step", ...)   and at the very first Build
+                    Cancel(7)                    nobody waits for call 7
+worker to handle    MethodResult(7, value, state)
                     Failure(7, error, state)
-                    Sign(state)               when the state changes, and as a sign of life
-                    Broken(cause)             its `state()` raised, and it ends
+                    Sign(state)                  when the state changes, and as a sign of life
+                    Broken(cause)                its `state()` raised, and it ends
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Build:
 
 @crosses
 @dataclass(frozen=True)
-class Call:
+class MethodCall:
     """Call a method."""
 
     number: int
@@ -55,7 +55,7 @@ class Cancel:
 
 @crosses
 @dataclass(frozen=True)
-class Answer:
+class MethodResult:
     """What a call returned."""
 
     number: int

@@ -23,12 +23,12 @@ from penstock.runtime.workers.messages import (
     BUILD,
     CLOSE,
     HEARTBEAT_SECONDS,
-    Answer,
     Broken,
     Build,
-    Call,
     Cancel,
     Failure,
+    MethodCall,
+    MethodResult,
 )
 from penstock.runtime.workers.spawn import WorkerProcess
 from penstock.runtime.workers.spec import Placement, WorkerSpec
@@ -187,7 +187,7 @@ class ProcessWorker(WorkerHandle):
     def _ask(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, _Reply]:
         reply: _Reply = Future()
         number = next(self._numbers)
-        content = framing.message(Call(number, method, args, kwargs))
+        content = framing.message(MethodCall(number, method, args, kwargs))
         with self._lock:
             if self._gone:
                 raise WorkerLost(self._gone)
@@ -243,7 +243,7 @@ class ProcessWorker(WorkerHandle):
     def _hear(self, message: Any) -> None:
         self._silence.heard()
         self._state = message.state
-        if not isinstance(message, Answer | Failure):
+        if not isinstance(message, MethodResult | Failure):
             return
         with self._lock:
             reply = self._open.pop(message.number, None)

@@ -22,12 +22,12 @@ from penstock.runtime.workers.messages import (
     BUILD,
     CLOSE,
     HEARTBEAT_SECONDS,
-    Answer,
     Broken,
     Build,
-    Call,
     Cancel,
     Failure,
+    MethodCall,
+    MethodResult,
     Sign,
 )
 from penstock.text import named_error
@@ -41,7 +41,7 @@ class _StateFailed(Exception):
     """The worker's `state()` raised, and the other side has been told."""
 
 
-class Server:
+class WorkerServer:
     """Serves one worker on one connection.
 
     The event loop only listens, answers and gives signs of life, and runs the worker's async methods; all else runs on
@@ -105,7 +105,7 @@ class Server:
             self._fail(number, error)
             return
         try:
-            self._send(Answer(number, value, self._state()))
+            self._send(MethodResult(number, value, self._state()))
         except _StateFailed:
             return  # nobody is answered any more: the worker is lost
         except Exception as error:  # noqa: BLE001 - the caller gets it
@@ -121,7 +121,7 @@ class Server:
             said = f"the call failed with {type(error).__name__}, which cannot be told: {type(problem).__name__}"
             self._send(Failure(number, WireError(said), self._told))
 
-    def _send(self, message: Answer | Failure | Sign) -> None:
+    def _send(self, message: MethodResult | Failure | Sign) -> None:
         framing.write(self._writer, message)
         self._told, self._told_at = message.state, time.monotonic()
 
@@ -136,7 +136,7 @@ class Server:
         finally:
             self._built.set()
 
-    async def _call(self, call: Call) -> Any:
+    async def _call(self, call: MethodCall) -> Any:
         await self._built.wait()  # wakes its waiters in the order in which they came
         if call.method == CLOSE:
             return await self._close()
@@ -187,7 +187,7 @@ class Server:
 
 async def _main(connection: int) -> None:
     reader, writer = await asyncio.open_connection(sock=socket.socket(fileno=connection))
-    await Server(writer).serve(reader)
+    await WorkerServer(writer).serve(reader)
     writer.close()
     with contextlib.suppress(OSError):
         await writer.wait_closed()

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from penstock.algorithms.losses import LossSum
 from penstock.algorithms.reduction import MetricParts
-from penstock.training.batching import Rows
+from penstock.training.batching import ChunkTokens
 from penstock.training.flops import FlopCounter
 from penstock.training.packing import PlanRule
 from penstock.weights.publication import WeightPublication, WeightSite
@@ -22,7 +22,7 @@ from penstock.weights.publication import WeightPublication, WeightSite
 class MicrobatchRows:
     """Rows that go through the model together; the backend lays them out for its own model."""
 
-    rows: Rows
+    rows: ChunkTokens
     """The chunk."""
     indices: tuple[int, ...]
     """Which of its rows."""

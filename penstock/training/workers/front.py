@@ -41,7 +41,7 @@ class WorkerTrainer(Trainer):
             ) from None
         except WorkerLost as lost:
             worker.kill()
-            raise SetupError(f"{lost}, before it was ready") from None
+            raise SetupError(f"{lost}, before it was ready") from TrainerLost(str(lost))
         except BaseException:
             worker.kill()
             raise

@@ -65,12 +65,12 @@ class ShmDataPlane(DataPlaneClient):
         await to_the_end(self._in_thread(self._write, plan, reserved))
 
     def get_samples(self, meta: KVBatchMeta, select_fields: Sequence[str]) -> SampleBatch:
-        places = self._link.find(meta.partition_id, meta.sample_ids, tuple(select_fields))
+        found = self._link.find(meta.partition_id, meta.sample_ids, tuple(select_fields))
         if not meta.sample_ids:
             schema = self._schema(meta.partition_id)
             schema.require_known(select_fields, meta.partition_id)
             return SampleBatch((), {name: schema.empty_column(name) for name in select_fields})
-        return SampleBatch(meta.sample_ids, {name: read_field(name, cells) for name, cells in places.items()})
+        return SampleBatch(meta.sample_ids, {name: read_field(name, runs) for name, runs in found.items()})
 
     def link_samples(self, meta: KVBatchMeta, select_fields: Sequence[str], partition_id: str) -> None:
         self._link.link_rows(meta.partition_id, meta.sample_ids, tuple(select_fields), partition_id)
@@ -148,7 +148,7 @@ class ShmDataPlane(DataPlaneClient):
             raise DataPlaneError(
                 f"no room for a put of {request.layout.size / 1e9:.3g} GB after {self._link.full_seconds:g} s: "
                 f"{withdrawn}. Rows are cleared once they are trained; raise data_plane.capacity_gb, or lower "
-                "buffer.max_buffered_groups. With weight_sync.mode drain, training waits for such puts in turn"
+                "buffer.max_buffered_groups"
             ) from None
         except WaitedTooLong:
             self._stop_waiting(future)

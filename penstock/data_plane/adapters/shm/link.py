@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol
 
+from penstock.data_plane.adapters.shm.buffers import Buffer, Reservation
 from penstock.data_plane.adapters.shm.messages import PutRequest
-from penstock.data_plane.adapters.shm.reading import Places, ReadBuffer
-from penstock.data_plane.adapters.shm.store import Buffer, Reservation, Store
+from penstock.data_plane.adapters.shm.reading import FieldRuns, ReadBuffer
+from penstock.data_plane.adapters.shm.store import Store
 from penstock.data_plane.field_spec import FieldSpec
 from penstock.data_plane.meta import KVBatchMeta
 from penstock.data_plane.schema import Schema
@@ -40,7 +41,7 @@ class Link(Protocol):
     def abandon(self, reserved: Any) -> None:
         """A put is not written after all."""
 
-    def find(self, partition_id: str, sample_ids: Sequence[str], names: Sequence[str]) -> Places:
+    def find(self, partition_id: str, sample_ids: Sequence[str], names: Sequence[str]) -> FieldRuns:
         """See `Store.find`; the buffers are this reader's until it drops all views of them."""
 
     def link_rows(self, partition_id: str, sample_ids: Sequence[str], names: Sequence[str], other_id: str) -> None:
@@ -88,7 +89,7 @@ class LocalLink:
         """See `Link`."""
         reserved.give_up_buffer()
 
-    def find(self, partition_id: str, sample_ids: Sequence[str], names: Sequence[str]) -> Places:
+    def find(self, partition_id: str, sample_ids: Sequence[str], names: Sequence[str]) -> FieldRuns:
         """See `Link`."""
         leased: dict[Buffer, ReadBuffer] = {}
 

@@ -91,7 +91,7 @@ class Room:
 
 @crosses
 @dataclass(frozen=True)
-class BufferPlace:
+class LeasedBuffer:
     """The buffer of an earlier put, leased to a reader until it releases it."""
 
     number: int
@@ -123,12 +123,12 @@ class RowRun:
 @crosses
 @dataclass(frozen=True)
 class Found:
-    """Where the fields of some rows lie. Fields that lie in the same places share an entry of `places`."""
+    """Where the fields of some rows lie. Fields that lie in the same places share an entry of `runs`."""
 
-    buffers: tuple[BufferPlace, ...]
-    places: tuple[tuple[RowRun, ...], ...]
+    buffers: tuple[LeasedBuffer, ...]
+    runs: tuple[tuple[RowRun, ...], ...]
     fields: dict[str, int]
-    """For each field, which of the places are its."""
+    """For each field, which of the runs are its."""
 
 
 class PutWithdrawn(DataPlaneError):

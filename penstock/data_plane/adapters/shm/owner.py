@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Callable
 
+from penstock.data_plane.adapters.shm.buffers import memory_for
 from penstock.data_plane.adapters.shm.client import ShmDataPlane
 from penstock.data_plane.adapters.shm.link import LocalLink
 from penstock.data_plane.adapters.shm.messages import ShmAddress, WhenFull
 from penstock.data_plane.adapters.shm.server import Server
-from penstock.data_plane.adapters.shm.store import Store, memory_for
+from penstock.data_plane.adapters.shm.store import Store
 from penstock.data_plane.client import DataPlaneOwner
+from penstock.data_plane.room import Jam
 from penstock.errors import DataPlaneError
 from penstock.runtime.memory import SharedMemory
 
@@ -55,6 +58,19 @@ class ShmOwner(ShmDataPlane, DataPlaneOwner):
             if self._server is None:
                 self._server = Server(self.store)
             return ShmAddress(self._server.socket_name, self._memory.address, self._link.full_seconds)
+
+    @property
+    def is_waited_for(self) -> bool:
+        return self.store.waiting_puts > 0
+
+    def jam(self, partition_id: str) -> Jam | None:
+        return self.store.jam(partition_id)
+
+    def when_full(self, listener: Callable[[], None]) -> None:
+        self.store.when_full = listener
+
+    def refuse_waiting(self, why: str) -> None:
+        self.store.refuse_waiting(why)
 
     def activity(self) -> str:
         """How full it is, and how many puts wait for room."""

@@ -24,10 +24,10 @@ class ReadBuffer:
         return ObjectColumn(tuple(layout.item(self.view, row) for row in rows)), range(len(rows))
 
 
-Places = Mapping[str, Sequence[tuple[ReadBuffer, Sequence[int]]]]
+FieldRuns = Mapping[str, Sequence[tuple[ReadBuffer, Sequence[int]]]]
 """For each field, where its rows are, in order: buffers, and indices of rows in each."""
 
 
-def read_field(name: str, places: Sequence[tuple[ReadBuffer, Sequence[int]]]) -> Column:
+def read_field(name: str, runs: Sequence[tuple[ReadBuffer, Sequence[int]]]) -> Column:
     """A field of at least one row: views of shared memory where rows are read as they were written, else a copy."""
-    return gather(name, [buffer.column(name, rows) for buffer, rows in places])
+    return gather(name, [buffer.column(name, rows) for buffer, rows in runs])

@@ -24,7 +24,7 @@ from penstock.data_plane.adapters.shm.messages import (
     ShmAddress,
     packed,
 )
-from penstock.data_plane.adapters.shm.reading import Places, ReadBuffer
+from penstock.data_plane.adapters.shm.reading import FieldRuns, ReadBuffer
 from penstock.data_plane.field_spec import FieldSpec
 from penstock.data_plane.meta import KVBatchMeta
 from penstock.data_plane.schema import Schema
@@ -102,10 +102,10 @@ class RemoteLink:
         self._tell("abandon", reserved.number)
         self._holds_less(1)
 
-    def find(self, partition_id: str, sample_ids: Sequence[str], names: Sequence[str]) -> Places:
+    def find(self, partition_id: str, sample_ids: Sequence[str], names: Sequence[str]) -> FieldRuns:
         """See `Link`."""
-        places: Places = self._call("find", partition_id, packed(sample_ids), tuple(names))
-        return places
+        found: FieldRuns = self._call("find", partition_id, packed(sample_ids), tuple(names))
+        return found
 
     def link_rows(self, partition_id: str, sample_ids: Sequence[str], names: Sequence[str], other_id: str) -> None:
         """See `Link`."""
@@ -206,16 +206,16 @@ class RemoteLink:
         else:
             future.set_result(value)
 
-    def _leased(self, found: Found) -> Places:
+    def _leased(self, found: Found) -> FieldRuns:
         buffers = []
-        for place in found.buffers:
-            view = self._memory[place.offset : place.offset + place.layout.size]
+        for buffer in found.buffers:
+            view = self._memory[buffer.offset : buffer.offset + buffer.layout.size]
             with self._lock:
                 self._holds += 1
-            weakref.finalize(view, self._to_send.put, place.number).atexit = False
-            buffers.append(ReadBuffer(view, place.layout))
-        places = [[(buffers[run.buffer], run.indices) for run in runs] for runs in found.places]
-        return {name: places[which] for name, which in found.fields.items()}
+            weakref.finalize(view, self._to_send.put, buffer.number).atexit = False
+            buffers.append(ReadBuffer(view, buffer.layout))
+        runs_of = [[(buffers[run.buffer], run.indices) for run in runs] for runs in found.runs]
+        return {name: runs_of[which] for name, which in found.fields.items()}
 
     def _send_all(self) -> None:
         """Send what is to be sent, and tell the owner what is no longer read, several buffers at a time."""

@@ -13,19 +13,20 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
+from penstock.data_plane.adapters.shm.buffers import Buffer, Reservation
 from penstock.data_plane.adapters.shm.layout import PutLayout
 from penstock.data_plane.adapters.shm.messages import (
     ONE_WAY,
     Answer,
-    BufferPlace,
     Call,
     Found,
+    LeasedBuffer,
     PutRequest,
     Room,
     RowRun,
     unpacked,
 )
-from penstock.data_plane.adapters.shm.store import Buffer, Reservation, Store
+from penstock.data_plane.adapters.shm.store import Store
 from penstock.data_plane.field_spec import FieldSpec
 from penstock.data_plane.index import Runs
 from penstock.data_plane.meta import KVBatchMeta, Tags
@@ -208,18 +209,18 @@ class _Connection:
 
     def _find(self, partition_id: str, sample_ids: str, names: tuple[str, ...]) -> Found:
         buffers: dict[Buffer, int] = {}
-        places: list[tuple[RowRun, ...]] = []
+        distinct: list[tuple[RowRun, ...]] = []
         fields: dict[str, int] = {}
         before: Runs[Buffer] | None = None
         for name, runs in self._store.find(partition_id, unpacked(sample_ids), names).items():
             if runs is not before:
-                places.append(tuple(RowRun.of(buffers.setdefault(b, len(buffers)), rows) for b, rows in runs))
+                distinct.append(tuple(RowRun.of(buffers.setdefault(b, len(buffers)), rows) for b, rows in runs))
                 before = runs
-            fields[name] = len(places) - 1
+            fields[name] = len(distinct) - 1
         for buffer in buffers:
             self._leases.setdefault(buffer.number, []).append(buffer)
-        found = tuple(BufferPlace(each.number, each.region.offset, each.layout) for each in buffers)
-        return Found(found, tuple(places), fields)
+        found = tuple(LeasedBuffer(each.number, each.region.offset, each.layout) for each in buffers)
+        return Found(found, tuple(distinct), fields)
 
     def _link_rows(self, partition_id: str, sample_ids: str, names: tuple[str, ...], other_id: str) -> None:
         self._store.link_rows(partition_id, unpacked(sample_ids), names, other_id)

@@ -9,64 +9,16 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 
-from penstock.data_plane.adapters.shm.layout import PutLayout
+from penstock.data_plane.adapters.shm.buffers import Buffer, Region, Reservation
 from penstock.data_plane.adapters.shm.messages import PutRequest, PutWithdrawn, WhenFull
 from penstock.data_plane.adapters.shm.space import Space, aligned
 from penstock.data_plane.claims import ClaimWithdrawn
 from penstock.data_plane.field_spec import FieldKind, FieldSpec
 from penstock.data_plane.index import RowIndex, Runs
 from penstock.data_plane.meta import KVBatchMeta
+from penstock.data_plane.room import Jam
 from penstock.data_plane.schema import Schema
-from penstock.errors import DataPlaneError
-
-
-def memory_for(capacity: int) -> int:
-    """Bytes of the arena: the capacity, and half of it for fields that are added to rows already there.
-
-    Whoever adds such fields is about to free these rows, and must not wait for them to be freed.
-    """
-    return aligned(capacity) + aligned(capacity // 2)
-
-
-class Region:
-    """A piece of memory; it is free again once nobody refers to it: no row, no reader and no writer."""
-
-    __slots__ = ("_freed", "offset", "size")
-
-    def __init__(self, offset: int, size: int, freed: Callable[[int, int], None]) -> None:
-        self.offset, self.size, self._freed = offset, size, freed
-
-    def __del__(self) -> None:
-        self._freed(self.offset, self.size)
-
-
-@dataclass(frozen=True, eq=False)
-class Buffer:
-    """What one put wrote, or is about to write."""
-
-    number: int
-    region: Region
-    layout: PutLayout
-
-
-class Reservation:
-    """Memory for a put that is being written, until it is committed or abandoned."""
-
-    def __init__(self, buffer: Buffer, request: PutRequest) -> None:
-        self.request = request
-        self._buffer: Buffer | None = buffer
-
-    @property
-    def buffer(self) -> Buffer:
-        """The memory."""
-        if self._buffer is None:
-            raise DataPlaneError("a put was committed or abandoned before")
-        return self._buffer
-
-    def give_up_buffer(self) -> Buffer:
-        """The memory, which is no longer this reservation's: others may still refer to the reservation."""
-        buffer, self._buffer = self.buffer, None
-        return buffer
+from penstock.errors import DataPlaneError, DataPlaneFull
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,6 +60,8 @@ class Store:
         self._index: RowIndex[Buffer] | None = RowIndex(self._tokens)
         self._puts: deque[_WaitingPut] = deque()
         self._claims: list[_WaitingClaim] = []
+        self.when_full: Callable[[], None] = lambda: None
+        """Called, with the lock held, whenever a put begins to wait."""
         self._numbers = 0
         self._freed: deque[tuple[int, int]] = deque()
         self._news: SimpleQueue[bool] = SimpleQueue()
@@ -126,6 +80,27 @@ class Store:
     def waiting_puts(self) -> int:
         """Puts that wait for room."""
         return len(self._puts)
+
+    def jam(self, partition_id: str) -> Jam | None:
+        """See `DataPlaneOwner.jam`."""
+        with self._lock:
+            self._reclaim()
+            if self._index is None or not self._puts:
+                return None
+            rows = {stored.number: aligned(stored.region.size) for stored in self._index.stored(partition_id)}
+            if sum(rows.values()) != self._space.used:
+                return None
+            first = next((put for put in self._puts if put.adds), self._puts[0])
+            needed, ids = aligned(first.request.layout.size), self._index.sample_ids(partition_id)
+            return Jam(needed, self._space.used, self.capacity, first.adds, ids)
+
+    def refuse_waiting(self, why: str) -> None:
+        """See `DataPlaneOwner.refuse_waiting`."""
+        with self._lock:
+            waiting = list(self._puts)
+            self._puts.clear()
+        for put in waiting:
+            put.future.set_exception(DataPlaneFull(why))
 
     def require_open(self) -> None:
         """Raise `DataPlaneError` once it is closed."""
@@ -155,6 +130,8 @@ class Store:
             if not waiting.future.done() and self._when_full is WhenFull.REFUSE:
                 self._puts.remove(waiting)
                 raise DataPlaneError(self._full(waiting))
+            if not waiting.future.done():
+                self.when_full()
             return waiting.future
 
     def commit(self, reservation: Reservation) -> None:
@@ -240,7 +217,7 @@ class Store:
     def _refuse_if_too_large(self, put: _WaitingPut) -> None:
         size, most = put.request.layout.size, self._space.size if put.adds else self.capacity
         if size > most:
-            raise DataPlaneError(
+            raise DataPlaneFull(
                 f"a put of {size / 1e9:.3g} GB can never fit: data_plane.capacity_gb is {self.capacity / 1e9:.3g}; "
                 "raise it, or write fewer rows at once"
             )

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from penstock.errors import EngineError
 from penstock.rollout.engines.base import GenerationResult
+from penstock.rollout.engines.embedded.active_requests import ActiveRequests
 from penstock.rollout.engines.embedded.prefills import PrefillCache, Prefix
 from penstock.rollout.engines.embedded.requests import Ticket
-from penstock.rollout.engines.embedded.rows import Rows
 from penstock.rollout.engines.embedded.runner import ModelRunner
 from penstock.rollout.engines.embedded.sampling import SamplingPlan, plan_sampling, sample
 
@@ -61,7 +61,7 @@ class Scheduler:
         self.runner = runner
         self.version = version
         self.waiting: deque[Ticket] = deque()
-        self.rows = Rows(runner.slots, runner.max_model_len)
+        self.rows = ActiveRequests(runner.slots, runner.max_model_len)
         self.prefills = PrefillCache(PREFILL_ENTRIES)
         self.counters = Counters()
         self._plan: SamplingPlan | None = None

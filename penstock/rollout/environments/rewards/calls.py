@@ -21,7 +21,7 @@ _LONGEST_PRINTED = 1000
 
 
 @dataclass(eq=False)
-class Call:
+class PooledCall:
     """A call that somebody waits for, or a function that must be there first."""
 
     function: str
@@ -38,7 +38,7 @@ class Call:
 
 
 @dataclass(eq=False)
-class Worker:
+class PooledProcess:
     """A process and what it has been sent: the first call is at work, the others wait inside.
 
     Worked example: calls 1 to 4 are sent. 1 is answered, 2 takes long: `withdraw` returns 3 and 4, and two calls that
@@ -47,7 +47,7 @@ class Worker:
 
     process: RewardProcess
     loaded: set[str] = field(default_factory=set)
-    sent: deque[Call] = field(default_factory=deque)
+    sent: deque[PooledCall] = field(default_factory=deque)
     begun: float = 0.0
     """When the first call began."""
     deadline: float = 0.0
@@ -64,12 +64,12 @@ class Worker:
     ending: bool = False
     """Whether its connection is closed: it gets nothing more."""
 
-    def put(self, calls: Sequence[Call]) -> None:
+    def put(self, calls: Sequence[PooledCall]) -> None:
         """Queue calls."""
         self.sent.extend(calls)
         self.requests += len(calls)
 
-    def withdraw(self) -> list[Call]:
+    def withdraw(self) -> list[PooledCall]:
         """Withdraw what waits behind the slow first call; returns the calls that were not begun, to go elsewhere.
 
         What a function is being loaded for stays. In the queue, something remains for each reply that still comes.
@@ -84,7 +84,7 @@ class Worker:
         for place, call in enumerate(taken, start=stay):
             nobody: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
             nobody.cancel()
-            self.sent[place] = Call(call.function, b"", nobody, withdrawn=True)
+            self.sent[place] = PooledCall(call.function, b"", nobody, withdrawn=True)
         return taken
 
 
@@ -117,7 +117,7 @@ def call_line(function: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
     return encode({"function": function, "args": list(args), "kwargs": dict(kwargs)}).encode() + b"\n"
 
 
-def fail(call: Call, error: Exception) -> None:
+def fail(call: PooledCall, error: Exception) -> None:
     """Fail the call for its caller, if anyone is waiting."""
     if not call.over:
         call.answered.set_exception(error)
@@ -131,7 +131,7 @@ def raised(reply: dict[str, Any]) -> EnvironmentFailure:
     return failure
 
 
-def too_late(call: Call, seconds: float, printed: str) -> EnvironmentFailure:
+def too_late(call: PooledCall, seconds: float, printed: str) -> EnvironmentFailure:
     """A call that took too long, or a function that was not there in time."""
     if call.is_load:
         # Not an environment timeout: its message about the reward and its setting would be wrong.
@@ -146,7 +146,7 @@ def too_late(call: Call, seconds: float, printed: str) -> EnvironmentFailure:
     return failure
 
 
-def ended(call: Call, code: int | None, printed: str) -> EnvironmentFailure:
+def ended(call: PooledCall, code: int | None, printed: str) -> EnvironmentFailure:
     """A call whose process ended by itself, or was ended by someone else."""
     how = f"ended with code {code}" if code is not None else "closed its connection"
     when = f"while it imported {call.function}" if call.is_load else "in the middle of a call"

@@ -11,7 +11,7 @@ from typing import Any
 
 from penstock.errors import EnvironmentFailure, UserTrace
 from penstock.text import LONGEST_ERROR, cut, named_error, safe
-from penstock.user_frames import Place, innermost, is_own, shown, user_places, user_places_in
+from penstock.user_frames import Frame, frames_in, frames_of, innermost, is_own, shown
 
 _DEEPEST = 8
 """How far causes are followed, and how many members of a group are reported."""
@@ -37,14 +37,14 @@ def told(error: BaseException, depth: int = _DEEPEST, *, with_frames: bool = Tru
     number = getattr(error, "errno", None)
     cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     members = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
-    places = user_places(error.__traceback__) if with_frames else []
+    user_frames = frames_of(error.__traceback__) if with_frames else []
     return {
         "text": named_error(error),
         "class": next((base.__name__ for base in type(error).__mro__ if _is_known(base)), None),
         "errno": number if isinstance(number, int) else None,
         "kind": kind if isinstance(kind, str) else None,
-        "frames": [safe(frame) for frame in shown(places)],
-        "place": innermost(places),
+        "frames": [safe(frame) for frame in shown(user_frames)],
+        "at": innermost(user_frames),
         "members": [
             told(member, depth - 1, with_frames=with_frames and number == 0)
             for number, member in enumerate(members[:_DEEPEST])
@@ -57,35 +57,35 @@ def told(error: BaseException, depth: int = _DEEPEST, *, with_frames: bool = Tru
 
 def told_by_others(name: str, message: str, traceback: str | None) -> dict[str, Any]:
     """An error that a library has caught, of which only its name, text and printed traceback remain."""
-    places = user_places_in(traceback or "")
+    user_frames = frames_in(traceback or "")
     text = cut(safe(f"{name}: {message}"), LONGEST_ERROR)
-    frames = [safe(frame) for frame in shown(places)]
-    return {"text": text, "frames": frames, "place": innermost(places), "members": [], "cause": None}
+    frames = [safe(frame) for frame in shown(user_frames)]
+    return {"text": text, "frames": frames, "at": innermost(user_frames), "members": [], "cause": None}
 
 
 def raised_by_user(what: str, error: BaseException | dict[str, Any], printed: str = "") -> EnvironmentFailure:
     """The failure of `what`, whose code raised an error, here or in a process: in one line, and with its frames."""
     said = error if isinstance(error, dict) else told(error)
-    place = _place(said)
-    where = "" if place is None else f" ({place[0].rpartition('/')[2]}, line {place[1]}, in {place[2]})"
+    frame = _innermost(said)
+    where = "" if frame is None else f" ({frame[0].rpartition('/')[2]}, line {frame[1]}, in {frame[2]})"
     failure = EnvironmentFailure(f"{what} raised {said['text']}{safe(where)}{printed}")
     name = said["text"].partition(":")[0]
-    at = "" if place is None else f" at {place[0]}:{place[1]} in {place[2]}"
+    at = "" if frame is None else f" at {frame[0]}:{frame[1]} in {frame[2]}"
     failure.trace = UserTrace(safe(f"{name}{at}"), cut(_traceback(said), _LONGEST_TRACEBACK))
     return failure
 
 
-def _place(said: dict[str, Any]) -> Place | None:
+def _innermost(said: dict[str, Any]) -> Frame | None:
     """The innermost line of user code; if a library's line is last, the line of the error that led to it.
 
     Of a group, it is that of its first member.
     """
-    found = [_place(said["members"][0])] if said["members"] else []
-    found.append(said["place"])
+    found = [_innermost(said["members"][0])] if said["members"] else []
+    found.append(said["at"])
     if said["cause"] is not None:
-        found.append(_place(said["cause"]))
-    places = [place for place in found if place is not None]
-    return next((place for place in places if is_own(place[0])), places[0] if places else None)
+        found.append(_innermost(said["cause"]))
+    found_frames = [frame for frame in found if frame is not None]
+    return next((frame for frame in found_frames if is_own(frame[0])), found_frames[0] if found_frames else None)
 
 
 def _traceback(said: dict[str, Any]) -> str:

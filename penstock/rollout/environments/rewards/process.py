@@ -29,7 +29,7 @@ _END_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
-class Home:
+class ProcessHome:
     """Where reward processes live: as the run did when it began, even if its directory changes later."""
 
     directory: str
@@ -37,7 +37,7 @@ class Home:
     """Where modules are found."""
 
     @classmethod
-    def here(cls) -> Home:
+    def here(cls) -> ProcessHome:
         """As this process is now."""
         return cls(os.getcwd(), tuple(os.path.abspath(path) for path in sys.path))
 
@@ -50,7 +50,7 @@ class RewardProcess:
     not reaped, so its process group cannot belong to anything else.
     """
 
-    def __init__(self, home: Home) -> None:
+    def __init__(self, home: ProcessHome) -> None:
         ours, theirs = socket.socketpair()
         page = SharedPage.make_file()
         self._pipe, writing = os.pipe()
@@ -193,7 +193,7 @@ class RewardProcess:
         del self._unsent[:sent]
 
 
-def _started(home: Home, handed: tuple[int, ...], writing: int) -> subprocess.Popen[bytes]:
+def _started(home: ProcessHome, handed: tuple[int, ...], writing: int) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [sys.executable, "-P", "-c", _BOOT, json.dumps(home.search_path), str(os.getpid()), *map(str, handed)],
         stdin=subprocess.DEVNULL,

@@ -10,8 +10,8 @@ from typing import Any
 
 from penstock.errors import EnvironmentFailure, RewardWorkerLost
 from penstock.rollout.environments.rewards.calls import (
-    Call,
-    Worker,
+    PooledCall,
+    PooledProcess,
     and_printed,
     ask_for,
     call_line,
@@ -21,7 +21,7 @@ from penstock.rollout.environments.rewards.calls import (
     raised,
     too_late,
 )
-from penstock.rollout.environments.rewards.process import Home, RewardProcess
+from penstock.rollout.environments.rewards.process import ProcessHome, RewardProcess
 from penstock.rollout.environments.rewards.signature import Signature
 from penstock.rollout.environments.rewards.worker import KEY
 
@@ -72,9 +72,9 @@ class ProcessRewardPool:
         self._timeout = timeout_seconds
         self._warm_up = warm_up
         self._on_print = on_print
-        self._home = Home.here()
-        self._waiting: deque[Call] = deque()
-        self._workers: list[Worker] = []
+        self._home = ProcessHome.here()
+        self._waiting: deque[PooledCall] = deque()
+        self._workers: list[PooledProcess] = []
         self._killed: list[RewardProcess] = []
         self._burials: set[asyncio.Task[None]] = set()
         self._will_dispatch = False
@@ -90,7 +90,8 @@ class ProcessRewardPool:
 
         Raises `ConfigError` with the setting `key`. Needs no event loop; the process is kept for the first call.
         """
-        worker = next((each for each in self._workers if not each.attached), None) or Worker(RewardProcess(self._home))
+        idle = next((each for each in self._workers if not each.attached), None)
+        worker = idle or PooledProcess(RewardProcess(self._home))
         try:
             reply = ask_for(worker.process, function, key, _START_SECONDS)
         except BaseException:
@@ -113,7 +114,7 @@ class ProcessRewardPool:
         line = call_line(function, args, kwargs or {})
         if self._closed:
             raise EnvironmentFailure(_CLOSED)
-        call = Call(function, line, asyncio.get_running_loop().create_future())
+        call = PooledCall(function, line, asyncio.get_running_loop().create_future())
         self._waiting.append(call)
         self._dispatch_soon()
         try:
@@ -155,7 +156,7 @@ class ProcessRewardPool:
         self._will_dispatch = False
         self._reap()
         self._look_after_idle()
-        lines: dict[Worker, list[bytes]] = {}
+        lines: dict[PooledProcess, list[bytes]] = {}
         while self._waiting:
             if self._waiting[0].over:
                 self._waiting.popleft()
@@ -175,7 +176,7 @@ class ProcessRewardPool:
         for worker, added in lines.items():
             worker.process.send(b"".join(added))
 
-    def _free_worker(self, call: Call) -> Worker | None:
+    def _free_worker(self, call: PooledCall) -> PooledProcess | None:
         """Who takes a call: an idle process; one that will soon be idle; a new one; or nobody yet."""
         ahead = 1
         if self._seconds_a_call is not None:
@@ -189,7 +190,7 @@ class ProcessRewardPool:
         if candidates:
             return min(candidates, key=lambda worker: len(worker.sent))
         if len(self._workers) < (self._most if self._proven else 1) and self._worth_a_process():
-            worker = Worker(RewardProcess(self._home))
+            worker = PooledProcess(RewardProcess(self._home))
             self._workers.append(worker)
             self._attach(worker)
             return worker
@@ -200,7 +201,7 @@ class ProcessRewardPool:
         serving = sum(not (worker.slow or worker.ending) for worker in self._workers)
         return not serving or (self._seconds_a_call or 0.0) * len(self._waiting) > _BACKLOG_SECONDS * serving
 
-    def _attach(self, worker: Worker) -> None:
+    def _attach(self, worker: PooledProcess) -> None:
         worker.attached = True
         worker.process.attach(lambda replies: self._replied(worker, replies), lambda: self._bury_soon(worker))
 
@@ -212,15 +213,15 @@ class ProcessRewardPool:
             elif not worker.attached:
                 self._attach(worker)
 
-    def _put(self, worker: Worker, call: Call) -> list[bytes]:
+    def _put(self, worker: PooledProcess, call: PooledCall) -> list[bytes]:
         """Queue a call in a worker, behind the functions that it needs; returns what must be sent for it."""
         added = []
         warm_up = () if self._warm_up is None else (self._warm_up,)
         for function in (*warm_up, call.function):
             if function not in worker.loaded:
-                added.append(Call(function, load_line(function), call.answered, is_load=True))
+                added.append(PooledCall(function, load_line(function), call.answered, is_load=True))
                 if function == self._warm_up:
-                    added.append(Call(function, call_line(function, (), {}), call.answered, is_load=True))
+                    added.append(PooledCall(function, call_line(function, (), {}), call.answered, is_load=True))
         added.append(call)
         idle = not worker.sent
         worker.put(added)
@@ -230,7 +231,7 @@ class ProcessRewardPool:
 
     # Time limits
 
-    def _begin(self, worker: Worker) -> None:
+    def _begin(self, worker: PooledProcess) -> None:
         """The clock of the first call starts."""
         worker.slow = False
         worker.begun = _now()
@@ -238,7 +239,7 @@ class ProcessRewardPool:
         worker.deadline = worker.begun + (_START_SECONDS if worker.sent[0].is_load else self._timeout)
         self._set_timer(worker)
 
-    def _set_timer(self, worker: Worker) -> None:
+    def _set_timer(self, worker: PooledProcess) -> None:
         """For the next look at the first call. One that is set for an earlier time stays: few calls need their own."""
         when = worker.deadline if worker.slow else min(worker.deadline, worker.begun + _PATIENCE_SECONDS)
         if worker.timer is not None:
@@ -247,18 +248,18 @@ class ProcessRewardPool:
             worker.timer.cancel()
         worker.timer = asyncio.get_running_loop().call_at(when, self._look_at, worker)
 
-    def _look_at(self, worker: Worker) -> None:
+    def _look_at(self, worker: PooledProcess) -> None:
         worker.timer = None
         if not worker.sent or worker.ending:
             return
         if _now() >= worker.deadline:
-            self._give_up(worker)
+            self._time_out(worker)
             return
         if not worker.slow and _now() >= worker.begun + _PATIENCE_SECONDS:
             self._send_anew(worker.withdraw())
         self._set_timer(worker)
 
-    def _give_up(self, worker: Worker) -> None:
+    def _time_out(self, worker: PooledProcess) -> None:
         call, printed = worker.sent[0], worker.process.printed()
         rest = self._lose(worker)
         self.abandoned += 1
@@ -268,7 +269,7 @@ class ProcessRewardPool:
         fail(call, too_late(call, _START_SECONDS if call.is_load else self._timeout, printed))
         self._send_anew(rest)
 
-    def _nobody_waits(self, call: Call) -> None:
+    def _nobody_waits(self, call: PooledCall) -> None:
         """A call was cancelled: one that is at work may end by itself, soon."""
         with contextlib.suppress(ValueError):
             self._waiting.remove(call)
@@ -279,7 +280,7 @@ class ProcessRewardPool:
 
     # Answers
 
-    def _replied(self, worker: Worker, replies: list[dict[str, Any]]) -> None:
+    def _replied(self, worker: PooledProcess, replies: list[dict[str, Any]]) -> None:
         for reply in replies:
             call = worker.sent.popleft()
             self._note_printed(call.function, reply)
@@ -308,7 +309,7 @@ class ProcessRewardPool:
         known = self._seconds_a_call
         self._seconds_a_call = seconds if known is None else 0.8 * known + 0.2 * seconds
 
-    def _loaded(self, worker: Worker, call: Call, reply: dict[str, Any]) -> None:
+    def _loaded(self, worker: PooledProcess, call: PooledCall, reply: dict[str, Any]) -> None:
         if "problems" in reply:
             problem = "; ".join(reply["problems"]).removeprefix(f"{KEY}: ")
         elif "error" in reply:
@@ -318,13 +319,13 @@ class ProcessRewardPool:
             return
         fail(call, EnvironmentFailure(problem + and_printed(reply.get("printed", ""))))
 
-    def _bury_soon(self, worker: Worker) -> None:
+    def _bury_soon(self, worker: PooledProcess) -> None:
         worker.ending = True
         burial = asyncio.get_running_loop().create_task(self._bury(worker))
         self._burials.add(burial)
         burial.add_done_callback(self._burials.discard)
 
-    async def _bury(self, worker: Worker) -> None:
+    async def _bury(self, worker: PooledProcess) -> None:
         """A process has ended, or at least closed its connection: the running call fails, the rest are sent again."""
         code = await asyncio.to_thread(worker.process.exit_code)
         if worker not in self._workers:
@@ -338,14 +339,14 @@ class ProcessRewardPool:
             fail(call, ended(call, code, printed))
         self._send_anew(rest)
 
-    def _send_anew(self, calls: Sequence[Call]) -> None:
+    def _send_anew(self, calls: Sequence[PooledCall]) -> None:
         again = [call for call in calls if not (call.over or call.is_load or call.withdrawn)]
         self._waiting.extendleft(reversed(again))
         self._dispatch_soon()
 
     # Ends
 
-    def _lose(self, worker: Worker) -> list[Call]:
+    def _lose(self, worker: PooledProcess) -> list[PooledCall]:
         """Kill a worker's process; returns the calls it has not answered."""
         self._workers.remove(worker)
         if worker.timer is not None:

@@ -1,4 +1,4 @@
-"""Rewards in this process, with a time limit on each call: plain ones in a bounded pool of threads, async ones here."""
+"""Rewards in this process, with a time limit on each call: plain ones in a bounded thread pool, async ones here."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ class _Capture(io.RawIOBase):
         """Stays open: the next call prints as well."""
 
 
-class Worker:
+class RewardWorker:
     """Answers requests; functions are imported once."""
 
     def __init__(self, captured: Captured) -> None:
@@ -205,7 +205,7 @@ def _encoded(reply: dict[str, Any]) -> str:
 
 def serve(connection: socket.socket, page: SharedPage, captured: Captured) -> None:
     """Answer requests until the connection ends."""
-    worker = Worker(captured)
+    worker = RewardWorker(captured)
     with connection.makefile("rb") as requests:
         for number, line in enumerate(requests, start=1):
             reply = worker.answer(line) if page.begin(number) else _SKIPPED

@@ -14,7 +14,7 @@ from torch import Tensor
 from penstock.errors import EngineError
 from penstock.rollout.engines.embedded.device import row_kernels, sampling_kernels
 from penstock.rollout.engines.embedded.device.graphs import StepGraphs, size_of, sizes_for
-from penstock.rollout.engines.embedded.device.layers import DeviceModel, Places, Prefixes
+from penstock.rollout.engines.embedded.device.layers import CacheCells, DeviceModel, Prefixes
 from penstock.rollout.engines.embedded.prefills import Prefix
 from penstock.rollout.engines.embedded.runner import ModelRunner
 from penstock.rollout.engines.embedded.sampling import KeptIds, SamplingPlan, truncate
@@ -124,7 +124,7 @@ class DeviceDecoder:
         tokens_T, positions_T, slots_T = self._upload(columns_3T)
         slots_on_P, starts_on_P, lengths_on_P = self._upload(np.stack((slots_P, starts_P, lengths_P)))
         packed = Prefixes(slots_on_P, starts_on_P, lengths_on_P, int(lengths_P.max()))
-        self.model.prefill(tokens_T, Places(slots_T, positions_T), packed, self._runner.cache.kv_ZSKCD)
+        self.model.prefill(tokens_T, CacheCells(slots_T, positions_T), packed, self._runner.cache.kv_ZSKCD)
 
     def copy_prefixes(self, copies: Sequence[tuple[int, int, int]]) -> None:
         """`(source, target, length)`: copy a slot's first positions to another slot."""
@@ -190,7 +190,7 @@ class DeviceDecoder:
     def _hidden(self, rows: int) -> Tensor:
         slots_B = self._slots_S[:rows]
         tokens_B, positions_B = row_kernels.gather(slots_B, self._state.token_S, self._state.position_S)
-        return self.model.decode(tokens_B, Places(slots_B, positions_B), self._runner.cache.kv_ZSKCD)
+        return self.model.decode(tokens_B, CacheCells(slots_B, positions_B), self._runner.cache.kv_ZSKCD)
 
     def _forward(self, rows: int) -> None:
         self.model.logits(self._hidden(rows), self._logits_SV[:rows])

@@ -23,7 +23,7 @@ Attend = Callable[[Tensor, Tensor, Tensor, int, float], Tensor]
 
 
 @dataclass(frozen=True)
-class Places:
+class CacheCells:
     """Where the tokens of a batch belong."""
 
     slots_B: Tensor
@@ -56,26 +56,26 @@ class DeviceModel:
             torch.cuda.get_device_properties(weight.device).multi_processor_count if weight.is_cuda else 1
         )
 
-    def decode(self, tokens_B: Tensor, places: Places, kv_ZSKCD: Tensor) -> Tensor:
+    def decode(self, tokens_B: Tensor, cells: CacheCells, kv_ZSKCD: Tensor) -> Tensor:
         """The last hidden state of each row, whose token's keys and values are written on the way."""
         _, _, kv_heads, context, _ = kv_ZSKCD.shape
         parts = attention_kernels.parts_for(tokens_B.shape[0], kv_heads, context, self._multiprocessors)
 
         def attend(qkv_BJ: Tensor, key_SKCD: Tensor, value_SKCD: Tensor, heads: int, scaling: float) -> Tensor:
             return attention_kernels.decode_attention(
-                qkv_BJ, key_SKCD, value_SKCD, places.slots_B, places.positions_B, heads, scaling, parts=parts
+                qkv_BJ, key_SKCD, value_SKCD, cells.slots_B, cells.positions_B, heads, scaling, parts=parts
             )
 
         hidden_BH, delta_BH = self._embed(tokens_B), None
         for index, layer in enumerate(self._layers):
-            delta_BH = layer(hidden_BH, delta_BH, places, self._tables, _sides(kv_ZSKCD, index), attend)
+            delta_BH = layer(hidden_BH, delta_BH, cells, self._tables, _sides(kv_ZSKCD, index), attend)
         return row_kernels.add_norm(hidden_BH, delta_BH, self._norm.weight, self._norm.variance_epsilon)
 
     def logits(self, hidden_BH: Tensor, out_BV: Tensor) -> None:
         """The head's output in the model's dtype, which is what a trainer's forward rounds it to."""
         torch.mm(hidden_BH, self._lm.head_weight_VH.t(), out=out_BV)
 
-    def prefill(self, tokens_T: Tensor, places: Places, prefixes: Prefixes, kv_ZSKCD: Tensor) -> None:
+    def prefill(self, tokens_T: Tensor, cells: CacheCells, prefixes: Prefixes, kv_ZSKCD: Tensor) -> None:
         """Write the keys and values of packed prefixes to their slots."""
 
         def attend(qkv_TJ: Tensor, key_SKCD: Tensor, value_SKCD: Tensor, heads: int, scaling: float) -> Tensor:
@@ -93,10 +93,10 @@ class DeviceModel:
 
         hidden_TH, delta_TH = self._embed(tokens_T.unsqueeze(0))[0], None
         for index, layer in enumerate(self._layers[:-1]):
-            delta_TH = layer(hidden_TH, delta_TH, places, self._tables, _sides(kv_ZSKCD, index), attend)
+            delta_TH = layer(hidden_TH, delta_TH, cells, self._tables, _sides(kv_ZSKCD, index), attend)
         # Nobody needs a prefix's hidden states, so the last layer stops after its keys and values.
         last = len(self._layers) - 1
-        self._layers[last].store_kv(hidden_TH, delta_TH, places, self._tables, _sides(kv_ZSKCD, last))
+        self._layers[last].store_kv(hidden_TH, delta_TH, cells, self._tables, _sides(kv_ZSKCD, last))
 
     @property
     def _tables(self) -> tuple[Tensor, Tensor]:
@@ -120,13 +120,13 @@ class _DeviceLayer:
         self,
         hidden_BH: Tensor,
         delta_BH: Tensor | None,
-        places: Places,
+        cells: CacheCells,
         tables: tuple[Tensor, Tensor],
         sides_SKCD: tuple[Tensor, Tensor],
         attend: Attend,
     ) -> Tensor:
         """Adds `delta` and the attention's output to the residual stream in place; returns the MLP's, to be added."""
-        qkv_BJ = self.store_kv(hidden_BH, delta_BH, places, tables, sides_SKCD)
+        qkv_BJ = self.store_kv(hidden_BH, delta_BH, cells, tables, sides_SKCD)
         mixed_BJ = attend(qkv_BJ, *sides_SKCD, self._heads, self._scaling)
         out_BH = F.linear(mixed_BJ, self._out.weight, self._out.bias)
         normed_BH = row_kernels.add_norm(hidden_BH, out_BH, self._between.weight, self._between.variance_epsilon)
@@ -136,7 +136,7 @@ class _DeviceLayer:
         self,
         hidden_BH: Tensor,
         delta_BH: Tensor | None,
-        places: Places,
+        cells: CacheCells,
         tables: tuple[Tensor, Tensor],
         sides_SKCD: tuple[Tensor, Tensor],
     ) -> Tensor:
@@ -146,7 +146,7 @@ class _DeviceLayer:
         norms = None
         if self._norms is not None:
             norms = (self._norms[0].weight, self._norms[1].weight, self._norms[0].variance_epsilon)
-        row_kernels.rotate_and_store(qkv_BJ, norms, *tables, places.slots_B, places.positions_B, *sides_SKCD)
+        row_kernels.rotate_and_store(qkv_BJ, norms, *tables, cells.slots_B, cells.positions_B, *sides_SKCD)
         return qkv_BJ
 
 

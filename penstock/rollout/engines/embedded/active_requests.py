@@ -16,7 +16,7 @@ _NUMBERS_PER_COUNT = 4
 _NOTHING_KEPT: KeptIds = {}
 
 
-class Rows:
+class ActiveRequests:
     """The active requests, in rows `0..count-1`.
 
     A row's tokens are the prompt and what was generated; the last one is *pending*: drawn (or given), but not yet fed

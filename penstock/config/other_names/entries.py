@@ -1,4 +1,4 @@
-"""A row of a table: names of another system, and ours for the same thing."""
+"""An entry of a table: names of another system, and ours for the same thing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _OF_A_CLASS = re.compile(r"\w+\((\w+)\)|[A-Z]\w+\.(\w+)")
 
 @dataclass(frozen=True)
 class Name:
-    """A setting of another system, where it has one with the value that the row is about."""
+    """A setting of another system, where it has one with the value that the entry is about."""
 
     path: tuple[str, ...]
     value: str | None = None
@@ -24,14 +24,14 @@ class Name:
 
 
 @dataclass(frozen=True)
-class Row:
-    """A row as the page shows it: names in backticks, ours separated by commas as theirs are.
+class Entry:
+    """A line of the table as the page shows it: names in backticks, ours separated by commas as theirs are.
 
     As many names of ours as of theirs belong together one by one; otherwise each of theirs is all of ours. A bare word
     behind `name: value` is another value of that name. Where there is no name of ours, `ours` says so in words.
 
-    Worked example: Row("`epsilon`, `epsilon_high`", "`a.low`, `a.high`") makes `epsilon` `a.low` and `epsilon_high`
-    `a.high`; Row("`mode: x`, `y`", "`a.b`") makes `mode` `a.b`, with the value x or y.
+    Worked example: Entry("`epsilon`, `epsilon_high`", "`a.low`, `a.high`") makes `epsilon` `a.low` and `epsilon_high`
+    `a.high`; Entry("`mode: x`, `y`", "`a.b`") makes `mode` `a.b`, with the value x or y.
     """
 
     theirs: str
@@ -72,10 +72,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows about one system and one subject."""
+    """Entries about one system and one subject."""
 
     system: str
-    rows: tuple[Row, ...]
+    entries: tuple[Entry, ...]
 
 
 @dataclass(frozen=True)
@@ -93,4 +93,4 @@ class Defaults:
     """Defaults of one system that differ."""
 
     system: str
-    rows: tuple[Default, ...]
+    entries: tuple[Default, ...]
