@@ -280,9 +280,27 @@ async def test_a_publication_is_released_when_the_last_receiver_has_answered_or_
         assert released == [(1, True)], "the stuck one may still be reading it"
         stuck.fails = False
         stuck.go.set()
-        await asyncio.gather(*synchronizer._calls.late.values())
+        await asyncio.gather(*synchronizer._calls.late.values(), *synchronizer._releasing)
+        assert released == [(1, True), (1, False)], "it has answered"
         await synchronizer.publish(published(2))
-    assert released == [(1, True), (2, False)]
+    assert released == [(1, True), (1, False), (2, False)]
+
+
+async def test_memory_of_a_receiver_that_never_answers_is_freed_after_the_limit_and_later_versions_at_once() -> None:
+    released: asyncio.Queue[tuple[int, bool]] = asyncio.Queue()
+
+    async def release(publication: WeightPublication, *, still_read: bool) -> None:
+        released.put_nowait((publication.version, still_read))
+
+    good, stuck = Receiver("good"), Stuck("stuck", fails=True, fails_in="prepare")
+    synchronizer = WeightSynchronizer([good, stuck], limit_seconds=0.2, release=release)
+    async with asyncio.timeout(60):
+        await synchronizer.publish(published(1))
+        await synchronizer.publish(published(2))
+        found = [await released.get() for _ in range(3)]
+    assert found[0] == (1, True)
+    assert sorted(found[1:]) == [(1, False), (2, False)], "the stuck one was not asked to read version 2"
+    stuck.go.set()
 
 
 @pytest.mark.parametrize("stuck_in", ["prepare", "pause", "apply", "resume"])
@@ -307,6 +325,7 @@ async def test_a_sync_that_is_cancelled_twice_says_that_its_publication_is_still
         stuck.fails = False
         stuck.go.set()
         await asyncio.gather(*synchronizer._calls.late.values())
+        assert await released.get() is False, "it has answered"
         assert not stuck.serving
         await synchronizer.publish(published(2))
         assert (stuck.version, await released.get()) == (2, False)
