@@ -147,8 +147,8 @@ def install(plan: FaultPlan, notes: Notes) -> None:
     from penstock.run import build_engines, build_trainer, life
 
     Faulty.injector, Faulty.notes, Faulty.prompt_of = Injector(plan, notes), notes, {}
-    build_engines._ENGINES["embedded"] = FaultyEngine
-    build_trainer._TRAINERS["local"] = FaultyTrainer
+    build_engines._ENGINES["embedded"] = FaultyEngine.from_pretrained
+    build_trainer._TRAINERS["local"] = FaultyTrainer.from_pretrained
     opening.ADAPTERS["memory"] = lambda config: FaultyDataPlane()
     life.SingleController = WatchedController  # type: ignore[misc]
 

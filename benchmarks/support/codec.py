@@ -18,7 +18,7 @@ from penstock.rollout.engines.process.served import EngineState
 from penstock.runtime.wire import framing
 from penstock.runtime.wire.decoder import decode
 from penstock.runtime.wire.encoder import encode
-from penstock.runtime.workers.messages import Answer, Call
+from penstock.runtime.workers.messages import MethodCall, MethodResult
 
 _IN_A_ROW = 50
 
@@ -30,7 +30,9 @@ def codec_us(tokens: int = 64, repeats: int = 100) -> float:
     logprobs = tuple(-0.01 * position for position in range(tokens))
     result = GenerationResult("r123-4", tuple(range(2000, 2000 + tokens)), logprobs, (7,) * tokens, FinishReason.STOP)
     state = EngineState(EngineHealth.HEALTHY, EngineStats(3, 4, 8, 123_456, 1.5, 1.25, 7, 0.01, 0.0, 12_345))
-    return sum(_us(message, repeats) for message in (Call(7, "generate", (request,)), Answer(7, result, state)))
+    return sum(
+        _us(message, repeats) for message in (MethodCall(7, "generate", (request,)), MethodResult(7, result, state))
+    )
 
 
 def _us(message: object, repeats: int) -> float:

@@ -71,7 +71,7 @@ class RuntimeConfig(Section):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto`: the GPU if there is one."""
     engine_process: bool = False
-    """Run the engine in a separate process during a run: faster if engine and trainer compete for Python's
+    """Run the engine in a separate process: faster if engine and trainer compete for Python's
     interpreter lock (small models, CPU), at the cost of a slower start and of copying weights through shared memory."""
     trainer_process: bool = False
     """Run the trainer in a separate process; needs `data_plane.adapter: shm`. With `engine_process` too, the process of

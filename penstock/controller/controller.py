@@ -182,6 +182,7 @@ class SingleController:
             pumps.start("advantage pump", self.advantages.run()),
             pumps.start("watchdog", self.watchdog.run()),
             pumps.start("engine care", self.care.run()),
+            pumps.start("trainer watch", self._watch_trainer()),
             pumps.start("room watch", self.room.run()),
         ]
         training = pumps.start("train pump", self._train())
@@ -202,6 +203,11 @@ class SingleController:
         assert reason is not None
         await ended_within(self.sync.catch_up(), self._ending.left())
         return reason
+
+    async def _watch_trainer(self) -> None:
+        """End the run as soon as the trainer is gone, also while nobody asks it for anything."""
+        if self._parts.trainer_lost is not None:
+            raise await self._parts.trainer_lost()
 
     async def _train(self) -> str:
         """The train pump; the engines get the trainer's weights first, new ones or those of a checkpoint."""

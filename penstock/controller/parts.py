@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from penstock.buffer.replay_buffer import ReplayBuffer
@@ -12,6 +12,7 @@ from penstock.data_plane import fields
 from penstock.data_plane.client import DataPlaneClient, DataPlaneOwner
 from penstock.data_plane.narrow import NarrowClient
 from penstock.data_plane.row_keeper import RowKeeper
+from penstock.errors import TrainerLost
 from penstock.observe.events import EventLog
 from penstock.observe.samples import SampleLog
 from penstock.observe.timeline import Timeline
@@ -60,6 +61,8 @@ class Parts:
     """Parts that can say what they are doing, for a diagnosis: the trainer, the checkpoint writer, the data plane."""
     causes: FailureCauses | None = None
     """Knows why environments and rewards failed so far; None makes one for the controller's own rollouts."""
+    trainer_lost: Callable[[], Awaitable[TrainerLost]] | None = None
+    """Waits until the trainer is gone, however long that takes; None if it lives and dies with this process."""
     end_process: Callable[[str], None] | None = None
     """Ends the process; called from a thread, with the place, when the event loop stays blocked after a stall."""
 

@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
 from penstock.config.models import RunConfig
+from penstock.config.sections.model import ModelConfig
 from penstock.rollout.engines.base import GenerationEngine
-from penstock.rollout.engines.embedded import EmbeddedEngine
 from penstock.rollout.engines.process import EngineProcess, ProcessEngine
 from penstock.rollout.fleet import EngineFleet
 from penstock.rollout.handle import HFTokenizer
 from penstock.runtime.cpu import threads_per_rank
 
-_ENGINES = {"embedded": EmbeddedEngine}
-
 Processes = Mapping[str, EngineProcess]
 """By the name of the rank."""
 NO_PROCESSES: Processes = MappingProxyType({})
+
+
+def _embedded(model: ModelConfig, **options: Any) -> GenerationEngine:
+    # Imported only for engines of this process: it brings along the code of models.
+    from penstock.rollout.engines.embedded import EmbeddedEngine
+
+    return EmbeddedEngine.from_pretrained(model, **options)
+
+
+_ENGINES: dict[str, Callable[..., GenerationEngine]] = {"embedded": _embedded}
+"""What loads an engine in this process, by `rollout.engine.kind`."""
 
 
 def rank_names(config: RunConfig) -> list[str]:
@@ -27,15 +36,14 @@ def rank_names(config: RunConfig) -> list[str]:
     return [f"{config.rollout.engine.kind}-{number}" for number in range(config.rollout.engine.ranks)]
 
 
-def begin_processes(config: RunConfig) -> Processes:
+def begin_processes(config: RunConfig, *, awaits_weights: bool) -> Processes:
     """The engines' processes, if `runtime.engine_process` asks for them; they load while others load."""
     if not config.runtime.engine_process or config.rollout.replay_from is not None:
         return NO_PROCESSES
-    trains = config.training.backend != "none"
     processes: dict[str, EngineProcess] = {}
     try:
         for name in rank_names(config):
-            processes[name] = _process(config, name, awaits_weights=trains)
+            processes[name] = _process(config, name, awaits_weights=awaits_weights)
     except BaseException:
         end_processes(processes)
         raise
@@ -57,7 +65,7 @@ def build_fleet(
         if processes:
             begun = process or _process(config, name, awaits_weights=awaits_weights)
             return ProcessEngine(begun, config.runtime.timeouts)
-        return _ENGINES[config.rollout.engine.kind].from_pretrained(
+        return _ENGINES[config.rollout.engine.kind](
             config.model,
             device=config.runtime.device,
             texts=lambda: tokenizer.texts,

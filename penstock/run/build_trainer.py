@@ -2,32 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from penstock.config.models import RunConfig
-from penstock.data_plane.client import DataPlaneOwner
+from penstock.config.sections.model import ModelConfig
+from penstock.data_plane.client import DataPlaneClient, DataPlaneOwner
 from penstock.errors import ConfigError
 from penstock.run.plan import lanes_on_gpu
 from penstock.runtime.cpu import lanes_for_rest, threads_for_half
 from penstock.runtime.workers import Placement, WorkerKind, WorkerSpec, start
 from penstock.training.interface import Trainer
 from penstock.training.workers.front import WorkerTrainer
-from penstock.training.workers.local import LocalTrainer
 from penstock.training.workers.none import NoTrainer
 from penstock.weights.hf import pick_device
 
-_TRAINERS = {"local": LocalTrainer}
+
+def _local(model: ModelConfig, data_plane: DataPlaneClient, **options: Any) -> Trainer:
+    # Imported only for a trainer of this process: it brings along the code of models.
+    from penstock.training.workers.local import LocalTrainer
+
+    return LocalTrainer.from_pretrained(model, data_plane, **options)
+
+
+_TRAINERS: dict[str, Callable[..., Trainer]] = {"local": _local}
+"""What loads a trainer in this process, by `training.backend`."""
 _SERVED = {"local": "penstock.training.workers.served:serve_local"}
-"""What builds each in a process of its own."""
+"""What loads one in a process of its own."""
 
 
 def build_trainer(config: RunConfig, data_plane: DataPlaneOwner) -> Trainer:
     """A trainer that has loaded its own weights. Not for the event loop: it takes as long as loading takes."""
     if config.training.backend == "none":
         return NoTrainer(data_plane, config.algorithm)
-    if config.runtime.trainer_process:
-        return _in_process(config, data_plane)
-    return _TRAINERS[config.training.backend].from_pretrained(
+    return _in_process(config, data_plane) if config.runtime.trainer_process else _in_thread(config, data_plane)
+
+
+def _in_thread(config: RunConfig, data_plane: DataPlaneOwner) -> Trainer:
+    return _TRAINERS[config.training.backend](
         config.model,
         data_plane,
         algorithm=config.algorithm,

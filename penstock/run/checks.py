@@ -21,6 +21,7 @@ from penstock.rollout.engines.context import check_context
 from penstock.rollout.environments.factory import check_functions, first_records, make_environment
 from penstock.run.cautions import beginnings_cut, largest_lag, uncorrected_staleness, unreachable_window
 from penstock.run.directory import check_run_dir
+from penstock.run.given_objects import out_of_reach
 from penstock.run.plan import lanes_on_gpu, planned_steps, stop_token_problems
 from penstock.run.problems import Problem, Problems
 from penstock.run.room import steps_that_may_not_fit, steps_that_never_fit
@@ -88,6 +89,7 @@ def _check_policy(config: RunConfig) -> None:
 
 def _check_algorithm(config: RunConfig, found: Problems) -> None:
     """The user's own loss or advantage; these import torch."""
+    found.error(out_of_reach(config))
     if config.algorithm.loss.kind == "custom":
         from penstock.training.objective import load_loss
 

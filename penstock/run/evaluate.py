@@ -23,14 +23,14 @@ from penstock.rollout.environments.base import Environment, Split, Trajectory
 from penstock.rollout.fleet import EngineFleet
 from penstock.rollout.handle import SampleHandle, Tokenizer
 from penstock.rollout.prompts import Prompt, derive_seed
-from penstock.run.build import build_serving
+from penstock.run.build_engines import begin_processes
 from penstock.run.checkpoint_check import require_good
 from penstock.run.chosen_checkpoint import chosen_checkpoint
 from penstock.run.eval_report import EvalReport, ScoredResponse, make_report
 from penstock.run.identity import RunIdentity
 from penstock.run.plan import prompt_room
 from penstock.run.prompt_lengths import refuse_overlong
-from penstock.run.starting import off_the_loop
+from penstock.run.starting import build_serving, off_the_loop
 from penstock.runtime.loop import run_loop
 
 
@@ -218,7 +218,7 @@ def _refuse_another_model(config: RunConfig, run_dir: Path) -> None:
 async def _evaluate(config: RunConfig) -> EvalResult:
     serving = await off_the_loop(
         "the engine",
-        lambda: build_serving(config, trains_too=False),
+        lambda: build_serving(config, begin_processes(config, awaits_weights=False), trains_too=False),
         lambda made: made.close(),
         config.runtime.timeouts,
     )

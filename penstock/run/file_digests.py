@@ -9,6 +9,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 BLOCK_BYTES = 16 * 2**20
+_READ_BYTES = 2**20
+"""What a thread holds of a block at a time: the run's process has no memory to spare for whole blocks."""
 _THREADS = 4
 """Together faster than most disks, and few enough to leave cores for a run in progress."""
 
@@ -34,11 +36,14 @@ def _begin(pool: ThreadPoolExecutor, path: Path, on_progress: Callable[[], None]
 
 
 def _block_digest(path: Path, start: int, length: int, on_progress: Callable[[], None]) -> bytes:
-    with path.open("rb") as file:
+    digest = hashlib.sha256()
+    with path.open("rb", buffering=0) as file:
         file.seek(start)
-        digest = hashlib.sha256(file.read(length)).digest()
+        while length and (piece := file.read(min(_READ_BYTES, length))):
+            digest.update(piece)
+            length -= len(piece)
     on_progress()
-    return digest
+    return digest.digest()
 
 
 def _joined(parts: list[Future[bytes]]) -> str:

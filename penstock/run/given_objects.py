@@ -187,6 +187,19 @@ def require_given(config: RunConfig, call: str, names: Sequence[str] = tuple(_SE
         raise ConfigError(problems)
 
 
+def out_of_reach(config: RunConfig) -> list[str]:
+    """Objects that only this process has, but a worker elsewhere must import, as `key: reason` lines."""
+    if not config.runtime.trainer_process:
+        return []
+    return [
+        f"{key}: {path.rpartition(':')[2]} was passed in from Python and has no name that the trainer's process could "
+        "import (runtime.trainer_process); put it into a module, so that it is named module:function, or set "
+        "runtime.trainer_process to false"
+        for name, key, path in _only_here(config)
+        if name == "loss"
+    ]
+
+
 def resume_call(run_dir: str | Path, *overrides: str) -> str:
     """The call that resumes a run from Python, up to the objects it needs."""
     changed = f"{list(overrides)!r}, " if overrides else ""

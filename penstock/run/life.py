@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ from penstock.controller.failures.causes import FailureCauses
 from penstock.controller.failures.losses import loss_in
 from penstock.controller.parts import Parts
 from penstock.data_plane.row_keeper import RowKeeper
-from penstock.errors import WorkerLost
+from penstock.errors import TrainerLost, WorkerLost
 from penstock.observe.loggers.base import Logger
 from penstock.observe.report.reading import Lines
 from penstock.rollout.sample_texts import WorkerTexts
@@ -86,6 +86,7 @@ class RunLife:
         self._restarts = Restarts(config, directory, self._log, lambda: self._signals.received > 0)
         self._nothing_left: str | None = None
         self._trainer_activity: Callable[[], str] = lambda: "has not started yet"
+        self._trainer_lost: Callable[[], Awaitable[TrainerLost]] | None = None
 
     async def execute(self) -> RunResult:
         stopped_by = "error"
@@ -130,6 +131,8 @@ class RunLife:
     def _guarded(self, trainer: Trainer) -> Trainer:
         """The same, with limits on its calls."""
         timeouts = self._timeouts
+        if isinstance(trainer, WorkerTrainer):
+            self._trainer_lost = trainer.lost
         guarded = GuardedTrainer(
             trainer,
             call_seconds=timeouts.trainer_seconds,
@@ -227,6 +230,7 @@ class RunLife:
                 "checkpoint_writer": store.activity,
                 "data_plane": training.data_plane.activity,
             },
+            trainer_lost=self._trainer_lost,
             end_process=self._forced.blocked,
         )
 

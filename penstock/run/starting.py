@@ -75,7 +75,10 @@ async def parts_of(
         parts.push_async_callback(trainer.close)
         with span("setting up the engine"):
             serving = await off_the_loop(
-                "the engine", lambda: _serving(config, begun), lambda made: made.close(), timeouts
+                "the engine",
+                lambda: build_serving(config, begun.processes, trains_too=_trains(config)),
+                lambda made: made.close(),
+                timeouts,
             )
         parts.push_async_callback(serving.close)
         training = await off_the_loop(
@@ -116,7 +119,7 @@ async def _leave(_: Training) -> None:
 
 
 def _begin(config: RunConfig) -> _Begun:
-    processes = begin_processes(config)
+    processes = begin_processes(config, awaits_weights=_trains(config))
     with contextlib.ExitStack() as undo:
         undo.callback(end_processes, processes)
         data_plane = build.build_data_plane(config)
@@ -129,10 +132,14 @@ def _begin(config: RunConfig) -> _Begun:
     return begun
 
 
-def _serving(config: RunConfig, begun: _Begun) -> Serving:
-    trains = config.training.backend != "none"
+def _trains(config: RunConfig) -> bool:
+    return config.training.backend != "none"
+
+
+def build_serving(config: RunConfig, processes: Processes, *, trains_too: bool) -> Serving:
+    """What generates and scores; processes that were begun for it end if it cannot be built."""
     try:
-        return build.build_serving(config, trains_too=trains, processes=begun.processes)
+        return build.build_serving(config, trains_too=trains_too, processes=processes)
     except BaseException:
-        end_processes(begun.processes)
+        end_processes(processes)
         raise

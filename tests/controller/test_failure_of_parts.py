@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 import pytest
@@ -97,6 +98,22 @@ async def test_a_trainer_that_is_lost_ends_the_run_with_that_and_its_step_is_not
         await run.run()
     assert run.names("step_replayed") == []
     assert trainer.asked_again == 1, "by the pump, which drops the step at the end"
+    assert run.rows_left == 0
+
+
+async def test_a_trainer_that_is_lost_ends_the_run_also_while_it_waits_for_groups() -> None:
+    run = ScriptedRun(scripted_config(), prompts=4, script=lambda request: ScriptedResponse(seconds=3600.0))
+    run._build()
+
+    async def lost() -> TrainerLost:
+        while not run.engine.stats().running:  # noqa: ASYNC110 - another task's work
+            await asyncio.sleep(0.01)
+        return TrainerLost("trainer: its process 7 was ended by SIGKILL")
+
+    run.controller._parts = replace(run.controller._parts, trainer_lost=lost)
+    async with asyncio.timeout(60):
+        with pytest.raises(TrainerLost, match="ended by SIGKILL"):
+            await run.controller.run()
     assert run.rows_left == 0
 
 

@@ -104,6 +104,27 @@ def test_rewards_of_samples_and_of_held_out_prompts_have_one_scale(tmp_path: Pat
     assert "3" in text_of(scales[0])
 
 
+def test_several_engine_ranks_have_a_line_each(tmp_path: Path) -> None:
+    def page_with(ranks: int) -> str:
+        folder = write_run(tmp_path / f"{ranks}", steps=6)
+        figures = {
+            f"rollout/engine/embedded-{rank}/{figure}": value
+            for rank in range(ranks)
+            for figure, value in (("tokens_s", 100.0 + rank), ("busy_s", 0.1 + rank))
+        }
+        steps = [step_metrics(step) | {key: value * step for key, value in figures.items()} for step in range(1, 7)]
+        write_lines(folder / "metrics.jsonl", steps)
+        return page_of(folder)
+
+    two = page_with(2)
+    for title in ("Tokens per second by engine rank", "Busy time by engine rank"):
+        chart = two[two.index(f"<strong>{title}</strong>") :].partition("</figure>")[0]
+        assert "embedded-0" in chart
+        assert "embedded-1" in chart
+    assert "rollout/engine/" not in two
+    assert "by engine rank" not in page_with(1), "its figures are those of the whole"
+
+
 @pytest.mark.parametrize(
     ("one", "other", "same"),
     [

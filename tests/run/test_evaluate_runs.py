@@ -163,7 +163,7 @@ def test_a_rank_that_cannot_be_built_is_named_and_those_before_it_are_closed(
         async def close(self) -> None:
             ends.append(self.name)
 
-    monkeypatch.setitem(build_engines._ENGINES, "embedded", Engine)
+    monkeypatch.setitem(build_engines._ENGINES, "embedded", Engine.from_pretrained)
     with pytest.raises(SetupError, match="no room for embedded-1"):
         evaluate(make_config(**{"rollout.engine.ranks": 2}))
     assert ends == ["embedded-0"]

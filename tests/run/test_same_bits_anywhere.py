@@ -5,6 +5,11 @@ from __future__ import annotations
 import importlib
 import os
 import shutil
+import signal
+import subprocess
+import sys
+import time
+import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,16 +20,18 @@ from safetensors.torch import load_file
 import penstock
 from penstock.runtime import cpu
 from tests.kill.killed_run import lines
+from tests.support.processes import wait_until_none
 
 pytestmark = pytest.mark.long
 
 DEMO = Path(__file__).resolve().parents[2] / "examples" / "demo"
+STEPS = 6
 DETERMINISTIC = (
     "deterministic=true",
     "staleness.policy=in_order",
     "staleness.lookahead=0",
     "weight_sync.mode=drain",
-    "training.max_steps=6",
+    f"training.max_steps={STEPS}",
     "data.eval_size=20",
     "rollout.record=true",
     "observe.console=off",
@@ -48,7 +55,7 @@ class Outcome:
 
 
 def outcome(run_dir: Path) -> Outcome:
-    (checkpoint,) = (run_dir / "checkpoints").iterdir()
+    checkpoint = run_dir / "checkpoints" / f"step_{STEPS}"
     groups = [folder for folder in (run_dir / "rollouts").iterdir() if folder.is_dir()]
     return Outcome(
         metrics=[
@@ -95,9 +102,9 @@ def trained(model: Path, run_dir: Path, *changes: str) -> Outcome:
 def in_one_process(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     found = trained(model, tmp_path_factory.mktemp("one") / "run")
     steps = [line for line in found.metrics if "train/loss" in line]
-    assert len(steps) == 6
+    assert len(steps) == STEPS
     assert all(line["train/grad_norm"] > 0 for line in steps)
-    assert len(found.rollouts) == 6 * 16
+    assert len(found.rollouts) == STEPS * 16
     return found
 
 
@@ -130,3 +137,40 @@ def test_results_do_not_depend_on_how_many_cores_each_rank_gets(
         model, tmp_path / "apart", TWO, ENGINE_PROCESSES, "runtime.trainer_threads=1", "runtime.trainer_lanes=2"
     )
     assert apart == alone
+
+
+@pytest.mark.parametrize("steps", [0, 1, 4])
+def test_a_run_over_processes_that_is_interrupted_and_resumed_ends_with_the_same_bits(
+    model: Path, in_one_process: Outcome, tmp_path: Path, steps: int
+) -> None:
+    run_dir, mark = tmp_path / "run", f"PENSTOCK_TEST={uuid.uuid4()}"
+    settings = (
+        f"model.path={model}",
+        f"run_dir={run_dir}",
+        *DETERMINISTIC,
+        TWO,
+        ENGINE_PROCESSES,
+        TRAINER_PROCESS,
+        SHM,
+    )
+    name, _, value = mark.partition("=")
+    run = subprocess.Popen(
+        [sys.executable, "-m", "penstock", "train", DEMO / "config.yaml", *settings],
+        env={**os.environ, name: value},
+        start_new_session=True,
+    )
+    try:
+        while not (run_dir / "events.jsonl").exists() or len(lines(run_dir / "metrics.jsonl")) < (steps and steps + 1):
+            assert run.poll() is None
+            time.sleep(0.01)
+        os.killpg(run.pid, signal.SIGINT)
+        assert run.wait(300) == 130
+    finally:
+        run.kill()
+    wait_until_none(mark)
+    assert penstock.resume(run_dir).stopped_by == "max_steps"
+    resumed = outcome(run_dir)
+    assert [line for line in resumed.metrics if "train/loss" in line] == [
+        line for line in in_one_process.metrics if "train/loss" in line
+    ]
+    assert (resumed.weights, resumed.optimizer) == (in_one_process.weights, in_one_process.optimizer)

@@ -48,3 +48,11 @@ def test_it_needs_a_data_plane_that_it_can_reach(make_config: ConfigMaker) -> No
 def test_it_is_refused_where_there_is_no_trainer(make_config: ConfigMaker) -> None:
     with pytest.raises(ConfigError, match=r"runtime\.trainer_process: has no effect without a trainer"):
         make_config(**APART, **{"training.backend": "none", "rollout.record": True})
+
+
+def test_a_loss_that_only_this_process_has_is_refused_with_the_way_out(make_config: ConfigMaker) -> None:
+    def mine(tokens: object) -> object:
+        raise AssertionError("it is never called")
+
+    with pytest.raises(ConfigError, match=r"algorithm\.loss\.import_path: mine .*named module:function, or set"):
+        penstock.train(make_config(**APART), loss=mine)

@@ -42,7 +42,7 @@ def losing_trainers(
             told.get(len(built) - 1, lambda: None)()
             return trainer
 
-    patch.setitem(build_trainer._TRAINERS, "local", LosingTrainer)
+    patch.setitem(build_trainer._TRAINERS, "local", LosingTrainer.from_pretrained)
     yield built
 
 

@@ -1,7 +1,8 @@
-"""Whether processes run."""
+"""Whether processes run, and which."""
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -19,3 +20,25 @@ def wait_until_gone(pid: int, seconds: float = 20.0) -> None:
     while alive(pid):
         assert time.monotonic() < end, f"process {pid} is still there"
         time.sleep(0.02)
+
+
+def marked(mark: str) -> list[int]:
+    """The processes whose environment holds `mark`: whoever was started with it, and all that these have started."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit() and int(folder.name) != os.getpid():
+            try:
+                has_it = mark.encode() in (folder / "environ").read_bytes()
+            except OSError:  # it has ended meanwhile, or is another user's
+                continue
+            if has_it and alive(int(folder.name)):
+                found.append(int(folder.name))
+    return found
+
+
+def wait_until_none(mark: str, seconds: float = 20.0) -> None:
+    """Of the processes with `mark`, wait for the last to end."""
+    end = time.monotonic() + seconds
+    while left := marked(mark):
+        assert time.monotonic() < end, f"processes {left} are still there"
+        time.sleep(0.05)

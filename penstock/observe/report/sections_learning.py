@@ -14,6 +14,8 @@ from penstock.observe.report.values import number
 COLOURS = ("c1", "c2", "c3", "c4", "c5", "ink")
 _REWARD = "train/reward_mean"
 _COMPONENT = "reward/"
+ENGINE = "rollout/engine/"
+"""What the figures of each engine rank begin with."""
 _SMALL_MULTIPLES = (
     ("train/loss", "Loss", None),
     ("train/grad_norm", "Gradient norm, before clipping", 0.0),
@@ -42,6 +44,7 @@ _SHOWN_ELSEWHERE = (
     "staleness/lag_histogram/",
     "timing/",
     "throughput/",
+    ENGINE,
     "rollout/groups_",
     "rollout/prompts_",
 )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
 from penstock.observe.report.chart import LARGE, Line, Look, line_chart
 from penstock.observe.report.data import RunData
 from penstock.observe.report.markup import NOTHING, Html, join, tag
-from penstock.observe.report.sections_learning import section, trend, window_of
+from penstock.observe.report.sections_learning import COLOURS, ENGINE, section, trend, window_of
 from penstock.observe.report.stack import Band, Layer, binned, bins_of, stacked_bars, strip
 from penstock.observe.report.thinning import smoothed, thinned
 from penstock.observe.report.tracks import overlap_timeline
@@ -121,7 +122,29 @@ def throughput_section(data: RunData) -> Html:
         Line("being generated", thinned(data.points("buffer/reserved")), "c6"),
     ]
     buffer = line_chart("Buffer", buffered, note="prompt groups at each step's end", floor=0.0)
-    return section("throughput", "Throughput and responses", _side_by_side(speed, length, truncated, buffer))
+    charts = _side_by_side(speed, length, truncated, buffer, *_by_rank(data))
+    return section("throughput", "Throughput and responses", charts)
+
+
+def _by_rank(data: RunData) -> list[Html]:
+    """What each engine rank did; nothing if there is only one, whose figures are those of the whole."""
+
+    def lines(figure: str) -> list[Line]:
+        keys = [key for key in data.metric_names() if key.startswith(ENGINE) and key.endswith(f"/{figure}")]
+        names = [key.removeprefix(ENGINE).removesuffix(f"/{figure}") for key in keys]
+        colours = itertools.cycle(COLOURS)
+        found = zip(keys, names, colours, strict=False)
+        return [_running(name, data.points(key), colour) for key, name, colour in found] if len(keys) > 1 else []
+
+    return [
+        line_chart("Tokens per second by engine rank", lines("tokens_s"), note="running means", floor=0.0),
+        line_chart(
+            "Busy time by engine rank",
+            lines("busy_s"),
+            note="seconds per step, weighted by slots in use",
+            floor=0.0,
+        ),
+    ]
 
 
 def _side_by_side(*charts: Html) -> Html:

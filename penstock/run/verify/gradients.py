@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Generic, TypeVar
 
 import torch
-from torch import Tensor
 
 from penstock.controller.pumps.advantage import AdvantagePump
 from penstock.data_plane import fields
 from penstock.data_plane.meta import KVBatchMeta
 from penstock.run.verify.findings import Check, Finding, NotChecked, Status, within
 from penstock.run.verify.subject import Subject
+from penstock.training.gradient_comparison import ComparesGradients
 from penstock.training.targets import needs_preparation
 from penstock.weights.digest import published_digests
 from penstock.weights.site import site_of
@@ -54,21 +54,13 @@ GRADIENTS = Check(
 )
 
 
-@runtime_checkable
-class GradientReader(Protocol):
-    """A trainer that lets others read its open step's gradients."""
-
-    async def read_gradients(self, read: Callable[[Mapping[str, Tensor]], R]) -> R:
-        """What `read` returns for them."""
-
-
 @dataclass(frozen=True)
-class _Accumulated:
+class _Accumulated(Generic[R]):
     """What one way of splitting the batch gave: the step's counts, and what was read from its gradients."""
 
     tokens: float
     sequences: float
-    read: Any
+    read: R
 
     @property
     def counts(self) -> tuple[float, float]:
@@ -92,17 +84,23 @@ async def check_gradients(subject: Subject) -> Finding:
     metas = batch.metas
     size = min(subject.config.training.min_groups_per_chunk, len(metas))
     before = await _weight_digests(subject)
-    whole = await _accumulate(subject, _chunks(metas, len(metas)), _copied)
-    against = _Comparison(whole.read)
-    streamed = await _accumulate(subject, _chunks(metas, size), against.difference)
-    by_group = streamed if size == 1 else await _accumulate(subject, _chunks(metas, 1), against.difference)
+    trainer = subject.training.trainer
+    if not isinstance(trainer, ComparesGradients):
+        raise NotChecked(f"{type(trainer).__name__} does not compare gradients")
+    try:
+        whole = await _accumulate(subject, _chunks(metas, len(metas)), trainer.keep_gradients)
+        streamed = await _accumulate(subject, _chunks(metas, size), trainer.gradient_difference)
+        by_group = streamed if size == 1 else await _accumulate(subject, _chunks(metas, 1), trainer.gradient_difference)
+    finally:
+        await trainer.forget_gradients()
     after = await _weight_digests(subject)
-    (gap, parameter), (group_gap, group_parameter) = streamed.read, by_group.read
+    gap, group_gap = streamed.read.relative, by_group.read.relative
+    worst = by_group.read if group_gap > gap else streamed.read
     figures = {
         "streamed_relative_difference": gap,
         "by_group_relative_difference": group_gap,
-        "worst_parameter": group_parameter if group_gap > gap else parameter,
-        "gradient_norm": against.norm,
+        "worst_parameter": worst.worst_parameter,
+        "gradient_norm": whole.read,
         "groups": len(subject.sampled.groups),
         "streamed_chunks": -(-len(metas) // size),
         "tokens": whole.tokens,
@@ -183,16 +181,14 @@ async def _scoring(subject: Subject) -> AsyncIterator[AdvantagePump]:
 
 
 async def _accumulate(
-    subject: Subject, chunks: Sequence[KVBatchMeta], read: Callable[[Mapping[str, Tensor]], Any]
-) -> _Accumulated:
-    """Open a step, feed it the chunks, read its gradients, drop it."""
+    subject: Subject, chunks: Sequence[KVBatchMeta], read: Callable[[], Awaitable[R]]
+) -> _Accumulated[R]:
+    """Open a step, feed it the chunks, have something read from its gradients, drop it."""
     trainer = subject.training.trainer
-    if not isinstance(trainer, GradientReader):
-        raise NotChecked(f"{type(trainer).__name__} does not expose its gradients")
     await trainer.begin_train_step(_STEP)
     try:
         results = [await trainer.train_microbatch(_STEP, chunk) for chunk in chunks]
-        found = await trainer.read_gradients(read)
+        found = await read()
     finally:
         await trainer.abort_train_step(_STEP)
     tokens, sequences = (sum(getattr(r, name) for r in results) for name in ("valid_tokens", "valid_sequences"))
@@ -201,33 +197,6 @@ async def _accumulate(
 
 def _chunks(metas: Sequence[KVBatchMeta], size: int) -> list[KVBatchMeta]:
     return [KVBatchMeta.concat(metas[start : start + size]) for start in range(0, len(metas), size)]
-
-
-def _copied(gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: gradient.detach().to("cpu", copy=True) for name, gradient in gradients.items()}
-
-
-class _Comparison:
-    """Differences from one set of gradients, relative to its global norm, in float64 and one tensor at a time."""
-
-    def __init__(self, reference: Mapping[str, Tensor]) -> None:
-        self._reference = reference
-        self.norm = sum(float(gradient.double().square().sum()) for gradient in reference.values()) ** 0.5
-
-    def difference(self, gradients: Mapping[str, Tensor]) -> tuple[float, str]:
-        """The relative difference, and the parameter that contributes most to it."""
-        squares = {
-            name: self._square(gradients.get(name), self._reference.get(name))
-            for name in self._reference.keys() | gradients.keys()
-        }
-        worst = max(squares, key=squares.__getitem__, default="")
-        return (sum(squares.values()) ** 0.5 / self.norm if self.norm else float("nan")), worst
-
-    @staticmethod
-    def _square(one: Tensor | None, other: Tensor | None) -> float:
-        """Of the difference; a parameter without a gradient counts as one with zeros."""
-        sides = [side.detach().cpu().double() for side in (one, other) if side is not None]
-        return float((sides[0] - sides[1] if len(sides) == 2 else sides[0]).square().sum())
 
 
 async def _weight_digests(subject: Subject) -> dict[str, str]:

@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
-import torch
-
 from penstock.config.models import RunConfig
+from penstock.run.verify.adapters import adapter_sizes, itemsize, model_settings
 from penstock.run.verify.findings import Check, Finding, Status
 from penstock.runtime.cpu import lanes_for_rest, threads_for_half
 from penstock.runtime.free_memory import free_bytes
-from penstock.training.backends.local.memory import keeps_attention_scores
 from penstock.training.targets import uses_reference
-from penstock.weights.hf import local_folder, pick_device
-from penstock.weights.lora import ADAPTER_FILE, attach_lora
+from penstock.weights.facts import ModelFacts, read_facts
+from penstock.weights.hf import pick_device
 
 _FLOAT32 = 4
 
@@ -120,11 +117,11 @@ async def check_memory(config: RunConfig) -> Finding:
 
 
 def estimate_memory(config: RunConfig) -> MemoryEstimate:
-    """Nothing is loaded: the model is built without memory for its weights."""
-    model = _meta_model(config)
-    weights = _weights(config, model)
-    shape = model.config.get_text_config()
-    size = model.dtype.itemsize
+    """Nothing is loaded: shapes are in the headers of the model's files."""
+    facts = read_facts(config.model)
+    weights = _weights(config, facts)
+    shape = model_settings(config.model).get_text_config()
+    size = itemsize(config.model)
     lanes, ranks = _lanes(config), config.rollout.engine.ranks
     tokens, together = microbatch_tokens(config, lanes)
     return MemoryEstimate(
@@ -199,10 +196,13 @@ def in_words(count: int) -> str:
 
 def _is_shared(config: RunConfig) -> bool:
     """Whether the weights that the engine loads exist a second time in CPU memory, on their way to it."""
-    return config.runtime.engine_process and pick_device(config.runtime.device).type == "cpu"
+    apart = config.runtime.engine_process or config.runtime.trainer_process
+    return apart and pick_device(config.runtime.device).type == "cpu"
 
 
 def _keeps_scores(config: RunConfig) -> bool:
+    from penstock.training.backends.local.memory import keeps_attention_scores
+
     longest, device = config.rollout.engine.max_model_len, pick_device(config.runtime.device).type
     return keeps_attention_scores(config.model, config.training, longest, device)
 
@@ -229,37 +229,14 @@ def _lanes(config: RunConfig) -> int:
     return lanes_for_rest(config.runtime.trainer_lanes, threads_for_half(config.runtime.trainer_threads))
 
 
-def _meta_model(config: RunConfig) -> Any:
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    model, trust = config.model, config.model.trust_remote_code
-    settings = AutoConfig.from_pretrained(local_folder(model), trust_remote_code=trust, local_files_only=True)
-    with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(settings, dtype=getattr(torch, model.dtype), trust_remote_code=trust)
-
-
-def _weights(config: RunConfig, model: Any) -> Weights:
-    plain = sum(parameter.numel() * parameter.itemsize for parameter in model.parameters())
-    trained = [(parameter.numel(), parameter.itemsize) for parameter in model.parameters()]
+def _weights(config: RunConfig, facts: ModelFacts) -> Weights:
+    plain = facts.bytes
+    trained = [(parameter.count, itemsize(config.model)) for parameter in facts.parameters]
     adapters = 0
     if config.model.lora is not None:
-        trained = _adapters(config, model)
+        trained = adapter_sizes(config)
         adapters = sum(count * size for count, size in trained)
     gradients = sum(count * max(size, _FLOAT32) for count, size in trained)
     masters = sum(count * _FLOAT32 for count, size in trained if size < _FLOAT32)
     transient = sum(count * size for count, size in trained)
     return Weights(plain + adapters, plain, gradients, 2 * gradients + masters, transient)
-
-
-def _adapters(config: RunConfig, model: Any) -> list[tuple[int, int]]:
-    """Numbers and bytes of each adapter tensor."""
-    lora = config.model.lora
-    assert lora is not None
-    if lora.path is None:
-        adapted = attach_lora(model, lora, seed=config.seed)
-        return [(each.numel(), each.itemsize) for each in adapted.parameters() if each.requires_grad]
-    from safetensors import safe_open
-
-    with safe_open(Path(lora.path) / ADAPTER_FILE, "pt") as file:
-        names = list(file.keys())
-        return [(torch.Size(file.get_slice(name).get_shape()).numel(), _FLOAT32) for name in names]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Any
 from penstock.data_plane.meta import KVBatchMeta
 from penstock.errors import SetupError, TrainerLost, WorkerClosed, WorkerLost
 from penstock.runtime.workers import WorkerHandle
+from penstock.training.gradient_comparison import GradientDifference
 from penstock.training.interface import ChunkResult, Prepared, SnapshotTaken, StepResult, Trainer, TrainerSnapshot
 from penstock.weights.publication import WeightPublication, WeightSite
 
@@ -78,6 +80,20 @@ class WorkerTrainer(Trainer):
         result: Prepared = await self._ask("prepare", meta)
         return result
 
+    async def keep_gradients(self) -> float:
+        """Have a copy of the open step's raw gradients kept there, to compare others with; returns their norm."""
+        norm: float = await self._ask("keep_gradients")
+        return norm
+
+    async def gradient_difference(self) -> GradientDifference:
+        """How the open step's raw gradients differ from those that were kept."""
+        result: GradientDifference = await self._ask("gradient_difference")
+        return result
+
+    async def forget_gradients(self) -> None:
+        """Free what `keep_gradients` keeps."""
+        await self._ask("forget_gradients")
+
     async def publish_weights(self, sites: Sequence[WeightSite] = ()) -> WeightPublication:
         """The current weights, for receivers at `sites`; by default, for those in the worker's process."""
         result: WeightPublication = await self._ask("publish_weights", list(sites))
@@ -94,6 +110,22 @@ class WorkerTrainer(Trainer):
     async def load_checkpoint(self, folder: Path) -> None:
         """Read what a snapshot wrote."""
         await self._ask("load_checkpoint", folder)
+
+    async def lost(self) -> TrainerLost:
+        """Wait until its process is gone, without having been closed; says how."""
+        loop = asyncio.get_running_loop()
+        found: asyncio.Future[TrainerLost] = loop.create_future()
+
+        def settle(lost: WorkerLost) -> None:
+            if not found.done():
+                found.set_result(_trainer_lost(lost))
+
+        def tell(lost: WorkerLost) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits there
+                loop.call_soon_threadsafe(settle, lost)
+
+        self._worker.when_lost(tell)
+        return await found
 
     async def close(self) -> None:
         """Let the trainer end its threads, and end its process; a second call is a no-op."""
@@ -130,17 +162,18 @@ def _as_trainer_lost() -> Iterator[None]:
     """A worker that is gone, as the trainer that went with it."""
     try:
         yield
-    except WorkerClosed as closed:
-        raise TrainerLost(str(closed)) from None
     except WorkerLost as lost:
-        raise TrainerLost(_told(str(lost))) from None
+        raise _trainer_lost(lost) from None
 
 
-def _told(how: str) -> str:
+def _trainer_lost(lost: WorkerLost) -> TrainerLost:
+    how = str(lost)
+    if isinstance(lost, WorkerClosed):
+        return TrainerLost(how)
     memory = (
         ". If nobody killed it, the machine may have run out of memory; penstock verify estimates what the run needs"
     )
-    return (
+    return TrainerLost(
         f"{how}. The trainer has a process of its own (runtime.trainer_process: true), and weights and optimizer state "
         f"went with it: resume from the last checkpoint, penstock resume{memory if 'SIGKILL' in how else ''}"
     )

@@ -19,6 +19,7 @@ from penstock.runtime.lanes import Lanes
 from penstock.runtime.local import WorkerThread
 from penstock.runtime.threads import in_daemon_thread
 from penstock.training.backends.local import LocalBackend
+from penstock.training.gradient_comparison import GradientComparison, GradientDifference
 from penstock.training.interface import (
     ChunkResult,
     Prepared,
@@ -105,6 +106,7 @@ class LocalTrainer(Trainer):
             lanes=Lanes("trainer-lane", lanes, threads),
             longest_row=longest_row,
         )
+        self._compared = GradientComparison()
         self._thread = WorkerThread("trainer", threads)
 
     @classmethod
@@ -173,6 +175,18 @@ class LocalTrainer(Trainer):
     async def read_gradients(self, read: Callable[[Mapping[str, Tensor]], R]) -> R:
         """What `read`, called in the thread, returns for the raw gradients that the open step has accumulated."""
         return await self._call(self._worker.read_gradients, read)
+
+    async def keep_gradients(self) -> float:
+        """Keep a copy of the open step's raw gradients, to compare others with; returns their norm."""
+        return await self.read_gradients(self._compared.keep)
+
+    async def gradient_difference(self) -> GradientDifference:
+        """How the open step's raw gradients differ from those that were kept."""
+        return await self.read_gradients(self._compared.difference)
+
+    async def forget_gradients(self) -> None:
+        """Free what `keep_gradients` keeps."""
+        self._compared.forget()
 
     async def compute_logprobs(self, meta: KVBatchMeta, field_name: str) -> None:
         """Write the current policy's per-token log-probs into a column."""

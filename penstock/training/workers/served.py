@@ -16,6 +16,7 @@ from penstock.data_plane.meta import KVBatchMeta
 from penstock.data_plane.opening import connect
 from penstock.runtime.lanes import Lanes
 from penstock.runtime.threads import in_daemon_thread
+from penstock.training.gradient_comparison import GradientComparison, GradientDifference
 from penstock.training.interface import ChunkResult, Prepared, SnapshotTaken, StepResult
 from penstock.training.step_worker import StepWorker
 from penstock.training.workers.local import load_policy, local_worker
@@ -32,6 +33,7 @@ class ServedTrainer:
     def __init__(self, worker: StepWorker, data_plane: DataPlaneClient) -> None:
         self._worker = worker
         self._data_plane = data_plane
+        self._compared = GradientComparison()
 
     def begin_train_step(self, step_id: int) -> None:
         """Open a step."""
@@ -56,6 +58,18 @@ class ServedTrainer:
     def prepare(self, meta: KVBatchMeta) -> Prepared:
         """Write the columns that advantages and loss need in addition to those of the rollout."""
         return self._worker.prepare(meta)
+
+    def keep_gradients(self) -> float:
+        """Keep a copy of the open step's raw gradients here, to compare others with; returns their norm."""
+        return self._worker.read_gradients(self._compared.keep)
+
+    def gradient_difference(self) -> GradientDifference:
+        """How the open step's raw gradients differ from those that were kept."""
+        return self._worker.read_gradients(self._compared.difference)
+
+    def forget_gradients(self) -> None:
+        """Free what `keep_gradients` keeps."""
+        self._compared.forget()
 
     def publish_weights(self, sites: Sequence[WeightSite]) -> WeightPublication:
         """The current weights, for receivers at `sites`."""

@@ -3,25 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.config.sections.model import ModelConfig
-from penstock.rollout.engines.base import EngineHealth, EngineStats
 from penstock.rollout.engines.embedded import EmbeddedEngine
+from penstock.rollout.engines.process.state import EngineState
 from penstock.rollout.handle import HFTokenizer
-from penstock.runtime.wire.crossing import crosses
 from penstock.weights.hf import load_tokenizer
 from penstock.weights.publication import WeightSite
-
-
-@crosses
-@dataclass(frozen=True)
-class EngineState:
-    """What the controller's side can be asked at any time, as of the last message."""
-
-    health: EngineHealth
-    stats: EngineStats = field(default_factory=EngineStats)
 
 
 class ServedEngine(EmbeddedEngine):

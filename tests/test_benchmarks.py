@@ -1,0 +1,36 @@
+"""The benchmarks run with the code as it is; how fast it is, they say themselves."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks.support.codec import codec_us
+from benchmarks.support.published_weights import cpu_case, publish_figures
+from benchmarks.support.router import router_us
+from benchmarks.support.shm_speed import memory_put_get_us, shm_speed
+from benchmarks.support.two_ranks import rank_figures
+
+SCRIPTS = sorted(path.stem for path in (Path(__file__).parents[1] / "benchmarks").glob("*.py"))
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_what_a_benchmark_imports_is_there(name: str) -> None:
+    assert callable(importlib.import_module(f"benchmarks.{name}").main)
+
+
+def test_figures_of_one_process() -> None:
+    assert codec_us(repeats=2) > 0
+    assert memory_put_get_us(repeats=3) > 0
+    assert isinstance(router_us(ranks=2, requests=64, repeats=1), float)
+    assert set(publish_figures(quick=True)) == {"publish_gb_s", "memcpy_gb_s", "publish_over_memcpy"}
+
+
+@pytest.mark.long
+def test_figures_of_several_processes() -> None:
+    assert shm_speed(rows=8, tokens=64, repeats=2)["shm_put_get_gb_s"] > 0
+    case = replace(cpu_case(quick=True), config=cpu_case(quick=True).config | {"num_hidden_layers": 1})
+    assert rank_figures(case, passes=1)["two_ranks_over_one"] > 0
