@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from penstock.errors import WeightSyncError
+from penstock.runtime import copying
 from penstock.weights.plan import transport_of
 from penstock.weights.policy_weights import PolicyWeights
 from penstock.weights.publication import InProcessEndpoint, SharedMemoryEndpoint, WeightPublication, WeightSite
@@ -83,6 +84,22 @@ def test_what_is_read_is_what_was_published(kinds: list[tuple[torch.dtype, list[
     assert list(found) == list(tensors)
     assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
     assert all(found[name].dtype == tensor.dtype for name, tensor in tensors.items())
+
+
+def test_weights_that_several_threads_copy_arrive_whole(
+    publisher: WeightPublisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copying, "_threads", lambda: 4)
+    torch.manual_seed(0)
+    sizes = [3_000_001, 1, 7, 0, 1_048_576, 513, 2_000_000]
+    tensors = {f"w{number}": torch.randn(size) for number, size in enumerate(sizes)}
+    for _ in range(2):  # the second one into memory that has held the first
+        publication = publisher.publish(1, PolicyWeights.given(tensors.items()), [ELSEWHERE])
+        found = read(publication)
+        assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
+        publisher.release(publication)
+        for tensor in tensors.values():
+            tensor.neg_()
 
 
 def test_only_what_somebody_reads_is_published(publisher: WeightPublisher) -> None:
