@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -18,10 +19,11 @@ import penstock
 from penstock.config.models import RunConfig
 from penstock.config.reading.loading import dump_config
 from penstock.errors import TrainerLost, TrainerStuck
-from tests.engines.test_process_engine import wait_until_gone
+from penstock.run.starting import parts_of
 from tests.run.conftest import ConfigMaker
 from tests.run.test_train import steps
 from tests.run.test_trainer_process import APART, DETERMINISTIC, figures
+from tests.support.processes import wait_until_gone
 from tests.support.worker_processes import worker_pid
 
 pytestmark = [pytest.mark.usefixtures("hangups_are_heard"), pytest.mark.long]
@@ -156,3 +158,18 @@ def test_a_stopped_trainer_ends_with_a_controller_that_is_killed(make_config: Co
     run.program.wait(WAIT_SECONDS)
     for pid in run.workers:
         wait_until_gone(pid)
+
+
+async def test_an_interrupt_while_it_is_built_leaves_no_process(make_config: ConfigMaker) -> None:
+    async def begin() -> None:
+        async with parts_of(make_config(**BOTH)):
+            pytest.fail("it is interrupted first")
+
+    building = asyncio.ensure_future(begin())
+    while not (pid := worker_pid("trainer")):  # noqa: ASYNC110 - another process, which takes seconds to be ready
+        await asyncio.sleep(0.01)
+    building.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await building
+    wait_until_gone(pid)
+    assert worker_pid("engine embedded-0") == 0

@@ -60,7 +60,7 @@ def memories() -> int:
 
 
 def values(publication: WeightPublication, site: WeightSite = ELSEWHERE) -> set[float]:
-    return {float(number) for number in read(publication, site)["w"]}
+    return set(read(publication, site)["w"].tolist())
 
 
 @settings(deadline=None)
@@ -165,6 +165,32 @@ def test_memory_that_may_still_be_read_is_not_written_again(publisher: WeightPub
         publisher.release(publisher.publish(version, weights(float(version)), [ELSEWHERE]))
     assert {float(number) for _, tensor in late.tensors() for number in tensor.flatten()} == {1.0, 1.5}
     late.close()
+
+
+def test_memory_that_may_still_be_read_is_freed_when_that_is_over_and_not_before(publisher: WeightPublisher) -> None:
+    before = memories()
+    first = publisher.publish(1, weights(1.0), [ELSEWHERE, HERE])
+    publisher.release(first, still_read=True)
+    publisher.release(first, still_read=True)
+    for version in (2, 3, 4):
+        publisher.release(publisher.publish(version, weights(float(version)), [ELSEWHERE]))
+    assert values(first) == {1.0}, "one that opens it only now finds it, too"
+    assert memories() == before + 2
+    with pytest.raises(WeightSyncError, match="no longer there"):
+        open_weights(first, HERE)
+    publisher.release(first)
+    assert memories() == before + 1, "it is freed, and the memory that is written again stays"
+    with pytest.raises(WeightSyncError, match="no longer there"):
+        open_weights(first, ELSEWHERE)
+
+
+def test_memory_that_may_still_be_read_is_freed_at_the_end() -> None:
+    before, publisher = memories(), WeightPublisher()
+    first = publisher.publish(1, weights(), [ELSEWHERE])
+    publisher.release(first, still_read=True)
+    publisher.close()
+    publisher.release(first)
+    assert memories() == before
 
 
 def test_released_memory_is_used_for_the_next_version(publisher: WeightPublisher) -> None:
