@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+import threading
 from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
@@ -121,12 +122,17 @@ class Worker:
         self.answers: dict[str, list[Any]] = defaultdict(list)
         self.killed: list[int] = []
         self.pids: set[int] = set()
+        due, striking = set(kill_before), threading.Lock()
         call, call_blocking = RepeatedCalls.call, RepeatedCalls.call_blocking
 
         def strike(calls: RepeatedCalls, method: str) -> None:
-            if method in kill_before and method not in self.answers and calls.pid is not None:
-                self.killed.append(calls.pid)
-                os.kill(calls.pid, signal.SIGKILL)
+            # Calls come from several threads: two may find the same process, before either has it replaced.
+            with striking:
+                pid = calls.pid
+                if method in due and pid is not None and pid not in self.killed:
+                    due.remove(method)
+                    self.killed.append(pid)
+                    os.kill(pid, signal.SIGKILL)
 
         def note(calls: RepeatedCalls, method: str, answer: Any) -> Any:
             self.answers[method].append(answer)
