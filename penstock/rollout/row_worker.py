@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from penstock.config.models import DataPlaneConfig
+from penstock.config.sections.timeouts import TimeoutsConfig
 from penstock.data_plane.client import DataPlaneAddress, DataPlaneClient, DataPlaneOwner
 from penstock.data_plane.opening import connect
 from penstock.data_plane.row_files import RowFiles
@@ -39,11 +40,11 @@ def connected(address: DataPlaneAddress) -> RowWorker:
     return _ConnectedRowWorker(connect(address))
 
 
-def begin_row_worker(config: DataPlaneConfig, data_plane: DataPlaneOwner, silence_seconds: float) -> RepeatedCalls:
+def begin_row_worker(config: DataPlaneConfig, data_plane: DataPlaneOwner, timeouts: TimeoutsConfig) -> RepeatedCalls:
     """Calls of a row worker: in a process of its own if the rows can be reached from there, else in a thread.
 
-    A process is started at once and not waited for; one that shows no sign of life for `silence_seconds` is killed,
-    and another takes its place.
+    A process is started at once and not waited for; one that is not ready after `timeouts.start_seconds`, or then shows
+    no sign of life for `timeouts.silence_seconds`, is killed, and another takes its place.
     """
     if config.adapter == "memory":
         spec, kind = WorkerSpec(f"{__name__}:RowWorker", {"client": data_plane}), WorkerKind.THREAD
@@ -51,7 +52,12 @@ def begin_row_worker(config: DataPlaneConfig, data_plane: DataPlaneOwner, silenc
         spec, kind = WorkerSpec(f"{__name__}:connected", {"address": data_plane.address()}), WorkerKind.PROCESS
 
     def begin() -> WorkerHandle:
-        return start(spec, Placement(kind, _NAME), silence_seconds=silence_seconds)
+        return start(
+            spec,
+            Placement(kind, _NAME),
+            silence_seconds=timeouts.silence_seconds,
+            build_seconds=timeouts.start_seconds,
+        )
 
     calls = RepeatedCalls(begin)
     if kind is WorkerKind.PROCESS:

@@ -231,6 +231,7 @@ class RunLife:
                 "trainer": self._trainer_activity,
                 "checkpoint_writer": store.activity,
                 "data_plane": training.data_plane.activity,
+                "row_worker": training.row_worker.activity,
             },
             trainer_lost=self._trainer_lost,
             end_process=self._forced.blocked,
