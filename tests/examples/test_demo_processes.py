@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.processes import marked, wait_until_none
+from tests.support.shared_memory import memories_of, wait_until_unused
 
 pytestmark = pytest.mark.long
 
@@ -69,13 +70,14 @@ class Demo:
 
 @pytest.mark.timeout(1800)
 def test_it_learns_says_so_and_leaves_nothing(tmp_path: Path) -> None:
-    shared = set(os.listdir("/dev/shm"))
     demo = Demo(tmp_path)
     demo.wait_for("step 1/300")
     processes = marked(demo.mark)
+    memories = memories_of(processes)
+    assert memories
     assert demo.end() == 0, demo.output
     assert len(processes) >= 1 + 1 + 2 + 1, "make, the run, two engines and a trainer"
-    assert set(os.listdir("/dev/shm")) <= shared
+    wait_until_unused(memories)
     assert re.search(r"Held-out prompts, greedy     0\.\d\d at the start, (0\.[89]\d|1\.00) at the end", demo.output)
     assert "Training                     300 steps" in demo.output
     assert "Warning" not in demo.output
@@ -89,12 +91,12 @@ def test_it_learns_says_so_and_leaves_nothing(tmp_path: Path) -> None:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("moment", ["setting up", "step 2/300"])
 def test_ctrl_c_ends_it_says_how_to_resume_and_leaves_nothing(tmp_path: Path, moment: str) -> None:
-    shared = set(os.listdir("/dev/shm"))
     demo = Demo(tmp_path, "data.eval_size=20")
     demo.wait_for(moment)
+    memories = memories_of(marked(demo.mark))
     os.killpg(demo.process.pid, signal.SIGINT)  # as a terminal does: to make and to the run
     demo.end()
-    assert set(os.listdir("/dev/shm")) <= shared
+    wait_until_unused(memories)
     assert f"Resume with: .venv/bin/penstock resume {demo.run_dir}" in demo.output
     assert "Traceback" not in demo.output
     summary = json.loads((demo.run_dir / "summary.json").read_text(encoding="utf-8"))

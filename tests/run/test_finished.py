@@ -107,7 +107,7 @@ def test_summary_and_report_have_the_same_figures_under_the_same_names(make_conf
         (True, 16, None, ""),
     ],
 )
-def test_more_groups_evicted_than_trained_is_worth_a_warning(
+async def test_more_groups_evicted_than_trained_is_worth_a_warning(
     make_config: ConfigMaker, tmp_path: Path, over_sampling: bool, evicted: int, key: str | None, change: str
 ) -> None:
     config = make_config(staleness={"policy": "windowed", "over_sampling": over_sampling})
@@ -118,8 +118,9 @@ def test_more_groups_evicted_than_trained_is_worth_a_warning(
         lags = {"staleness/lag_histogram/0": 6.0, "staleness/lag_histogram/1": 2.0}
         log.metrics.step({"step": float(step), "rollout/groups_evicted": float(so_far), **lags})
     tell_evictions(log, config)
-    directory.close()
     told = [json.loads(line) for line in directory.events.read_text().splitlines()]
+    await log.close("max_steps")
+    directory.close()
     if key is None:
         assert told == []
         return

@@ -24,7 +24,7 @@ class SlowReader(io.StringIO):
         return super().write(text)
 
 
-def test_they_are_written_before_the_process_may_end(
+async def test_they_are_written_before_the_process_may_end(
     make_config: ConfigMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory = RunDirectory(tmp_path / "run")
@@ -38,6 +38,7 @@ def test_they_are_written_before_the_process_may_end(
     assert (summary["stopped_by"], summary["run_id"]) == ("error", directory.run_id)
     events = (tmp_path / "run" / "events.jsonl").read_text().splitlines()
     assert [json.loads(line)["event"] for line in events] == ["run_failed", "run_ended"]
+    await log.close("error")
     directory.close()
 
 

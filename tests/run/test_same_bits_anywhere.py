@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 import penstock
 from penstock.runtime import cpu
 from tests.kill.killed_run import lines
+from tests.support.leftovers import Present, leftovers
 from tests.support.processes import wait_until_none
 
 pytestmark = pytest.mark.long
@@ -91,9 +92,9 @@ def demo_config(model: Path, run_dir: Path, *changes: str) -> Any:
 
 def trained(model: Path, run_dir: Path, *changes: str) -> Outcome:
     shutil.rmtree(run_dir, ignore_errors=True)
-    before = set(os.listdir("/dev/shm"))
+    before = Present.now()
     result = penstock.train(demo_config(model, run_dir, *changes))
-    assert set(os.listdir("/dev/shm")) <= before
+    assert leftovers(before) == []
     assert result.stopped_by == "max_steps"
     return outcome(result.run_dir)
 

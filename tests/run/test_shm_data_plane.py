@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from tests.run.conftest import ConfigMaker
 from tests.run.test_train import steps
 from tests.run.verifying import Verify
 from tests.run.verifying import verify as verify
+from tests.support.leftovers import Present, leftovers
 
 SHM = {"data_plane": {"adapter": "shm", "capacity_gb": 0.05}}
 
@@ -35,11 +35,12 @@ def test_a_deterministic_run_has_the_same_losses_to_the_bit(make_config: ConfigM
         keys = ("train/loss", "train/grad_norm", "train/reward_mean", "train/mismatch_logprob_max_abs")
         return [tuple(line[key] for key in keys) for line in steps(penstock.train(config).run_dir)]
 
+    before = Present.now()
     shared = found("shm")
+    assert leftovers(before) == []
     assert len(shared) == 3
     assert any(norm > 0 for _, norm, _, _ in shared)
     assert shared == found("memory")
-    assert not [name for name in os.listdir("/dev/shm") if name.startswith("penstock")]
 
 
 @pytest.mark.parametrize(

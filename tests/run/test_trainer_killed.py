@@ -8,6 +8,8 @@ import re
 import signal
 import subprocess
 import sys
+import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,8 @@ from penstock.config.reading.loading import dump_config
 from tests.run.conftest import ConfigMaker
 from tests.run.test_restarts import assert_same, ends, events, restarting
 from tests.support.killed_trainers import CONTROLLER, WRITE, Kill, kill_trainers
-from tests.support.processes import wait_until_gone
+from tests.support.leftovers import Present, leftovers
+from tests.support.processes import wait_until_gone, wait_until_none
 
 pytestmark = [pytest.mark.usefixtures("hangups_are_heard"), pytest.mark.timeout(600)]
 
@@ -32,14 +35,11 @@ CALLS = ("begin_train_step", "train_microbatch", "finish_train_step", "publish_w
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_left_in_shared_memory() -> Any:
-    before = shared()
+def nothing_is_left() -> Iterator[None]:
+    """Of runs in this process: their memory, and the processes that could still have some."""
+    before = Present.now()
     yield
-    assert shared() - before == set()
-
-
-def shared() -> set[str]:
-    return {name for name in os.listdir("/dev/shm") if name.startswith("penstock")}
+    assert leftovers(before) == []
 
 
 def whole_run(make_config: ConfigMaker, tmp_path: Path, **changes: Any) -> Path:
@@ -96,13 +96,21 @@ def test_every_prompt_of_an_asynchronous_run_ends_once(
 
 
 def command(folder: Path, config: RunConfig, kills: str, *words: str) -> subprocess.CompletedProcess[str]:
-    """`penstock train`, in a process of its own, whose trainers are killed."""
+    """`penstock train`, in a process of its own, whose trainers are killed; all that it has started ends with it."""
+    mark = ("PENSTOCK_TEST", str(uuid.uuid4()))
     path = folder / "config.yaml"
     path.write_text(dump_config(config))
     program = [sys.executable, "-m", "tests.support.killed_trainers", config.run_dir, kills]
-    return subprocess.run(
-        [*program, *(words or ("train", str(path)))], capture_output=True, text=True, timeout=300, check=False
+    done = subprocess.run(
+        [*program, *(words or ("train", str(path)))],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        env=dict([*os.environ.items(), mark]),
     )
+    wait_until_none("=".join(mark))
+    return done
 
 
 @pytest.mark.long
