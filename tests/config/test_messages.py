@@ -164,7 +164,8 @@ def test_contradictions_are_separate_lines_without_noise() -> None:
 @pytest.mark.parametrize("threads", [0, 1, 4])
 def test_any_thread_count_goes_with_deterministic(threads: int) -> None:
     good = {"staleness": {"policy": "in_order", "lookahead": 0}, "weight_sync__mode": "drain", "deterministic": True}
-    assert problems(**good, runtime__engine_threads=threads) == []
+    config = parse_config(settings(**good, runtime__engine_threads=threads))
+    assert config.runtime.engine_threads == threads
 
 
 _JSON = st.recursive(

@@ -91,16 +91,16 @@ def test_a_kill_ends_the_run_with_the_cause_and_a_resume_trains_what_an_undistur
 
 
 def test_a_stopped_process_ends_the_run_by_the_limit_of_its_calls_and_is_killed(make_config: ConfigMaker) -> None:
-    config = make_config(**LONG, **{"runtime.timeouts": {"trainer_seconds": 10.0}})
+    config = make_config(**LONG, **{"runtime.timeouts": {"trainer_seconds": 30.0}})
     signalled = Signalled(config, signal.SIGSTOP)
-    said = r"did not return within 10 s \(runtime\.timeouts\.trainer_seconds\); its process \d+ is still in it"
+    said = r"did not return within 30 s \(runtime\.timeouts\.trainer_seconds\); its process \d+ is still in it"
     with pytest.raises(TrainerStuck, match=said):
         penstock.train(config)
     signalled.gone()
 
 
 def test_a_stopped_process_is_killed_after_silence_and_is_lost(make_config: ConfigMaker) -> None:
-    config = make_config(**LONG, **{"runtime.timeouts": {"silence_seconds": 5.0}})
+    config = make_config(**LONG, **{"runtime.timeouts": {"silence_seconds": 20.0}})
     signalled = Signalled(config, signal.SIGSTOP)
     with pytest.raises(TrainerLost, match=r"no sign of life for \d+ s \(runtime\.timeouts\.silence_seconds\)"):
         penstock.train(config)
