@@ -39,11 +39,13 @@ def connected(address: DataPlaneAddress) -> RowWorker:
     return _ConnectedRowWorker(connect(address))
 
 
-def begin_row_worker(config: DataPlaneConfig, data_plane: DataPlaneOwner, silence_seconds: float) -> RepeatedCalls:
+def begin_row_worker(
+    config: DataPlaneConfig, data_plane: DataPlaneOwner, silence_seconds: float, *, at_once: bool = True
+) -> RepeatedCalls:
     """Calls of a row worker: in a process of its own if the rows can be reached from there, else in a thread.
 
-    A process is started at once and not waited for; one that shows no sign of life for `silence_seconds` is killed,
-    and another takes its place.
+    A process is started `at_once`, or by the first call, and not waited for; one that shows no sign of life for
+    `silence_seconds` is killed, and another takes its place.
     """
     if config.adapter == "memory":
         spec, kind = WorkerSpec(f"{__name__}:RowWorker", {"client": data_plane}), WorkerKind.THREAD
@@ -51,9 +53,11 @@ def begin_row_worker(config: DataPlaneConfig, data_plane: DataPlaneOwner, silenc
         spec, kind = WorkerSpec(f"{__name__}:connected", {"address": data_plane.address()}), WorkerKind.PROCESS
 
     def begin() -> WorkerHandle:
-        return start(spec, Placement(kind, _NAME), silence_seconds=silence_seconds)
+        # It copies and waits for the disk: more threads would only take cores from those who compute.
+        threads = 1 if kind is WorkerKind.PROCESS else 0
+        return start(spec, Placement(kind, _NAME, threads), silence_seconds=silence_seconds)
 
     calls = RepeatedCalls(begin)
-    if kind is WorkerKind.PROCESS:
+    if at_once and kind is WorkerKind.PROCESS:
         calls.begin_now()
     return calls
