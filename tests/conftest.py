@@ -30,7 +30,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(LONG_SECONDS))
 
 
-_GUARDED = ("engines", "fleet", "runtime", "weights")
+_GUARDED = ("controller", "engines", "fleet", "runtime", "weights")
 """Folders whose tests must leave nothing."""
 
 

@@ -11,8 +11,9 @@ from contextvars import ContextVar
 from typing import TextIO
 
 from penstock.observe.jsonl import left_out_line
+from penstock.observe.queued_writer import QueuedWriter
 from penstock.observe.sinks import hold_standard_descriptors, point_away
-from penstock.observe.streams import QueuedWriter, guarded, guarded_lines
+from penstock.observe.streams import guarded, guarded_lines
 
 PATIENCE_SECONDS = 3.0
 """How long process exit waits for a reader that reads nothing."""

@@ -15,14 +15,13 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.observe import progress
+from penstock.observe.event_texts import TOLD_WHOLE
 from penstock.observe.progress import Metrics, TimeLeft
-from penstock.text import cut
 
 ConsoleMode = Literal["auto", "table", "plain", "off"]
 RecordKind = Literal["step", "eval"]
 Clock = Callable[[], float]
 
-_LONGEST_LINE = 400
 _GAP = 2
 _BAR = 24
 
@@ -136,7 +135,7 @@ class PlainView:
 
     def on_event(self, name: str, fields: Mapping[str, Any]) -> None:
         """Print the event if it is important."""
-        if name in _TOLD_WHOLE and (text := _TOLD_WHOLE[name](fields)):
+        if name in TOLD_WHOLE and (text := TOLD_WHOLE[name](fields)):
             self.note(text)
         elif progress.is_important(name):
             self.note(f"  ! {progress.event_line(name, fields)}")
@@ -195,7 +194,7 @@ class TableView:
 
     def on_event(self, name: str, fields: Mapping[str, Any]) -> None:
         """Show the event below the table if it is important; one with many details, above it."""
-        if name in _TOLD_WHOLE and (text := _TOLD_WHOLE[name](fields)):
+        if name in TOLD_WHOLE and (text := TOLD_WHOLE[name](fields)):
             self.note(text)
         if progress.is_important(name):
             with self._lock:
@@ -244,37 +243,6 @@ class TableView:
         line = Table.grid(padding=(0, _GAP, 0, 0))
         line.add_row(Text(text, style="bold"), ProgressBar(self._max_steps, newest.get("step", 0), width=bar_width))
         return line
-
-
-def _stall_text(fields: Mapping[str, Any]) -> str:
-    first, *lines = progress.diagnosis_lines(fields)
-    return "\n".join([f"  ! stalled: {first}", *(f"      {line}" for line in lines)])
-
-
-def failure_text(fields: Mapping[str, Any]) -> str:
-    """What a reward or environment failed with, and where in the user's code."""
-    about = f"group {fields.get('group_id')}, prompt {fields.get('prompt_id')}: {fields.get('message')}"
-    return "\n".join([cut(f"  ! environment_failed: {about}", _LONGEST_LINE), *_traceback_lines(fields)])
-
-
-def _end_text(fields: Mapping[str, Any]) -> str:
-    """Where the user's code raised the error that ended the run; empty if it did not."""
-    if not fields.get("traceback"):
-        return ""
-    return "\n".join([cut(f"  ! run_failed: {fields.get('cause')}", _LONGEST_LINE), *_traceback_lines(fields)])
-
-
-def _traceback_lines(fields: Mapping[str, Any]) -> list[str]:
-    lines = str(fields.get("traceback") or "").rstrip().splitlines()
-    return [f"      {cut(line, _LONGEST_LINE)}" for line in lines]
-
-
-_TOLD_WHOLE: dict[str, Callable[[Mapping[str, Any]], str]] = {
-    "stalled": _stall_text,
-    "environment_failed": failure_text,
-    "run_failed": _end_text,
-}
-"""Events that are shown with all their details."""
 
 
 def _steps_table(rows: list[dict[str, float]], width: int) -> Table:

@@ -16,8 +16,9 @@ from penstock.observe.events import EmitEvent
 from penstock.observe.json_lines import JsonLinesView
 from penstock.observe.jsonl import left_out_line
 from penstock.observe.progress import Metrics
+from penstock.observe.queued_writer import QueuedWriter
 from penstock.observe.sinks import point_away
-from penstock.observe.streams import QueuedWriter, guarded, guarded_lines
+from penstock.observe.streams import guarded, guarded_lines
 
 PATIENCE_SECONDS = 2.0
 """How long the end of a run waits for a reader that reads nothing."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from penstock.config.sections.data import DataConfig
-from penstock.rollout.datasets import records_of
+from penstock.rollout.dataset_records import records_of
 
 
 def count_records(data: DataConfig, part: Literal["train", "eval"], at_most: int | None = None) -> int:

@@ -75,8 +75,9 @@ class BetweenSteps:
         assert self.controller is not None
         if self._verdict is not None or not self._evaluations.due(steps) or self._log.metrics.evaluated(steps):
             return
-        await self.controller.publish_first()
-        report = await (self._evaluations.made_up(steps) if steps else self._evaluations.at_start())
+        async with self.controller.care.at_work():
+            await self.controller.publish_first()
+            report = await (self._evaluations.made_up(steps) if steps else self._evaluations.at_start())
         if report is not None:
             self._log.metrics.evaluation(report, steps)
             self._store.note_value(steps, report.metrics().get(self._config.checkpoint.best_metric))

@@ -16,7 +16,7 @@ from penstock.config.reading.loading import load_config
 from penstock.controller.failures.causes import FailureCauses
 from penstock.controller.failures.classify import describe
 from penstock.errors import ConfigError, EnvironmentFailure, EvaluationError, OverlongPrompt, SetupError
-from penstock.observe.console import failure_text
+from penstock.observe.event_texts import failure_text
 from penstock.observe.events import EventLog
 from penstock.rollout.engines.base import SamplingParams
 from penstock.rollout.environments.base import Environment, Split, Trajectory

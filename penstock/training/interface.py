@@ -132,7 +132,8 @@ class Trainer(Protocol):
     async def release_weights(self, publication: WeightPublication, *, still_read: bool = False) -> None:
         """All receivers have taken a publication or failed: its memory can go.
 
-        With `still_read`, one that was given up may still be reading it, so it is not written again.
+        With `still_read`, one that was given up may still have it open: it is kept, neither written nor freed, until a
+        second call without it.
         """
 
     async def snapshot(self) -> TrainerSnapshot:

@@ -54,11 +54,12 @@ class WeightPublisher:
     matrix at a time.
 
     Invariants: at most two publications are alive; a third ends the oldest. Memory is written again only after a
-    `release` that says that nobody reads it, so a receiver never sees a mix of two versions.
+    `release` that says that nobody reads it, so a receiver never sees a mix of two versions. Memory that somebody may
+    still read is freed by a second `release`, or at the end.
 
     Worked example, receivers in other processes: `publish` of version 1 takes memory A. One receiver is slow, so 2 is
     published into B. `release` of 1, then of 2: A is kept for the next version, B is freed. Had the slow receiver been
-    given up, A would have been freed instead: it may still be reading it.
+    given up (`still_read`), A would have been kept aside, and freed by a second `release` once the receiver is done.
     """
 
     def __init__(self) -> None:
@@ -66,6 +67,8 @@ class WeightPublisher:
         self._numbers = itertools.count(1)
         self._alive: list[_Alive] = []
         self._spare: dict[Transport, PublishedMemory] = {}
+        self._still_read: list[_Alive] = []
+        """Released, while a receiver that was given up may have its memory open."""
         self._known: set[int] = set()
         """Processes of receivers that have been published for."""
         self._closed = False
@@ -94,20 +97,29 @@ class WeightPublisher:
         return WeightPublication(version, manifest, (*offered, *endpoints), number)
 
     def release(self, publication: WeightPublication, *, still_read: bool = False) -> None:
-        """Nobody needs the publication any more; from any thread. A second call is a no-op.
+        """Nobody needs the publication any more; from any thread. A further call is a no-op.
 
-        With `still_read`, a receiver that was given up may still be reading: the memory is not written again.
+        With `still_read`, a receiver that was given up may still have the memory open: it is neither written again nor
+        freed before a second call says that nobody reads it. Memory of a GPU must not be freed under its reader.
         """
         with self._lock:
-            ended = [alive for alive in self._alive if alive.number == publication.number]
-            self._alive = [alive for alive in self._alive if alive.number != publication.number]
+            ended, self._alive = _parted(self._alive, publication)
+            over, self._still_read = _parted(self._still_read, publication, keep=still_read)
+            if still_read and not self._closed:
+                self._still_read += ended
         for alive in ended:
-            self._end(alive, keep=not still_read)
+            for endpoint in alive.offered:
+                in_process.withdraw(endpoint)
+            if not still_read or self._closed:
+                self._end(alive, keep=not still_read)
+        for alive in over:
+            self._end(alive, keep=False)
 
     def close(self) -> None:
         """End all publications; a second call is a no-op."""
         with self._lock:
-            ended, self._alive, self._closed = self._alive, [], True
+            ended, self._closed = [*self._alive, *self._still_read], True
+            self._alive, self._still_read = [], []
             spare, self._spare = self._spare, {}
         for alive in ended:
             self._end(alive, keep=False)
@@ -166,6 +178,14 @@ class WeightPublisher:
                     self._spare[transport] = memory
             if not kept:
                 memory.close()
+
+
+def _parted(
+    known: list[_Alive], publication: WeightPublication, *, keep: bool = False
+) -> tuple[list[_Alive], list[_Alive]]:
+    """What belongs to a publication, and the rest; with `keep`, all is the rest."""
+    mine = [alive for alive in known if alive.number == publication.number and not keep]
+    return mine, [alive for alive in known if alive not in mine]
 
 
 def _written(manifest: WeightManifest, weights: PolicyWeights, memories: list[PublishedMemory]) -> list[Endpoint]:

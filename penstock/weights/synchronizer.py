@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
-from penstock.errors import SetupError, WeightSyncError
+from penstock.errors import PenstockError, SetupError, WeightSyncError
 from penstock.runtime.cancellation import to_the_end
 from penstock.runtime.wire.crossing import crosses
 from penstock.weights.plan import Transport, sync_plan, transport_of
@@ -41,7 +42,7 @@ class Release(Protocol):
     """Tells a publication's trainer that its memory is no longer needed."""
 
     def __call__(self, publication: WeightPublication, *, still_read: bool) -> Awaitable[None]:
-        """With `still_read`, a receiver that was given up may still be reading it."""
+        """With `still_read`, a receiver that was given up may still have it open; a second call without it follows."""
 
 
 Receivers: TypeAlias = Sequence[WeightReceiver] | Callable[[], Sequence[WeightReceiver]]
@@ -56,7 +57,7 @@ class WeightSynchronizer:
     later sync succeeds on it; the others continue. If none remains, the whole sync has failed. If there are no
     receivers at all, as in a replay of recorded rollouts, a version counts as served when it is published. A cancelled
     sync finishes first; `give_up` ends it at once. Once the last receiver has acknowledged or failed, `release` is
-    called.
+    called; if one of them was given up, once more when it has answered or is gone, or after `limit_seconds`.
 
     Named receivers can be refreshed alone while the others serve, if that is to the version that the others serve.
 
@@ -82,7 +83,9 @@ class WeightSynchronizer:
         self._is_serving = is_serving or (lambda name: True)
         self._release = release
         self._clock = clock
+        self._limit = limit_seconds
         self._calls = ReceiverCalls(limit_seconds)
+        self._releasing: set[asyncio.Task[None]] = set()
         self._served: dict[str, int] = {}
         """The version of every receiver that serves, as far as it got it here."""
         self._turn = asyncio.Lock()
@@ -114,6 +117,7 @@ class WeightSynchronizer:
 
     async def _in_turn(self, publication: WeightPublication, names: Collection[str] | None) -> SyncReport:
         async with self._turn:
+            owed = set(self._calls.late.values())
             try:
                 receivers = self._chosen(names)
                 self._refuse_mix(publication.version, receivers)
@@ -121,7 +125,22 @@ class WeightSynchronizer:
                 return await self._publish(publication, receivers, gone)
             finally:
                 if self._release is not None:
-                    await self._release(publication, still_read=bool(self._calls.late))
+                    readers = set(self._calls.late.values()) - owed  # one that owed an answer before was not asked
+                    await self._release(publication, still_read=bool(readers))
+                    if readers:
+                        self._release_later(self._release, publication, readers)
+
+    def _release_later(
+        self, release: Release, publication: WeightPublication, readers: set[asyncio.Task[None]]
+    ) -> None:
+        async def released() -> None:
+            await asyncio.wait(readers, timeout=self._limit)
+            with contextlib.suppress(PenstockError):  # the trainer is gone, and the memory with it
+                await release(publication, still_read=False)
+
+        task = asyncio.create_task(released())
+        self._releasing.add(task)
+        task.add_done_callback(self._releasing.discard)
 
     def _refuse_mix(self, version: int, receivers: Sequence[WeightReceiver]) -> None:
         """Nobody may be brought to another version than those serve who keep serving meanwhile."""

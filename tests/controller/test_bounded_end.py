@@ -165,8 +165,8 @@ class Slow(ScriptedTrainer):
 @pytest.mark.parametrize("reason", ["max_minutes", "early_stop"])
 async def test_an_end_that_nobody_waits_for_gives_a_long_chunk_its_time(reason: str) -> None:
     trainer = Slow()
-    run = ScriptedRun(scripted_config(runtime={"timeouts": {"stop_seconds": 0.05}}), trainer=trainer, prompts=8)
-    asyncio.get_running_loop().call_later(0.5, trainer.let.set)
+    run = ScriptedRun(scripted_config(runtime={"timeouts": {"stop_seconds": 0.5}}), trainer=trainer, prompts=8)
+    asyncio.get_running_loop().call_later(1.0, trainer.let.set)
     assert await stopped(run, trainer.inside, reason) == reason
     assert not run.names("left_behind")
     assert await run.controller.can_be_saved()
@@ -280,6 +280,6 @@ async def test_a_loop_that_stays_blocked_is_given_up_from_outside_of_it() -> Non
         deadline = time.monotonic() + 30
         while not given_up and time.monotonic() < deadline:
             time.sleep(0.01)  # noqa: ASYNC251 - blocks
-    assert len(reported) in (1, 2)
+    assert reported
     assert len(given_up) == 1
     assert "test_a_loop_that_stays_blocked" in given_up[0]

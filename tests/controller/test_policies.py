@@ -16,6 +16,7 @@ from penstock.observe.timeline import Timeline
 from penstock.rollout.engines.base import EngineHealth, GenerationRequest
 from penstock.rollout.engines.scripted import ScriptedResponse
 from penstock.rollout.prompts import Prompt
+from penstock.training.interface import StepResult
 from penstock.training.workers.scripted import ScriptedTrainer
 from penstock.weights.publication import WeightPublication, WeightSite
 from tests.support.scripted_run import ScriptedRun, scripted_config
@@ -293,7 +294,15 @@ async def test_a_run_whose_steps_shrink_again_and_again_reaches_its_end(sampler:
 
 @pytest.mark.parametrize("where", ["finish", "update"])
 async def test_a_stop_after_the_optimizer_began_carries_the_step_to_its_end(where: str) -> None:
-    trainer = ScriptedTrainer(finish_seconds=0.1 if where == "finish" else 0.0)
+    begun = asyncio.Event()
+
+    class Finishing(ScriptedTrainer):
+        async def finish_train_step(self, step_id: int, *, last: bool = True) -> StepResult:
+            if where == "finish":
+                begun.set()
+            return await super().finish_train_step(step_id, last=last)
+
+    trainer = Finishing(finish_seconds=0.1 if where == "finish" else 0.0)
     run = ScriptedRun(scripted_config(), prompts=40, trainer=trainer)
     task = asyncio.create_task(run.run())
     await asyncio.sleep(0)
@@ -301,11 +310,13 @@ async def test_a_stop_after_the_optimizer_began_carries_the_step_to_its_end(wher
         apply = run.engine.apply
 
         async def slow_apply(publication: WeightPublication) -> None:
-            await asyncio.sleep(0.1 if publication.version else 0.0)
+            if publication.version:
+                begun.set()
+                await asyncio.sleep(0.1)
             await apply(publication)
 
         run.engine.apply = slow_apply  # type: ignore[method-assign]
-    await asyncio.sleep(0.05)
+    await begun.wait()
     run.controller.stop("interrupted")
     assert await task == "interrupted"
     finished = len(run.trainer.finished)

@@ -107,7 +107,7 @@ class Gate:
         self._left -= 1
         if self._left == 0:
             self._loop.call_soon_threadsafe(self.reached.set)
-            assert self._opened.wait(10), "nobody opened the gate"
+            assert self._opened.wait(60), "nobody opened the gate"
 
     def open(self) -> None:
         """Let the thread go on."""

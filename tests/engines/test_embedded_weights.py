@@ -300,19 +300,21 @@ async def test_a_sleep_behind_a_wake_leaves_the_engine_asleep() -> None:
 
 async def test_close_does_not_wait_for_ever_for_weights_that_block() -> None:
     engine, release = EmbeddedEngine(tiny_model(), max_num_seqs=2, max_model_len=32), threading.Event()
+    inside = threading.Event()
 
     def blocked() -> Iterator[tuple[str, torch.Tensor]]:
-        release.wait(30)
+        inside.set()
+        release.wait(60)
         yield from ()
 
     await engine.pause()
     update = asyncio.ensure_future(
         engine.update_weights(published(replace(PolicyWeights.of(tiny_model()), tensors=blocked), 1))
     )
-    await asyncio.sleep(0.05)
+    assert await asyncio.to_thread(inside.wait, 60)
     await engine._worker.close(join_seconds=0.1)
     with pytest.raises(RequestAborted):
-        await asyncio.wait_for(update, 5)
+        await asyncio.wait_for(update, 60)
     release.set()
     await engine.close()
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from penstock.observe.display import Display
-from penstock.observe.streams import QueuedWriter
+from penstock.observe.queued_writer import QueuedWriter
 from tests.observe.test_console import STEP
 
 HUNG_UP = "the terminal was closed (SIGHUP)"

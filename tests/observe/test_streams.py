@@ -11,7 +11,8 @@ from contextlib import suppress
 
 import pytest
 
-from penstock.observe.streams import QueuedWriter, guarded
+from penstock.observe.queued_writer import QueuedWriter
+from penstock.observe.streams import guarded
 
 
 class FakeSink:

@@ -160,7 +160,7 @@ class TestWritesThatFail:
 
         def slow(*_: Any) -> None:
             begun.set()
-            assert go_on.wait(10)
+            assert go_on.wait(60)
             ended.set()
 
         monkeypatch.setattr(RecordingFolder, "write", slow)
@@ -186,7 +186,7 @@ class TestWritesThatFail:
                 most = max(most, at_work)
                 if at_work == 2:
                     go_on.set()
-            assert go_on.wait(10)
+            assert go_on.wait(60)
             with lock:
                 at_work -= 1
 

@@ -6,7 +6,7 @@ import asyncio
 import socket
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -104,12 +104,14 @@ async def adding_server() -> AsyncIterator[str]:
         """Add two numbers."""
         return str(a + b)
 
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    listening = socket.socket()
+    listening.bind(("127.0.0.1", 0))
+    port = listening.getsockname()[1]
     app = server.streamable_http_app(stateless_http=True)
-    web = uvicorn.Server(uvicorn.Config(app, port=port, log_level="error", lifespan="on"))
-    task = asyncio.create_task(web.serve())
+    web = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="on"))
+    # It would put back, at its end, handlers of a loop that is gone by then.
+    web.capture_signals = nullcontext  # type: ignore[method-assign, assignment]
+    task = asyncio.create_task(web.serve(sockets=[listening]))
     while not web.started:  # noqa: ASYNC110 - it has no event to wait for
         await asyncio.sleep(0.01)
     yield f"http://127.0.0.1:{port}/mcp"

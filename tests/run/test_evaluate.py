@@ -245,15 +245,17 @@ async def test_evaluations_come_every_so_many_steps_and_only_on_published_weight
 
 @pytest.mark.parametrize("counts", [True, False])
 async def test_a_long_evaluation_that_goes_on_is_no_stall(counts: bool) -> None:
-    run = ScriptedRun(scripted_config(rollout={"failure": {"stall_seconds": 0.4}}, training={"max_steps": 1}))
+    run = ScriptedRun(scripted_config(rollout={"failure": {"stall_seconds": 1.0}}, training={"max_steps": 1}))
     done = 0
 
     async def slow(step: int) -> None:
         nonlocal done
         if counts:
             run.controller.hook_progress = lambda: done
-        for done in range(12):  # noqa: B007 - the counter is what the controller sees
+        for done in range(24):  # noqa: B007 - the counter is what the controller sees
             await asyncio.sleep(0.1)
+            if run.names("stalled"):
+                break
 
     run.after_step = slow
     await run.run()

@@ -126,6 +126,7 @@ def test_the_caller_does_not_wait_for_helpers_that_have_not_begun(
     copy_all([(target, source)])
     assert np.array_equal(target, source)
     held.set()
+    pool.shutdown()
 
 
 def test_what_fails_in_a_helper_is_raised(small_portions: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -123,7 +123,7 @@ class ScriptedRun:
     timeline: Timeline = field(default_factory=Timeline.off)
     samples: SampleLog = field(default_factory=SampleLog)
 
-    async def run(self, limit_seconds: float = 10.0) -> str:
+    async def run(self, limit_seconds: float = 60.0) -> str:
         """Run to the end, or fail: nothing may hang."""
         self._build()
         async with asyncio.timeout(limit_seconds):

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from penstock.errors import WeightSyncError
+from penstock.runtime import copying
 from penstock.weights.plan import transport_of
 from penstock.weights.policy_weights import PolicyWeights
 from penstock.weights.publication import InProcessEndpoint, SharedMemoryEndpoint, WeightPublication, WeightSite
@@ -85,6 +86,22 @@ def test_what_is_read_is_what_was_published(kinds: list[tuple[torch.dtype, list[
     assert all(found[name].dtype == tensor.dtype for name, tensor in tensors.items())
 
 
+def test_weights_that_several_threads_copy_arrive_whole(
+    publisher: WeightPublisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copying, "_threads", lambda: 4)
+    torch.manual_seed(0)
+    sizes = [3_000_001, 1, 7, 0, 1_048_576, 513, 2_000_000]
+    tensors = {f"w{number}": torch.randn(size) for number, size in enumerate(sizes)}
+    for _ in range(2):  # the second one into memory that has held the first
+        publication = publisher.publish(1, PolicyWeights.given(tensors.items()), [ELSEWHERE])
+        found = read(publication)
+        assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
+        publisher.release(publication)
+        for tensor in tensors.values():
+            tensor.neg_()
+
+
 def test_only_what_somebody_reads_is_published(publisher: WeightPublisher) -> None:
     for sites, kinds in (
         ([], [InProcessEndpoint]),
@@ -148,6 +165,32 @@ def test_memory_that_may_still_be_read_is_not_written_again(publisher: WeightPub
         publisher.release(publisher.publish(version, weights(float(version)), [ELSEWHERE]))
     assert {float(number) for _, tensor in late.tensors() for number in tensor.flatten()} == {1.0, 1.5}
     late.close()
+
+
+def test_memory_that_may_still_be_read_is_freed_when_that_is_over_and_not_before(publisher: WeightPublisher) -> None:
+    before = memories()
+    first = publisher.publish(1, weights(1.0), [ELSEWHERE, HERE])
+    publisher.release(first, still_read=True)
+    publisher.release(first, still_read=True)
+    for version in (2, 3, 4):
+        publisher.release(publisher.publish(version, weights(float(version)), [ELSEWHERE]))
+    assert values(first) == {1.0}, "one that opens it only now finds it, too"
+    assert memories() == before + 2
+    with pytest.raises(WeightSyncError, match="no longer there"):
+        open_weights(first, HERE)
+    publisher.release(first)
+    assert memories() == before + 1, "it is freed, and the memory that is written again stays"
+    with pytest.raises(WeightSyncError, match="no longer there"):
+        open_weights(first, ELSEWHERE)
+
+
+def test_memory_that_may_still_be_read_is_freed_at_the_end() -> None:
+    before, publisher = memories(), WeightPublisher()
+    first = publisher.publish(1, weights(), [ELSEWHERE])
+    publisher.release(first, still_read=True)
+    publisher.close()
+    publisher.release(first)
+    assert memories() == before
 
 
 def test_released_memory_is_used_for_the_next_version(publisher: WeightPublisher) -> None:

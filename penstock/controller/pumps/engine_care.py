@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 
 from penstock.config.sections.rollout import FailureConfig
 from penstock.controller.failures.classify import describe
@@ -29,6 +31,19 @@ class EngineCare:
         self._sync = sync
         self._config = config
         parts.engines.emit = parts.events.emit
+
+    @contextlib.asynccontextmanager
+    async def at_work(self) -> AsyncIterator[None]:
+        """In here ranks are brought back, as while the run trains: for an evaluation before it does."""
+        caring = asyncio.create_task(self.run())
+        await asyncio.sleep(0)  # it has begun: requests wait for ranks from now on
+        try:
+            yield
+        finally:
+            caring.cancel()
+            await asyncio.wait({caring})
+            if not caring.cancelled():
+                caring.result()
 
     async def run(self) -> None:
         """Watch until cancelled."""

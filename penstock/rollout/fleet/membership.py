@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -11,7 +12,7 @@ from penstock.errors import EngineError, PenstockError, SetupError
 from penstock.rollout.engines.base import EngineStats, GenerationEngine
 from penstock.rollout.fleet.rank import Rank
 from penstock.rollout.fleet.router import Router
-from penstock.rollout.fleet.states import RankState
+from penstock.rollout.fleet.states import Keeping, RankState
 from penstock.rollout.fleet.totals import ended, summed
 from penstock.runtime.cancellation import ended_within
 from penstock.runtime.making import Making
@@ -56,6 +57,7 @@ class Membership:
         self._build, self._replacements, self._start_seconds = build, replacements, start_seconds
         self._kept: asyncio.AbstractEventLoop | None = None
         """The loop of whoever keeps the fleet."""
+        self._keeping = Keeping.NOT_YET
         self._ranks: dict[str, Rank] = {}
         self._closed = False
         self._leaving: set[asyncio.Task[None]] = set()
@@ -92,6 +94,8 @@ class Membership:
 
     def may_serve(self, rank: Rank) -> bool:
         """Whether it serves, or may come back."""
+        if rank.state is RankState.STALE:
+            return self._keeping is not Keeping.OVER
         if rank.state is not RankState.DEAD:
             return True
         return self._kept is not None and self._build is not None and rank.deaths <= self._replacements
@@ -177,15 +181,23 @@ class Membership:
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
-        """In here somebody replaces the ranks in `dead`; as long as that may succeed, requests wait for it."""
-        self._kept = asyncio.get_running_loop()
+        """In here somebody replaces the ranks in `dead`; as long as that may succeed, requests wait for it.
+
+        Ranks that died before, or whose replacement an earlier keeper has not finished, are in `dead` at once.
+        """
+        self._kept, self._keeping = asyncio.get_running_loop(), Keeping.NOW
+        while not self.dead.empty():
+            self.dead.get_nowait()
         for rank in self.ranks:
             self._listen(rank)
+            if rank.state is RankState.DEAD:
+                self.dead.put_nowait(rank)
+        self._call_for_stale(self.ranks)
         self._look()
         try:
             yield
         finally:
-            self._kept = None
+            self._kept, self._keeping = None, Keeping.OVER
             self._look()
 
     # Inside
@@ -238,7 +250,8 @@ class Membership:
         self.router.refuse(self._why_lost if self.is_lost else None)
 
     def _why_lost(self) -> PenstockError:
-        last = next((rank for rank in reversed(self.ranks) if rank.error is not None), None)
+        idle = [rank for rank in reversed(self.ranks) if rank.cause]
+        last = next((rank for rank in idle if rank.error is not None), idle[0] if idle else None)
         error = EngineError("no engine is left" if last is None else last.cause)
         error.__cause__ = None if last is None else last.error
         return error
@@ -265,7 +278,12 @@ class Membership:
 
 async def _built(build: Build, name: str, limit_seconds: float | None) -> GenerationEngine:
     """`build` in a thread, up to a limit; if nobody waits any more when it is done, what it made is closed there."""
-    making = Making(f"penstock-build-{name}", lambda: build(name), lambda engine: asyncio.run(engine.close()))
+
+    def built() -> GenerationEngine:
+        gc.collect()  # the engine before it may be part of cycles, and two models may not fit into memory
+        return build(name)
+
+    making = Making(f"penstock-build-{name}", built, lambda engine: asyncio.run(engine.close()))
     try:
         await asyncio.wait({making.over}, timeout=limit_seconds)
         if not making.over.done():

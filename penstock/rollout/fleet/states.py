@@ -45,3 +45,12 @@ def require_next(name: str, now: RankState, wanted: RankState) -> None:
     """Refuse a transition that does not exist."""
     if wanted not in NEXT[now]:
         raise RankStateError(f"engine {name} is {now.value}, and cannot become {wanted.value} from there")
+
+
+class Keeping(Enum):
+    """NOT_YET -> NOW -> OVER, and NOW again. Stale ranks come back by whoever keeps the fleet, or who syncs weights:
+    once the keeper has left, nobody does."""
+
+    NOT_YET = "not yet"
+    NOW = "now"
+    OVER = "over"

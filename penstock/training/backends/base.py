@@ -138,8 +138,8 @@ class Backend(Protocol):
         """
 
     def release(self, publication: WeightPublication, *, still_read: bool) -> None:
-        """Nobody needs a publication any more, except, with `still_read`, somebody who was given up; from any
-        thread."""
+        """Nobody needs a publication any more; from any thread. With `still_read`, somebody who was given up may still
+        have it open: it is kept until a second call."""
 
     def save(self, version: int) -> BackendSnapshot:
         """A copy of weights, optimizer, schedule and random state, which later steps do not change."""

@@ -54,7 +54,7 @@ class Reservation:
             raise DataPlaneError("a put was committed or abandoned before")
         return self._buffer
 
-    def give_up_buffer(self) -> Buffer:
+    def hand_over_buffer(self) -> Buffer:
         """The memory, which is no longer this reservation's: others may still refer to the reservation."""
         buffer, self._buffer = self.buffer, None
         return buffer

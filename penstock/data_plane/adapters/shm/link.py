@@ -87,7 +87,7 @@ class LocalLink:
 
     def abandon(self, reserved: Reservation) -> None:
         """See `Link`."""
-        reserved.give_up_buffer()
+        reserved.hand_over_buffer()
 
     def find(self, partition_id: str, sample_ids: Sequence[str], names: Sequence[str]) -> FieldRuns:
         """See `Link`."""

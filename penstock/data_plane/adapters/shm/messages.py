@@ -41,7 +41,7 @@ class ShmAddress(DataPlaneAddress):
 
 @crosses
 @dataclass(frozen=True)
-class Call:
+class StoreCall:
     """One call of the store; `number` is the caller's, for the answer."""
 
     number: int
@@ -51,7 +51,7 @@ class Call:
 
 @crosses
 @dataclass(frozen=True)
-class Answer:
+class StoreAnswer:
     """What a call returned, or the error it raised."""
 
     number: int

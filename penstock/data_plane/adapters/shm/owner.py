@@ -10,7 +10,7 @@ from penstock.data_plane.adapters.shm.buffers import memory_for
 from penstock.data_plane.adapters.shm.client import ShmDataPlane
 from penstock.data_plane.adapters.shm.link import LocalLink
 from penstock.data_plane.adapters.shm.messages import ShmAddress, WhenFull
-from penstock.data_plane.adapters.shm.server import Server
+from penstock.data_plane.adapters.shm.server import StoreServer
 from penstock.data_plane.adapters.shm.store import Store
 from penstock.data_plane.client import DataPlaneOwner
 from penstock.data_plane.room import Jam
@@ -48,7 +48,7 @@ class ShmOwner(ShmDataPlane, DataPlaneOwner):
             ) from error
         self.store = Store(view, capacity, when_full)
         self._starting = threading.Lock()
-        self._server: Server | None = None
+        self._server: StoreServer | None = None
         super().__init__(LocalLink(self.store, view, full_seconds))
 
     def address(self) -> ShmAddress:
@@ -56,7 +56,7 @@ class ShmOwner(ShmDataPlane, DataPlaneOwner):
         with self._starting:
             self.store.require_open()
             if self._server is None:
-                self._server = Server(self.store)
+                self._server = StoreServer(self.store)
             return ShmAddress(self._server.socket_name, self._memory.address, self._link.full_seconds)
 
     @property

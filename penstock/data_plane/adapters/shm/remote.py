@@ -16,12 +16,12 @@ from typing import Any
 
 from penstock.data_plane.adapters.shm.messages import (
     ONE_WAY,
-    Answer,
-    Call,
     Found,
     PutRequest,
     Room,
     ShmAddress,
+    StoreAnswer,
+    StoreCall,
     packed,
 )
 from penstock.data_plane.adapters.shm.reading import FieldRuns, ReadBuffer
@@ -166,21 +166,21 @@ class RemoteLink:
                 raise self._lost()
             self._calls[number] = future
             self._numbers_of[future] = number
-        self._send(Call(number, method, arguments))
+        self._send(StoreCall(number, method, arguments))
         return future
 
     def _tell(self, method: str, *arguments: Any) -> None:
         """A call that nobody waits for; nothing if the owner is gone."""
-        self._send(Call(ONE_WAY, method, arguments))
+        self._send(StoreCall(ONE_WAY, method, arguments))
 
-    def _send(self, call: Call) -> None:
+    def _send(self, call: StoreCall) -> None:
         self._to_send.put(framing.message(call))
 
     def _receive(self) -> None:
         try:
             while True:
                 answer = framing.receive(self._socket)
-                if not isinstance(answer, Answer):
+                if not isinstance(answer, StoreAnswer):
                     raise WireError(f"expected an answer, got a {type(answer).__name__}")
                 self._settle(answer)
         except (EOFError, OSError, WireError):
@@ -188,7 +188,7 @@ class RemoteLink:
         finally:
             self._socket.close()
 
-    def _settle(self, answer: Answer) -> None:
+    def _settle(self, answer: StoreAnswer) -> None:
         value = answer.value
         # Taken note of even if nobody waits any more: what nobody keeps is let go at once.
         if isinstance(value, Found):
@@ -227,7 +227,7 @@ class RemoteLink:
                 gone.append(message)
                 message = self._next_at_once()
             if gone:
-                self._send_now(framing.message(Call(ONE_WAY, "release", (tuple(gone),))))
+                self._send_now(framing.message(StoreCall(ONE_WAY, "release", (tuple(gone),))))
                 self._holds_less(len(gone))
             if message is not None:
                 self._send_now(message)

@@ -17,13 +17,13 @@ from penstock.data_plane.adapters.shm.buffers import Buffer, Reservation
 from penstock.data_plane.adapters.shm.layout import PutLayout
 from penstock.data_plane.adapters.shm.messages import (
     ONE_WAY,
-    Answer,
-    Call,
     Found,
     LeasedBuffer,
     PutRequest,
     Room,
     RowRun,
+    StoreAnswer,
+    StoreCall,
     unpacked,
 )
 from penstock.data_plane.adapters.shm.store import Store
@@ -37,7 +37,7 @@ _BACKLOG = 128
 _CLOSE_SECONDS = 5.0
 
 
-class Server:
+class StoreServer:
     """Accepts connections of this user's processes until it is closed; each is one client.
 
     Whatever a client holds (memory it is writing to, buffers it reads, calls that wait) ends with its connection, so a
@@ -129,7 +129,7 @@ class _Connection:
         try:
             while True:
                 call = await framing.read(reader)
-                if not isinstance(call, Call):
+                if not isinstance(call, StoreCall):
                     raise WireError(f"expected a call, got a {type(call).__name__}")
                 self._carry_out(call)
         finally:
@@ -140,7 +140,7 @@ class _Connection:
             for future in tuple(self._waiting.values()):
                 self._store.withdraw(future)
 
-    def _carry_out(self, call: Call) -> None:
+    def _carry_out(self, call: StoreCall) -> None:
         try:
             if call.method == "reserve":
                 self._later(call, self._reserve(*call.arguments), self._room)
@@ -155,9 +155,9 @@ class _Connection:
 
     def _answer(self, number: int, value: Any, error: Exception | None = None) -> None:
         if number != ONE_WAY and self._is_open:
-            framing.write(self._writer, Answer(number, value, error))
+            framing.write(self._writer, StoreAnswer(number, value, error))
 
-    def _later(self, call: Call, future: Future[Any], made: Callable[[Any], Any]) -> None:
+    def _later(self, call: StoreCall, future: Future[Any], made: Callable[[Any], Any]) -> None:
         """Answer when a wait has ended, from the thread of the loop."""
         if future.done():
             self._ended(call, made, future)
@@ -170,7 +170,7 @@ class _Connection:
         self._waiting[call.number] = future
         future.add_done_callback(wake)
 
-    def _ended(self, call: Call, made: Callable[[Any], Any], future: Future[Any]) -> None:
+    def _ended(self, call: StoreCall, made: Callable[[Any], Any], future: Future[Any]) -> None:
         self._waiting.pop(call.number, None)
         error = future.exception()
         if error is not None:
@@ -180,7 +180,7 @@ class _Connection:
         elif isinstance(granted := future.result(), KVBatchMeta):
             self._store.give_back(granted)
         else:
-            granted.give_up_buffer()
+            granted.hand_over_buffer()
 
     def _reserve(
         self, partition_id: str, sample_ids: str, layout: PutLayout, tags: tuple[Tags, ...] | None
@@ -205,7 +205,7 @@ class _Connection:
         self._store.commit(self._reserved.pop(number))
 
     def _abandon(self, number: int) -> None:
-        self._reserved.pop(number).give_up_buffer()
+        self._reserved.pop(number).hand_over_buffer()
 
     def _find(self, partition_id: str, sample_ids: str, names: tuple[str, ...]) -> Found:
         buffers: dict[Buffer, int] = {}

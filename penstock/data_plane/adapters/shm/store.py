@@ -136,7 +136,7 @@ class Store:
 
     def commit(self, reservation: Reservation) -> None:
         """The rows are written: let them appear."""
-        request, buffer = reservation.request, reservation.give_up_buffer()
+        request, buffer = reservation.request, reservation.hand_over_buffer()
         names = [column.name for column in buffer.layout.columns]
         with self._lock:
             self._open_index().put(request.partition_id, request.sample_ids, names, buffer, request.tags)

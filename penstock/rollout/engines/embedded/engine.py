@@ -106,7 +106,7 @@ class EmbeddedEngine:
                 version=version,
                 decoding=decoding,
             )
-        self._model, self._runner = model, self._scheduler.runner
+        self._runner = self._scheduler.runner
         self._texts = None if texts is None else cache(texts)
         self._tickets: dict[str, Ticket] = {}
         self._residency = Residency.WEIGHTS_UNSET if awaits_weights else Residency.AWAKE
@@ -225,7 +225,7 @@ class EmbeddedEngine:
 
     async def weight_digests(self) -> dict[str, str]:
         """A hash of every weight that it serves (see `tensor_digests`), tied ones once, taken at a token boundary."""
-        return await self._worker.call(lambda: tensor_digests(self._model.named_parameters()))
+        return await self._worker.call(lambda: tensor_digests(self._runner.lm.model.named_parameters()))
 
     async def sleep(self, level: int = 1) -> None:
         """Free the key-value cache (level 1) and the weights too (level 2); refused while it has requests."""
@@ -277,7 +277,7 @@ class EmbeddedEngine:
         self._worker.when_failed(call)
 
     async def close(self) -> None:
-        """Abort running requests and end the thread; a second call is a no-op."""
+        """Abort running requests, end the thread and let go of the model; a second call is a no-op."""
         self._incoming.close()
         await self._worker.close()
 
@@ -285,7 +285,7 @@ class EmbeddedEngine:
 
     def _take_over(self, version: int, weights: OpenWeights) -> None:
         try:
-            weight_update.copy_weights(self._model, weights.tensors())
+            weight_update.copy_weights(self._runner.lm.model, weights.tensors())
         finally:
             close_aside(weights)
         self._scheduler.weights_changed(version, self._recompute)
@@ -297,14 +297,14 @@ class EmbeddedEngine:
         self._scheduler.free()
         if weights and not self._weight_shapes:
             self._scheduler.release_weights()
-            self._weight_shapes = weight_update.free_weights(self._model.parameters())
+            self._weight_shapes = weight_update.free_weights(self._runner.lm.model.parameters())
 
     def _restore(self) -> None:
         if self._residency not in (Residency.KV_FREED, Residency.WEIGHTS_FREED):
             return
         freed = self._residency is Residency.WEIGHTS_FREED
         if self._weight_shapes:
-            weight_update.restore_weights(self._model.parameters(), self._weight_shapes)
+            weight_update.restore_weights(self._runner.lm.model.parameters(), self._weight_shapes)
             self._weight_shapes = []
             self._scheduler.attach_weights()
         self._scheduler.restore()

@@ -69,6 +69,11 @@ class ModelRunner:
         """Take hold of the weights again, now in new memory."""
         self._fused = fuse(self.lm.body, self.max_model_len) if self._use_fused else None
 
+    def let_go(self) -> None:
+        """Let go of the model for good, so that its memory is free although somebody may still look at the engine."""
+        self.release_weights()
+        del self.lm
+
     def allow_fused(self) -> None:
         """Use the lean decode step after all, if the model fits it."""
         self._use_fused = True

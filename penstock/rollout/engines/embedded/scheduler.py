@@ -128,6 +128,12 @@ class Scheduler:
         self.runner.cache.free()
         self.prefills.clear()
 
+    def let_go(self) -> None:
+        """Give all memory back, the model's too; nothing is generated any more."""
+        self.free()
+        self.release_weights()
+        self.runner.let_go()
+
     def restore(self) -> None:
         """Take the memory again."""
         self.runner.cache.allocate()

@@ -213,7 +213,7 @@ class Worker:
             left = list(self._open)
         closed = f"engine {self._name} was closed"
         self._settle([(future, None, self.gone() if self.failure else RequestAborted(closed)) for future in left])
-        self.scheduler.free()
+        self.scheduler.let_go()
         if self.failure is not None:  # its frames hold the failed step's tensors
             traceback.clear_frames(self.failure.__traceback__)
             for call in self._listeners:
