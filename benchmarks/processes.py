@@ -19,6 +19,8 @@ The last line is one JSON object.
 - `codec_us`: CPU time of encoding and decoding the messages of one generate call (64 tokens each way), both sides.
 - `two_ranks_over_one`: tokens/s of a fleet of two engine processes with one thread each, over those of one process with
   two threads; `one_rank_tok_s` and `two_ranks_tok_s` are the two speeds.
+- `restart_s`: from the death of the trainer's process (SIGKILL) to the next finished step, with `runtime.restarts`:
+  noticing it, closing what is left, building everything anew, loading the checkpoint, and one step of a tiny model.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.support.codec import codec_us
 from benchmarks.support.published_weights import cpu_case, gpu_case, pause_figures, publish_figures
+from benchmarks.support.restart import restart_seconds
 from benchmarks.support.router import router_us
 from benchmarks.support.shm_speed import memory_put_get_us, shm_speed
 from benchmarks.support.two_ranks import rank_figures
@@ -51,6 +54,7 @@ def main() -> None:
         figures |= shm_speed(repeats=9 if arguments.quick else 25) | {"memory_put_get_us": memory_put_get_us()}
         figures |= {"router_us": router_us(), "codec_us": codec_us()}
         figures |= rank_figures(case, passes=3 if arguments.quick else 7)
+        figures["restart_s"] = restart_seconds(times=1 if arguments.quick else 3)
     for name, value in figures.items():
         print(f"{name:32} {value:.3f}" if isinstance(value, float) else f"{name:32} {value}")
     print(json.dumps({name: round(value, 4) if isinstance(value, float) else value for name, value in figures.items()}))

@@ -46,6 +46,11 @@ class SampleLog:
         self._per_step = per_step
         self._writer: JsonlWriter | None = None
 
+    @property
+    def wanted(self) -> bool:
+        """Whether any response is to be kept."""
+        return self._path is not None
+
     def choose(self, step: int, count: int) -> list[int]:
         """Which of `count` responses of the step to keep, in order."""
         if self._path is None:

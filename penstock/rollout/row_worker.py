@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from penstock.config.models import DataPlaneConfig
+from penstock.config.sections.timeouts import TimeoutsConfig
 from penstock.data_plane.client import DataPlaneAddress, DataPlaneClient, DataPlaneOwner
 from penstock.data_plane.opening import connect
 from penstock.data_plane.row_files import RowFiles
@@ -40,12 +41,13 @@ def connected(address: DataPlaneAddress) -> RowWorker:
 
 
 def begin_row_worker(
-    config: DataPlaneConfig, data_plane: DataPlaneOwner, silence_seconds: float, *, at_once: bool = True
+    config: DataPlaneConfig, data_plane: DataPlaneOwner, timeouts: TimeoutsConfig, *, at_once: bool = True
 ) -> RepeatedCalls:
     """Calls of a row worker: in a process of its own if the rows can be reached from there, else in a thread.
 
-    A process is started `at_once`, or by the first call, and not waited for; one that shows no sign of life for
-    `silence_seconds` is killed, and another takes its place.
+    A process is started `at_once`, or by the first call, and not waited for; one that is not ready after
+    `timeouts.start_seconds`, or then shows no sign of life for `timeouts.silence_seconds`, is killed, and another takes
+    its place.
     """
     if config.adapter == "memory":
         spec, kind = WorkerSpec(f"{__name__}:RowWorker", {"client": data_plane}), WorkerKind.THREAD
@@ -55,7 +57,12 @@ def begin_row_worker(
     def begin() -> WorkerHandle:
         # It copies and waits for the disk: more threads would only take cores from those who compute.
         threads = 1 if kind is WorkerKind.PROCESS else 0
-        return start(spec, Placement(kind, _NAME, threads), silence_seconds=silence_seconds)
+        return start(
+            spec,
+            Placement(kind, _NAME, threads),
+            silence_seconds=timeouts.silence_seconds,
+            build_seconds=timeouts.start_seconds,
+        )
 
     calls = RepeatedCalls(begin)
     if at_once and kind is WorkerKind.PROCESS:

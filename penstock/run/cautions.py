@@ -53,6 +53,15 @@ def beginnings_cut(config: RunConfig) -> Iterator[str]:
         )
 
 
+def nothing_to_lose(config: RunConfig) -> Iterator[str]:
+    """Restarts are for parts that can be lost without the run's own process."""
+    if config.runtime.restarts and not config.runtime.trainer_process:
+        yield (
+            "runtime.restarts: never happens, because trainer and data plane are in the run's own process and end only "
+            "with it; set runtime.trainer_process to true"
+        )
+
+
 def unreachable_window(config: RunConfig, data_steps: int | None) -> Iterator[str]:
     """The staleness policy allows a larger lag than the other settings let groups reach.
 

@@ -19,7 +19,13 @@ from penstock.rollout.dataset_size import count_records
 from penstock.rollout.datasets import read_prompts
 from penstock.rollout.engines.context import check_context
 from penstock.rollout.environments.factory import check_functions, first_records, make_environment
-from penstock.run.cautions import beginnings_cut, largest_lag, uncorrected_staleness, unreachable_window
+from penstock.run.cautions import (
+    beginnings_cut,
+    largest_lag,
+    nothing_to_lose,
+    uncorrected_staleness,
+    unreachable_window,
+)
 from penstock.run.directory import check_run_dir
 from penstock.run.given_objects import out_of_reach
 from penstock.run.plan import lanes_on_gpu, planned_steps, stop_token_problems
@@ -77,6 +83,7 @@ def find_problems(
     else:
         data_steps = _check_prompts(config, found)
     found.warn(beginnings_cut(config))
+    found.warn(nothing_to_lose(config))
     found.warn(uncorrected_staleness(config))
     found.warn(unreachable_window(config, data_steps))
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -122,6 +123,7 @@ class RunLife:
                 return await self._from_point()
             except Exception as error:  # noqa: BLE001 - raised again unless the run goes back to a checkpoint
                 self._point = await self._restarts.point_after(error)
+            gc.collect()  # what is left of the old parts refers to itself in circles, and may hold a device's memory
 
     async def _from_point(self) -> str:
         """Build all parts, and train from where the run begins, resumes or goes back to."""
@@ -229,6 +231,7 @@ class RunLife:
                 "trainer": self._trainer_activity,
                 "checkpoint_writer": store.activity,
                 "data_plane": training.data_plane.activity,
+                "row_worker": training.row_worker.activity,
             },
             trainer_lost=self._trainer_lost,
             end_process=self._forced.blocked,

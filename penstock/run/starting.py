@@ -130,8 +130,8 @@ def _begin(config: RunConfig) -> _Begun:
         undo.callback(end_processes, processes)
         data_plane = build.build_data_plane(config)
         undo.callback(data_plane.close)
-        silence_seconds = config.runtime.timeouts.silence_seconds
-        row_worker = begin_row_worker(config.data_plane, data_plane, silence_seconds, at_once=_will_read_rows(config))
+        timeouts = config.runtime.timeouts
+        row_worker = begin_row_worker(config.data_plane, data_plane, timeouts, at_once=_will_read_rows(config))
         undo.callback(row_worker.kill)
         trainer = build_trainer.build_trainer(config, data_plane)
         begun = _Begun(trainer, data_plane, row_worker, processes)

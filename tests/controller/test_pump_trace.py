@@ -236,6 +236,26 @@ class TestKeptSamples:
         assert [event["step"] for event in run.names("samples_not_kept")] == [1, 2]
         assert len(run.trained_groups) == 8
 
+    async def test_texts_that_do_not_come_in_time_are_an_event_and_the_diagnosis_names_them(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("penstock.controller.bookkeeping.kept_samples._READ_SECONDS", 0.05)
+        run = ScriptedRun(scripted_config(), prompts=8)
+        run.samples = SampleLog(tmp_path / "samples.jsonl", per_step=1)
+        waited_for: list[str] = []
+
+        async def never(*_: Any) -> Any:
+            waited_for.append(run.controller.diagnosis()["train_pump"])
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr("penstock.rollout.sample_texts.WorkerTexts.read", never)
+        async with asyncio.timeout(60):
+            assert await run.run() == "data_exhausted"
+        assert [event["step"] for event in run.names("samples_not_kept")] == [1, 2]
+        assert "their texts were not read within 0.05 s" in run.names("samples_not_kept")[0]["cause"]
+        assert waited_for == ["waiting for sample texts"] * 2
+        assert len(run.trained_groups) == 8
+
     async def test_a_full_disk_does_not_end_the_run_and_the_event_names_the_file(self) -> None:
         run = ScriptedRun(scripted_config(), prompts=8)
         run.samples = SampleLog("/dev/full", per_step=1)

@@ -118,7 +118,7 @@ async def test_a_build_that_does_not_end_counts_as_a_death_and_what_it_makes_is_
 
 
 async def test_an_engine_is_closed_that_is_built_in_the_instant_in_which_nobody_waits_any_more() -> None:
-    may_build, closed = threading.Event(), threading.Event()
+    may_build, closed, others = threading.Event(), threading.Event(), set(threading.enumerate())
     made: list[ManualEngine] = []
 
     class Closing(ManualEngine):
@@ -138,9 +138,10 @@ async def test_an_engine_is_closed_that_is_built_in_the_instant_in_which_nobody_
         replacing = asyncio.create_task(fleet.replace("a"))
         await settled()
         may_build.set()
-        for thread in threading.enumerate():
+        for thread in set(threading.enumerate()) - others:
             if thread.name == "penstock-build-a":
-                thread.join()  # it is built now, and the loop does not know it yet
+                thread.join(60)  # it is built then, and the loop does not know it yet
+                assert not thread.is_alive()
         replacing.cancel()
         with pytest.raises(asyncio.CancelledError):
             await replacing

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from penstock.config.models import DataPlaneConfig
+from penstock.config.sections.timeouts import TimeoutsConfig
 from penstock.data_plane import archive, fields
 from penstock.data_plane.adapters.memory import MemoryDataPlane
 from penstock.data_plane.adapters.shm.owner import ShmOwner
@@ -58,7 +59,8 @@ class Rows:
         config = shm if adapter == "shm" else DataPlaneConfig()
         self.plane = open_data_plane(config)
         self.meta = put_groups(self.plane)
-        self.calls: RepeatedCalls = begin_row_worker(config, self.plane, silence_seconds, at_once=at_once)
+        timeouts = TimeoutsConfig(silence_seconds=silence_seconds)
+        self.calls: RepeatedCalls = begin_row_worker(config, self.plane, timeouts, at_once=at_once)
         self.keeper = RowKeeper(self.plane, self.calls)
         self.lost: list[str] = []
         self.calls.listen(lambda lost, count: self.lost.append(str(lost)))
@@ -135,7 +137,7 @@ async def test_texts_are_what_the_rows_say(rows: Rows) -> None:
 
 async def test_a_thread_has_no_process_of_its_own() -> None:
     plane = MemoryDataPlane()
-    calls = begin_row_worker(DataPlaneConfig(), plane, silence_seconds=LONG)
+    calls = begin_row_worker(DataPlaneConfig(), plane, TimeoutsConfig(silence_seconds=LONG))
     assert calls.pid is None, "not even a thread, before the first call"
     await calls.close()
     plane.close()

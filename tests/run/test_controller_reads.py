@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+import threading
 from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from penstock.data_plane.narrow import column_bytes
 from penstock.data_plane.row_files import RowsSummary
 from penstock.rollout.recorded import Recording, RecordingFolder
 from penstock.rollout.sample_texts import ReadSample
+from penstock.runtime.workers import WorkerHandle, start
 from penstock.runtime.workers.repeated import RepeatedCalls
 from tests.run.conftest import ConfigMaker
 from tests.support.processes import alive
@@ -120,12 +122,17 @@ class Worker:
         self.answers: dict[str, list[Any]] = defaultdict(list)
         self.killed: list[int] = []
         self.pids: set[int] = set()
+        due, striking = set(kill_before), threading.Lock()
         call, call_blocking = RepeatedCalls.call, RepeatedCalls.call_blocking
 
         def strike(calls: RepeatedCalls, method: str) -> None:
-            if method in kill_before and method not in self.answers and calls.pid is not None:
-                self.killed.append(calls.pid)
-                os.kill(calls.pid, signal.SIGKILL)
+            # Calls come from several threads: two may find the same process, before either has it replaced.
+            with striking:
+                pid = calls.pid
+                if method in due and pid is not None and pid not in self.killed:
+                    due.remove(method)
+                    self.killed.append(pid)
+                    os.kill(pid, signal.SIGKILL)
 
         def note(calls: RepeatedCalls, method: str, answer: Any) -> Any:
             self.answers[method].append(answer)
@@ -194,3 +201,24 @@ def test_a_worker_that_is_killed_again_and_again_costs_nothing_but_its_start(
         if saved.rows is not None:
             assert len(archive.load_rows(saved.rows).sample_ids) == 3 * len(saved.state.ready)
     worker.check()
+
+
+@pytest.mark.long
+def test_a_worker_that_is_never_ready_costs_samples_and_nothing_else(
+    make_config: ConfigMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.controller.bookkeeping.kept_samples._READ_SECONDS", 0.5)
+    stopped: list[int] = []
+
+    def start_stopped(*args: Any, **kwargs: Any) -> WorkerHandle:
+        handle = start(*args, **kwargs)
+        os.kill(handle.pid, signal.SIGSTOP)
+        stopped.append(handle.pid)
+        return handle
+
+    monkeypatch.setattr("penstock.rollout.row_worker.start", start_stopped)
+    result = penstock.train(make_config(**SHM, **{"observe.samples_per_step": 2, "training.max_steps": 3}))
+    assert result.stopped_by == "max_steps"
+    events = lines(result.run_dir / "events.jsonl")
+    assert [event["step"] for event in events if event["event"] == "samples_not_kept"] == [1, 2, 3]
+    assert [alive(pid) for pid in stopped] == [False]

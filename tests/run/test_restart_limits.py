@@ -10,6 +10,7 @@ import pytest
 
 from penstock.controller.failures.losses import loss_in
 from penstock.errors import DataPlaneLost, EngineError, TrainerLost, WeightSyncError, WorkerLost
+from penstock.run.cautions import nothing_to_lose
 from penstock.run.directory import RunDirectory
 from penstock.run.restarts import Restarts
 from penstock.run.run_log import RunLog
@@ -58,3 +59,11 @@ def test_the_minutes_of_a_run_go_on_through_its_restarts(make_config: ConfigMake
         asyncio.run(restarts.point_after(lost()))
     assert log.events.count("run_not_restarted") == 1
     directory.close()
+
+
+def test_restarts_without_anything_to_lose_are_a_warning(make_config: ConfigMaker) -> None:
+    apart = {"runtime.trainer_process": True, "data_plane.adapter": "shm"}
+    assert not list(nothing_to_lose(make_config(**{"runtime.restarts": 1}, **apart)))
+    assert not list(nothing_to_lose(make_config()))
+    (warning,) = nothing_to_lose(make_config(**{"runtime.restarts": 1}))
+    assert warning.startswith("runtime.restarts: never happens")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import signal
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,8 @@ import pytest
 
 import penstock
 from penstock.errors import ConfigError, DataPlaneLost, NonFiniteError, TrainerLost
+from penstock.rollout.engines.embedded import EmbeddedEngine
+from penstock.run import build_engines
 from penstock.run.signals import StopSignals
 from tests.run.conftest import ConfigMaker
 from tests.run.test_resume import DETERMINISTIC, ends, lines, trained, write_prompts
@@ -71,6 +75,32 @@ def test_a_run_that_lost_its_trainer_ends_as_if_nothing_had_happened(
     assert penstock.report(result.run_dir).figures["restarts"] == len(plan)
     check_trace(json.loads((result.run_dir / "trace.json").read_text()))
     assert not (result.run_dir / "trace.1.json").exists(), "one process has one timeline"
+
+
+@long
+def test_the_old_engine_is_gone_before_the_new_one_is_built(
+    make_config: ConfigMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device has room for one of them."""
+    engines: list[weakref.ref[EmbeddedEngine]] = []
+    alive_when_built: list[int] = []
+
+    class Watched(EmbeddedEngine):
+        @classmethod
+        def from_pretrained(cls, *args: Any, **kwargs: Any) -> EmbeddedEngine:
+            alive_when_built.append(sum(engine() is not None for engine in engines))
+            engine = super().from_pretrained(*args, **kwargs)
+            engines.append(weakref.ref(engine))
+            return engine
+
+    monkeypatch.setitem(build_engines._ENGINES, "embedded", Watched)
+    gc.disable()
+    try:
+        with losing_trainers(monkeypatch, ("finish_train_step", 3), ("publish_weights", 2)):
+            penstock.train(make_config(**restarting(tmp_path)))
+    finally:
+        gc.enable()
+    assert alive_when_built == [0, 0, 0]
 
 
 @long

@@ -82,6 +82,19 @@ def test_kills_at_any_moment_leave_the_same_losses_weights_and_prompts(
         wait_until_gone(pid)
 
 
+@pytest.mark.long
+def test_every_prompt_of_an_asynchronous_run_ends_once(
+    make_config: ConfigMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killer = kill_trainers(tmp_path / "run", drawn(11), monkeypatch.setattr)
+    changes = restarting(tmp_path, 3) | APART | {"checkpoint.every_steps": 2, "deterministic": False, "data.epochs": 2}
+    changes |= {"staleness": {"policy": "windowed", "max_staleness": 2}, "algorithm.correction": {"kind": "tis"}}
+    result = penstock.train(make_config(**changes | {"weight_sync.mode": "in_flight", "runtime.engine_process": True}))
+    assert len(killer.pids) - 1 == result.summary["restarts"] >= 2
+    assert len(ends(result.run_dir)) == 48
+    assert set(ends(result.run_dir).values()) == {1}
+
+
 def command(folder: Path, config: RunConfig, kills: str, *words: str) -> subprocess.CompletedProcess[str]:
     """`penstock train`, in a process of its own, whose trainers are killed."""
     path = folder / "config.yaml"
@@ -147,7 +160,7 @@ def test_a_trainer_process_that_is_stuck_in_a_call_counts_as_lost(
     whole = whole_run(make_config, tmp_path)
     stop = [Kill("finish_train_step", 1, number=signal.SIGSTOP)]
     killer = kill_trainers(tmp_path / "run", stop, monkeypatch.setattr)
-    limits = {"runtime.timeouts.trainer_seconds": 20, "runtime.timeouts.stop_seconds": 5}
+    limits = {"runtime.timeouts.trainer_seconds": 30, "runtime.timeouts.stop_seconds": 5}
     result = penstock.train(make_config(**restarting(tmp_path, 1), **APART, **limits))
     assert "TrainerStuck" in events(result.run_dir, "run_restarted")[0]["cause"]
     assert_same(result.run_dir, whole, STEPS)

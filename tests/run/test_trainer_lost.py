@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -18,10 +19,12 @@ import penstock
 from penstock.config.models import RunConfig
 from penstock.config.reading.loading import dump_config
 from penstock.errors import TrainerLost, TrainerStuck
-from tests.engines.test_process_engine import wait_until_gone
+from penstock.run.starting import parts_of
 from tests.run.conftest import ConfigMaker
 from tests.run.test_train import steps
 from tests.run.test_trainer_process import APART, DETERMINISTIC, figures
+from tests.support.killed_trainers import Kill, kill_trainers
+from tests.support.processes import wait_until_gone
 from tests.support.worker_processes import worker_pid
 
 pytestmark = [pytest.mark.usefixtures("hangups_are_heard"), pytest.mark.long]
@@ -47,19 +50,16 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 class Signalled:
-    """Sends the trainer's process of a run in this process a signal once the run has a checkpoint, or some steps."""
+    """Sends the trainer's process of a run in this process, which does not end by itself, a signal after some steps."""
 
     def __init__(self, config: RunConfig, number: signal.Signals) -> None:
-        self._run_dir, self._saves, self._number = Path(config.run_dir), config.checkpoint.every_steps, number
+        self._run_dir, self._number = Path(config.run_dir), number
         self.pid = 0
         self._thread = threading.Thread(target=self._send, daemon=True)
         self._thread.start()
 
     def _send(self) -> None:
-        if self._saves:
-            until(lambda: any((self._run_dir / "checkpoints").glob("step_*")))
-        else:
-            until(lambda: finished(self._run_dir) >= 2)
+        until(lambda: finished(self._run_dir) >= 2)
         self.pid = worker_pid("trainer")
         os.kill(self.pid, self._number)
 
@@ -71,15 +71,16 @@ class Signalled:
 
 
 def test_a_kill_ends_the_run_with_the_cause_and_a_resume_trains_what_an_undisturbed_run_does(
-    make_config: ConfigMaker, tmp_path: Path
+    make_config: ConfigMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = penstock.train(make_config(**DETERMINISTIC, **SAVED, run_dir=str(tmp_path / "whole")))
     config = make_config(**DETERMINISTIC, **SAVED, **APART)
-    signalled = Signalled(config, signal.SIGKILL)
+    run_dir = Path(config.run_dir)
+    killer = kill_trainers(run_dir, [Kill("train_microbatch", 1)], monkeypatch.setattr)
     with pytest.raises(TrainerLost, match=r"its process \d+ was ended by SIGKILL\..*penstock resume"):
         penstock.train(config)
-    signalled.gone()
-    run_dir = Path(config.run_dir)
+    (killed,) = killer.pids
+    wait_until_gone(killed)
     summary = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))
     assert summary["stopped_by"] == "error"
     events = [json.loads(line)["event"] for line in (run_dir / "events.jsonl").read_text().splitlines()]
@@ -156,3 +157,18 @@ def test_a_stopped_trainer_ends_with_a_controller_that_is_killed(make_config: Co
     run.program.wait(WAIT_SECONDS)
     for pid in run.workers:
         wait_until_gone(pid)
+
+
+async def test_an_interrupt_while_it_is_built_leaves_no_process(make_config: ConfigMaker) -> None:
+    async def begin() -> None:
+        async with parts_of(make_config(**BOTH)):
+            pytest.fail("it is interrupted first")
+
+    building = asyncio.ensure_future(begin())
+    while not (pid := worker_pid("trainer")):  # noqa: ASYNC110 - another process, which takes seconds to be ready
+        await asyncio.sleep(0.01)
+    building.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await building
+    wait_until_gone(pid)
+    assert worker_pid("engine embedded-0") == 0

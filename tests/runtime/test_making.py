@@ -22,6 +22,7 @@ class Maker:
     def __init__(self) -> None:
         self.go = threading.Event()
         self.disposed: SimpleQueue[int] = SimpleQueue()
+        self._others = set(threading.enumerate())
 
     def make(self) -> int:
         assert self.go.wait(LONG)
@@ -30,9 +31,10 @@ class Maker:
     def finish(self) -> None:
         """Have it made, and the loop not know of it yet: it is blocked meanwhile."""
         self.go.set()
-        for thread in threading.enumerate():
+        for thread in set(threading.enumerate()) - self._others:
             if thread.name.startswith(("making", "penstock-build")):
-                thread.join()
+                thread.join(LONG)
+                assert not thread.is_alive()
 
     def left(self) -> int:
         """What was disposed of, as soon as something is."""

@@ -28,7 +28,7 @@ from penstock.weights.digest import published_digests
 from penstock.weights.publication import SharedMemoryEndpoint, WeightSite
 from penstock.weights.site import site_of
 from penstock.weights.transports.opening import open_weights
-from tests.engines.test_process_engine import wait_until_gone
+from tests.support.processes import wait_until_gone
 from tests.support.tiny_models import save_tiny_model
 from tests.training.support import LOGPROBS, PARTITION, algorithm, comparable, put_groups, training
 

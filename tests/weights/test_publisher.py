@@ -60,7 +60,7 @@ def memories() -> int:
 
 
 def values(publication: WeightPublication, site: WeightSite = ELSEWHERE) -> set[float]:
-    return {float(number) for number in read(publication, site)["w"]}
+    return set(read(publication, site)["w"].tolist())
 
 
 @settings(deadline=None)

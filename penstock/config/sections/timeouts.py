@@ -11,10 +11,11 @@ class TimeoutsConfig(Section):
     """How long the run waits for its parts to respond before it treats them as stuck."""
 
     start_seconds: PositiveFloat = 1800.0
-    """If the model, or the process of engine or trainer, is not ready after this long, the run does not start."""
+    """If the model, or the process of engine or trainer, is not ready after this long, the run does not start. The
+    process that reads and writes rows for the controller is killed instead, and another takes its place."""
     silence_seconds: PositiveFloat = 60.0
-    """A process of engine or trainer that sends no heartbeat for this long, for example because it is stopped, is
-    killed and counts as dead."""
+    """A process of engine or trainer, or the one that reads and writes rows for the controller, that sends no heartbeat
+    for this long, for example because it is stopped, is killed and counts as dead."""
     weights_seconds: PositiveFloat = 300.0
     """Time limit for an engine to pause for new weights, then to load them, then to resume. An engine that exceeds it
     has failed and is not used until it has loaded a later version."""

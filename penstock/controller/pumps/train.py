@@ -252,11 +252,15 @@ class TrainPump:
         return None
 
     async def _keep_samples(self, step: OpenStep) -> None:
+        if not self._samples.wanted:
+            return
+        self._wait_for("sample texts")
         version = self._buffer.clock.trainer_version
         lags = {slot.group_id: version - slot.start_version for slot in step.slots}
         await self._samples.keep(
             step.step_id + 1, step.stats.chunks, lambda group: (self._book.visit(group), lags[group])
         )
+        self._wait_for("the rows of the step to be cleared")
 
     def _skip_to_later_groups(self, step_id: int) -> bool:
         """If the data ended but groups stamped for later steps are ready, skip to those; False if none are."""

@@ -50,6 +50,11 @@ class WorkerHandle(ABC):
         """How long it has shown no sign of life."""
         return 0.0
 
+    @property
+    @abstractmethod
+    def is_built(self) -> bool:
+        """Whether it has been built."""
+
     @abstractmethod
     def wait_built(self, seconds: float) -> None:
         """Block until it is built. Raises `TimeoutError`, or what building it raised."""

@@ -46,8 +46,8 @@ class ProcessWorker(WorkerHandle):
 
     `state` is as of the last message, at most a fraction of a second old. A process that ends, for any reason, is lost:
     open calls raise `WorkerLost`, which says how it ended. One that is stopped, or hangs as a whole, shows no sign of
-    life: it `is_silent`, and is killed after `silence_seconds`. One whose `state()` raises is lost at once, with that
-    as the reason.
+    life: it `is_silent`, and is killed after `silence_seconds`. One that is not built after `build_seconds` is killed
+    as well. One whose `state()` raises is lost at once, with that as the reason.
 
     Invariants: every call has an entry in `_open` until it is answered, so none waits for a process that is gone; one
     thread writes to the connection and one reads from it, and neither holds up an event loop.
@@ -56,10 +56,18 @@ class ProcessWorker(WorkerHandle):
     follows, and an answer that crosses it finds nobody.
     """
 
-    def __init__(self, spec: WorkerSpec, placement: Placement, *, silence_seconds: float = math.inf) -> None:
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        placement: Placement,
+        *,
+        silence_seconds: float = math.inf,
+        build_seconds: float = math.inf,
+    ) -> None:
         super().__init__(placement)
         self.silence_seconds = silence_seconds
-        """After how long without a sign of life it is killed."""
+        """After how long without a sign of life it is killed, once it is built."""
+        self._build_seconds = build_seconds
         first = framing.message(Build(spec, placement))
         self._process = WorkerProcess(placement.name)
         self._silence = Silence(longest_tick=2 * HEARTBEAT_SECONDS)
@@ -117,6 +125,11 @@ class ProcessWorker(WorkerHandle):
         """Whether it has shown no sign of life for longer than a busy machine explains."""
         limit = min(_MISSED_BEATS * HEARTBEAT_SECONDS, self.silence_seconds / 2)
         return self._serves and self._silence.seconds >= limit
+
+    @property
+    def is_built(self) -> bool:
+        """Whether it has been built."""
+        return self._serves
 
     def wait_built(self, seconds: float) -> None:
         """Block until it is built."""
@@ -212,17 +225,23 @@ class ProcessWorker(WorkerHandle):
     # In the watching thread
 
     def _watch(self) -> None:
-        """Kill a process that shows no sign of life; the reader then sees its end and reports it."""
+        """Kill a process that is not built in time or shows no sign of life; the reader sees its end and reports it."""
         last = time.monotonic()
+        building = Silence(longest_tick=2 * HEARTBEAT_SECONDS)
         while not self._over.wait(HEARTBEAT_SECONDS):
             now = time.monotonic()
-            silent, last = self._silence.tick(now - last) if self._serves else 0.0, now
-            if silent >= self.silence_seconds and not self._killed:
-                self._killed = (
-                    f"showed no sign of life for {silent:.0f} s (runtime.timeouts.silence_seconds) and was killed; it "
-                    "may have been stopped, or the machine ran out of memory"
-                )
-                self._process.kill()
+            passed, last = now - last, now
+            if self._killed:
+                continue
+            if not self._serves:
+                if (spent := building.tick(passed)) >= self._build_seconds:
+                    self._kill(f"was not ready after {spent:.0f} s (runtime.timeouts.start_seconds)")
+            elif (silent := self._silence.tick(passed)) >= self.silence_seconds:
+                self._kill(f"showed no sign of life for {silent:.0f} s (runtime.timeouts.silence_seconds)")
+
+    def _kill(self, why: str) -> None:
+        self._killed = f"{why} and was killed; it may have been stopped, or the machine ran out of memory"
+        self._process.kill()
 
     # In the reader's thread
 

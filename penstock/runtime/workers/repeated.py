@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from penstock.errors import WorkerClosed, WorkerLost
@@ -39,6 +40,8 @@ class RepeatedCalls:
         self._losses = 0
         """In a row."""
         self._is_closed = False
+        self._open: dict[object, tuple[str, float]] = {}
+        """Methods that are being called, and since when; the oldest first."""
         self._on_restart: OnRestart = lambda lost, count: None
 
     def listen(self, on_restart: OnRestart) -> None:
@@ -55,32 +58,52 @@ class RepeatedCalls:
         handle = self._handle
         return None if handle is None else handle.pid
 
+    def activity(self) -> str:
+        """What it is doing, for a diagnosis."""
+        handle, calls = self._handle, list(self._open.values())
+        waits = "" if handle is None or handle.is_built else f" (its process {handle.pid} is not ready yet)"
+        if not calls:
+            return f"idle{waits}"
+        method, since = calls[0]
+        return f"in {method} for {time.monotonic() - since:.1f} s{waits}"
+
+    @contextlib.contextmanager
+    def _noted(self, method: str) -> Iterator[None]:
+        key = object()
+        self._open[key] = method, time.monotonic()
+        try:
+            yield
+        finally:
+            del self._open[key]
+
     async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method and wait for its result. Raises what it raised, or `WorkerLost`."""
-        while True:
-            handle = self._handle
-            if handle is None:
-                handle = await in_daemon_thread("penstock-worker-begin", self._current)
-            try:
-                value = await handle.call(method, *args, **kwargs)
-            except WorkerLost as lost:
-                await in_daemon_thread("penstock-worker-begin", self._replace, handle, lost)
-                continue
-            self._losses = 0
-            return value
+        with self._noted(method):
+            while True:
+                handle = self._handle
+                if handle is None:
+                    handle = await in_daemon_thread("penstock-worker-begin", self._current)
+                try:
+                    value = await handle.call(method, *args, **kwargs)
+                except WorkerLost as lost:
+                    await in_daemon_thread("penstock-worker-begin", self._replace, handle, lost)
+                    continue
+                self._losses = 0
+                return value
 
     def call_blocking(self, method: str, *args: Any, seconds: float, **kwargs: Any) -> Any:
         """As `call`, for callers without an event loop. Raises `TimeoutError` if it takes longer than that."""
         until = time.monotonic() + seconds
-        while True:
-            handle = self._current()
-            try:
-                value = handle.call_blocking(method, *args, seconds=max(until - time.monotonic(), 0.0), **kwargs)
-            except WorkerLost as lost:
-                self._replace(handle, lost)
-                continue
-            self._losses = 0
-            return value
+        with self._noted(method):
+            while True:
+                handle = self._current()
+                try:
+                    value = handle.call_blocking(method, *args, seconds=max(until - time.monotonic(), 0.0), **kwargs)
+                except WorkerLost as lost:
+                    self._replace(handle, lost)
+                    continue
+                self._losses = 0
+                return value
 
     async def close(self) -> None:
         """Let the worker close and end it; a second call is a no-op."""

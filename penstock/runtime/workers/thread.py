@@ -58,6 +58,11 @@ class ThreadWorker(WorkerHandle):
         told = getattr(self._built.result(), "state", None)
         return None if told is None else told()
 
+    @property
+    def is_built(self) -> bool:
+        """Whether it has been built."""
+        return self._built.done() and self._built.exception() is None
+
     def wait_built(self, seconds: float) -> None:
         """Block until it is built."""
         self._built.result(seconds)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 from collections.abc import AsyncIterator
 
@@ -49,12 +50,14 @@ async def test_a_call_that_is_open_when_its_worker_is_killed_is_made_again(start
     assert await started.calls.call("add", 1) == 11
     holding = asyncio.create_task(started.calls.call("hold"))
     await started.calls.call("at_once")  # it is under way
+    assert re.fullmatch(r"in hold for \d+\.\d s", started.calls.activity())
     started.kill()
     while len(started.handles) < 2:  # noqa: ASYNC110 - another thread starts it
         await asyncio.sleep(0.01)
     await started.calls.call("let_go")
     await asyncio.wait_for(holding, LONG)
     assert await started.calls.call("add", 1) == 11, "another worker, which begins anew"
+    assert started.calls.activity() == "idle"
     (said, count) = started.told[0]
     assert "was ended by SIGKILL" in said
     assert (count, len(started.told)) == (1, 1)
@@ -68,6 +71,18 @@ async def test_one_that_dies_while_nobody_calls_is_found_by_the_next_call(starte
         started.kill()
     assert await started.calls.call("add", 1) == 11
     assert [count for _, count in started.told] == [1, 1, 1, 1]
+
+
+@pytest.mark.long
+async def test_one_that_is_not_ready_yet_says_so(started: Started) -> None:
+    started.calls.begin_now()
+    os.kill(started.handles[0].pid, signal.SIGSTOP)
+    calling = asyncio.create_task(started.calls.call("add", 1))
+    await asyncio.sleep(0)
+    pid = started.calls.pid
+    assert re.fullmatch(rf"in add for \d+\.\d s \(its process {pid} is not ready yet\)", started.calls.activity())
+    os.kill(started.handles[0].pid, signal.SIGCONT)
+    assert await asyncio.wait_for(calling, LONG) == 11
 
 
 @pytest.mark.long

@@ -26,9 +26,11 @@ from tests.support.processes import alive, wait_until_gone
 pytestmark = pytest.mark.long
 
 
-def started(silence_seconds: float = 60.0, **arguments: Any) -> ProcessWorker:
+def started(silence_seconds: float = 60.0, limit_seconds: float = 600.0, **arguments: Any) -> ProcessWorker:
+    """A counter, which has `limit_seconds` to be built."""
     spec = WorkerSpec("tests.support.workers:Counter", arguments)
-    return ProcessWorker(spec, Placement(WorkerKind.PROCESS, "counter 0"), silence_seconds=silence_seconds)
+    placement = Placement(WorkerKind.PROCESS, "counter 0")
+    return ProcessWorker(spec, placement, silence_seconds=silence_seconds, build_seconds=limit_seconds)
 
 
 @pytest.mark.parametrize(
@@ -69,6 +71,17 @@ async def test_a_stopped_process_is_silent_then_killed() -> None:
     async with asyncio.timeout(30):
         with pytest.raises(WorkerLost, match=r"no sign of life for 2 s \(runtime\.timeouts\.silence_seconds\)"):
             await worker.call("at_once")
+    assert not alive(worker.pid)
+    await worker.close()
+
+
+async def test_a_process_that_is_stopped_before_it_is_built_is_killed() -> None:
+    worker = started(limit_seconds=2.0, build_seconds=1000.0)
+    os.kill(worker.pid, signal.SIGSTOP)
+    async with asyncio.timeout(60):
+        with pytest.raises(WorkerLost, match=r"was not ready after 2 s \(runtime\.timeouts\.start_seconds\)"):
+            await worker.call("at_once")
+    assert not worker.is_built
     assert not alive(worker.pid)
     await worker.close()
 
