@@ -193,6 +193,8 @@ async def test_weights_are_readable_until_they_are_released(kind: WorkerKind, be
     assert isinstance(endpoint, SharedMemoryEndpoint)
     open_weights(publication, elsewhere).close()
     await trainer.release_weights(publication, still_read=True)
+    open_weights(publication, elsewhere).close()
+    await trainer.release_weights(publication)
     with pytest.raises(WeightSyncError, match="no longer there"):
         open_weights(publication, elsewhere)
 
