@@ -20,6 +20,8 @@ class NarrowClient(DataPlaneClient):
 
     The controller has such a client, so that rows cannot pass through it by mistake.
 
+    What is read is copied: a view of one number would keep the memory of whole rows after they are cleared.
+
     Invariant: `bytes_read` holds nothing but names of `readable`, and grows by what each read returned.
 
     Example: with `readable` {"reward"}, reading the rewards of 8 samples adds 32 to `bytes_read["reward"]`; reading
@@ -53,7 +55,7 @@ class NarrowClient(DataPlaneClient):
     def _counted(self, batch: SampleBatch) -> SampleBatch:
         for name, column in batch.columns.items():
             self.bytes_read[name] += column_bytes(column)
-        return batch
+        return SampleBatch(batch.sample_ids, {name: _copied(column) for name, column in batch.columns.items()})
 
     def register_partition(self, partition_id: str, fields: Sequence[FieldSpec]) -> None:
         self._client.register_partition(partition_id, fields)
@@ -100,6 +102,12 @@ class NarrowClient(DataPlaneClient):
     def close(self) -> None:
         """The other client stays open: it belongs to whoever made it."""
         super().close()
+
+
+def _copied(column: Column) -> Column:
+    if isinstance(column, JaggedColumn):
+        return JaggedColumn(column.values.clone(), column.offsets_R1.clone())
+    return column.clone() if isinstance(column, Tensor) else column
 
 
 def column_bytes(column: Column) -> int:

@@ -40,11 +40,14 @@ def connected(address: DataPlaneAddress) -> RowWorker:
     return _ConnectedRowWorker(connect(address))
 
 
-def begin_row_worker(config: DataPlaneConfig, data_plane: DataPlaneOwner, timeouts: TimeoutsConfig) -> RepeatedCalls:
+def begin_row_worker(
+    config: DataPlaneConfig, data_plane: DataPlaneOwner, timeouts: TimeoutsConfig, *, at_once: bool = True
+) -> RepeatedCalls:
     """Calls of a row worker: in a process of its own if the rows can be reached from there, else in a thread.
 
-    A process is started at once and not waited for; one that is not ready after `timeouts.start_seconds`, or then shows
-    no sign of life for `timeouts.silence_seconds`, is killed, and another takes its place.
+    A process is started `at_once`, or by the first call, and not waited for; one that is not ready after
+    `timeouts.start_seconds`, or then shows no sign of life for `timeouts.silence_seconds`, is killed, and another takes
+    its place.
     """
     if config.adapter == "memory":
         spec, kind = WorkerSpec(f"{__name__}:RowWorker", {"client": data_plane}), WorkerKind.THREAD
@@ -52,14 +55,16 @@ def begin_row_worker(config: DataPlaneConfig, data_plane: DataPlaneOwner, timeou
         spec, kind = WorkerSpec(f"{__name__}:connected", {"address": data_plane.address()}), WorkerKind.PROCESS
 
     def begin() -> WorkerHandle:
+        # It copies and waits for the disk: more threads would only take cores from those who compute.
+        threads = 1 if kind is WorkerKind.PROCESS else 0
         return start(
             spec,
-            Placement(kind, _NAME),
+            Placement(kind, _NAME, threads),
             silence_seconds=timeouts.silence_seconds,
             build_seconds=timeouts.start_seconds,
         )
 
     calls = RepeatedCalls(begin)
-    if kind is WorkerKind.PROCESS:
+    if at_once and kind is WorkerKind.PROCESS:
         calls.begin_now()
     return calls

@@ -120,13 +120,20 @@ async def _leave(_: Training) -> None:
     pass
 
 
+def _will_read_rows(config: RunConfig) -> bool:
+    """Whether every step shows samples, or checkpoints are likely to have rows of ready groups."""
+    saves = config.checkpoint.every_steps is not None or config.checkpoint.every_minutes is not None
+    return config.observe.samples_per_step > 0 or (saves and not config.deterministic)
+
+
 def _begin(config: RunConfig) -> _Begun:
     processes = begin_processes(config, awaits_weights=_trains(config))
     with contextlib.ExitStack() as undo:
         undo.callback(end_processes, processes)
         data_plane = build.build_data_plane(config)
         undo.callback(data_plane.close)
-        row_worker = begin_row_worker(config.data_plane, data_plane, config.runtime.timeouts)
+        timeouts = config.runtime.timeouts
+        row_worker = begin_row_worker(config.data_plane, data_plane, timeouts, at_once=_will_read_rows(config))
         undo.callback(row_worker.kill)
         trainer = build_trainer.build_trainer(config, data_plane)
         begun = _Begun(trainer, data_plane, row_worker, processes)

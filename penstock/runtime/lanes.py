@@ -78,3 +78,4 @@ class Lanes:
             self._ready.wait()
         while (piece := self._inbox.get()) is not None:
             piece()
+            del piece  # an idle thread would keep what it returned

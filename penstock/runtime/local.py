@@ -45,6 +45,7 @@ class WorkerThread:
             self._started.set()
         while (job := self._inbox.get()) is not None:
             job()
+            del job  # an idle thread would keep what it returned
 
     def call(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[R]:
         """Queue `function(*args, **kwargs)`; the future belongs to the running event loop."""

@@ -103,6 +103,7 @@ class DaemonExecutor(ThreadPoolExecutor):
     def _run(self) -> None:
         while (call := self._calls.get()) is not None:
             call()
+            del call  # an idle thread would keep what it returned, views of shared memory for one
             with self._state:
                 self._busy -= 1
 

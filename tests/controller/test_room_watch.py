@@ -126,11 +126,11 @@ class AddsColumns(ScriptedTrainer):
         return await super().train_microbatch(step_id, meta)
 
 
-@pytest.mark.parametrize(("values", "fits"), [(100, True), (3000, False)])
+@pytest.mark.parametrize(("values", "fits"), [(100, True), (2000, False)])
 async def test_columns_that_the_trainer_adds_do_not_wait_for_their_own_rows(
     opened: list[ShmOwner], values: int, fits: bool
 ) -> None:
-    run = run_with(opened, 4.5, training={"train_attempts": 1})
+    run = run_with(opened, 4.5, training={"train_attempts": 1, "min_groups_per_chunk": STEP})
     run.trainer = AddsColumns(opened[-1], values)
     if fits:
         assert await run.run(LONG) == "data_exhausted"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from penstock.data_plane.adapters.shm.owner import ShmOwner
 from penstock.data_plane.client import DataPlaneClient
 from penstock.data_plane.columns import JaggedColumn, ObjectColumn
 from penstock.data_plane.narrow import NarrowClient, column_bytes
@@ -56,3 +57,18 @@ def test_sizes_are_those_of_the_values() -> None:
     assert column_bytes(torch.zeros(3, 2)) == 24
     assert column_bytes(JaggedColumn(torch.zeros(5, dtype=torch.int32), torch.tensor([0, 2, 5]))) == 20 + 24
     assert column_bytes(ObjectColumn(("é", "abc"))) == 5
+
+
+def test_what_was_read_keeps_no_memory_of_rows_that_are_cleared() -> None:
+    owner = ShmOwner(1_000_000)
+    try:
+        owner.register_partition("p", SCHEMA)
+        owner.put_samples(["a"], columns([1000]), "p")
+        client = NarrowClient(owner, frozenset({"reward", "tokens"}), "controller")
+        read = client.get_samples(meta_of("p", "a"), ["reward", "tokens"])
+        owner.clear_samples(["a"], "p")
+        assert owner.store.used == 0
+        assert read.tensor("reward").tolist() == [1000.0]
+        assert read.jagged("tokens").row(0).tolist() == list(range(1000))
+    finally:
+        owner.close()

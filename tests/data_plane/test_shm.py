@@ -22,6 +22,7 @@ from penstock.errors import DataPlaneError, DataPlaneLost
 from penstock.runtime.wire.decoder import decode
 from penstock.runtime.wire.encoder import encode
 from tests.data_plane.support import FIELDS, SCHEMA, cells_of, columns, meta_of
+from tests.support.shared_memory import memory_at, users_of, wait_until_unused
 
 LONG = 60.0
 
@@ -126,6 +127,30 @@ def test_the_connection_ends_with_the_last_view_of_a_closed_client(owner: ShmOwn
     assert owner.store.used > 0
     del held
     until(lambda: owner.store.used == 0)
+
+
+def test_the_last_view_of_a_closed_client_ends_its_memory_though_the_client_is_kept(
+    owner: ShmOwner, client: DataPlaneClient
+) -> None:
+    client.put_samples(["a"], columns([5]), "p")
+    held = client.get_samples(meta_of("p", "a"), FIELDS)
+    before = [cells_of(held, name) for name in FIELDS]
+    memory = memory_at(owner.address().memory)
+    client.close()
+    owner.close()
+    assert users_of(memory) == {os.getpid()}
+    assert [cells_of(held, name) for name in FIELDS] == before
+    del held
+    wait_until_unused([memory])
+
+
+def test_a_client_whose_owner_is_gone_keeps_no_memory(owner: ShmOwner, client: DataPlaneClient) -> None:
+    client.put_samples(["a"], columns([5]), "p")
+    memory = memory_at(owner.address().memory)
+    owner.close()
+    wait_until_unused([memory])
+    with pytest.raises(DataPlaneLost):
+        client.put_samples(["b"], columns([5]), "p")
 
 
 async def test_the_owners_close_ends_it_for_all(owner: ShmOwner, client: DataPlaneClient) -> None:

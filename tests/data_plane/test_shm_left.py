@@ -7,7 +7,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,36 +21,11 @@ from tests.data_plane.support import FIELDS, SCHEMA, cells_of, columns, meta_of
 from tests.kill.killed_run import KilledRun, ends, lines, write_config
 from tests.kill.test_kill import ASYNCHRONOUS
 from tests.support.processes import alive, wait_until_gone
+from tests.support.shared_memory import memories_of, memory_at, users_of, wait_until_unused
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 ROOT = Path(__file__).parents[2]
 LONG = 60.0
-
-
-def names() -> set[str]:
-    return set(os.listdir("/dev/shm"))
-
-
-def users_of(inode: int) -> set[int]:
-    """Processes that have this memory open or mapped."""
-    found = set()
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            if any(line.split()[4:5] == [str(inode)] for line in (process / "maps").read_text().splitlines()):
-                found.add(int(process.name))
-            if any(os.stat(fd).st_ino == inode for fd in (process / "fd").iterdir()):
-                found.add(int(process.name))
-        except OSError:
-            continue  # it ended meanwhile, or is another user's
-    return found
-
-
-def wait_until_unused(inode: int) -> None:
-    """Until the machine has its memory back: threads of a client that is closed end a moment later."""
-    end = time.monotonic() + LONG
-    while users := users_of(inode):
-        assert time.monotonic() < end, f"processes {users} still have the memory"
-        time.sleep(0.02)
 
 
 def abstract_sockets() -> str:
@@ -59,7 +33,6 @@ def abstract_sockets() -> str:
 
 
 def test_a_killed_owner_leaves_nothing_and_the_next_start_leaves_others_alone() -> None:
-    before = names()
     with owner_process() as (dead, gone), owner_process() as (_, living):
         other = connect(living)
         other.register_partition("p", SCHEMA)
@@ -67,14 +40,13 @@ def test_a_killed_owner_leaves_nothing_and_the_next_start_leaves_others_alone() 
         client = connect(gone)
         client.register_partition("p", SCHEMA)
         client.put_samples(["a"], columns([7]), "p")
-        assert users_of(gone.memory.inode) == {dead.pid, os.getpid()}
+        memory = memory_at(gone.memory)
+        assert users_of(memory) == {dead.pid, os.getpid()}
         dead.kill()
         dead.wait(LONG)
         client.close()
-        del client
-        wait_until_unused(gone.memory.inode)
+        wait_until_unused([memory])
         assert gone.socket not in abstract_sockets()
-        assert names() == before
         with owner_process() as (_, new):
             fresh = connect(new)
             fresh.register_partition("p", SCHEMA)
@@ -86,7 +58,7 @@ def test_a_killed_owner_leaves_nothing_and_the_next_start_leaves_others_alone() 
             assert found.jagged("tokens").lengths_R.tolist() == [5, 2]
             fresh.close()
         other.close()
-    assert names() == before
+    wait_until_unused([memory_at(living.memory), memory_at(new.memory)])
 
 
 _AGAIN = """
@@ -159,7 +131,6 @@ def children_of(pid: int) -> set[int]:
 
 def test_of_two_runs_at_once_one_is_killed_and_starts_again_and_the_other_notices_nothing(tmp_path: Path) -> None:
     """With everything in processes of its own: engine, trainer, row worker."""
-    before = names()
     settings = ASYNCHRONOUS | {
         "data_plane": {"adapter": "shm", "capacity_gb": 0.05},
         "runtime": {"device": "cpu", "engine_threads": 1, "trainer_threads": 1, "trainer_lanes": 1}
@@ -179,10 +150,14 @@ def test_of_two_runs_at_once_one_is_killed_and_starts_again_and_the_other_notice
         other.send_signal(signal.SIGSTOP)
         children = children_of(process.pid)
         assert len(children) >= 3, "engine, trainer, row worker"
+        killed = memories_of((process.pid, *children))
+        memories = killed | memories_of((other.pid, *children_of(other.pid)))
+        assert len(memories) > len(killed) > 0
         process.send_signal(signal.SIGKILL)
         process.wait(LONG)
         for child in children:
             wait_until_gone(child)
+        wait_until_unused(killed)
         first.run_to_the_end()
         other.send_signal(signal.SIGCONT)
         assert other.wait(300) == 0, second.output()
@@ -195,4 +170,4 @@ def test_of_two_runs_at_once_one_is_killed_and_starts_again_and_the_other_notice
         assert set(found.values()) == {1}
         assert len(found) == 24
     assert not [child for child in children if alive(child)]
-    assert names() == before
+    wait_until_unused(memories)

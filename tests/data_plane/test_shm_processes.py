@@ -20,6 +20,7 @@ from penstock.errors import DataPlaneError, DataPlaneLost
 from penstock.runtime.wire.encoder import encode
 from tests.data_plane.owner_process import owner_process
 from tests.data_plane.support import FIELDS, SCHEMA, cells_of, columns, meta_of
+from tests.support.shared_memory import memory_at, users_of, wait_until_unused
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 LONG = 60.0
@@ -44,12 +45,7 @@ def said(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline().strip()
 
 
-def shared_names() -> set[str]:
-    return set(os.listdir("/dev/shm"))
-
-
-def test_killing_the_owner_gives_clients_a_prompt_error_and_leaves_no_names() -> None:
-    names = shared_names()
+def test_killing_the_owner_gives_clients_a_prompt_error_and_leaves_no_memory() -> None:
     with owner_process() as (process, address):
         client = connect(address)
         client.register_partition("p", SCHEMA)
@@ -69,8 +65,10 @@ def test_killing_the_owner_gives_clients_a_prompt_error_and_leaves_no_names() ->
         with pytest.raises(DataPlaneLost):
             connect(address)
         assert [cells_of(held, name) for name in FIELDS] == before
+        assert users_of(memory_at(address.memory)) == {os.getpid()}
         client.close()
-    assert shared_names() == names
+        del held
+        wait_until_unused([memory_at(address.memory)])
 
 
 def wait_for_claim(client: DataPlaneClient, ended: list[BaseException]) -> None:

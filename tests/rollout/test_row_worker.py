@@ -54,12 +54,13 @@ def put_groups(plane: DataPlaneOwner) -> KVBatchMeta:
 class Rows:
     """Rows in a data plane, and a worker for them."""
 
-    def __init__(self, adapter: str) -> None:
+    def __init__(self, adapter: str, silence_seconds: float = LONG, *, at_once: bool = True) -> None:
         shm = DataPlaneConfig(adapter="shm", capacity_gb=0.01)
         config = shm if adapter == "shm" else DataPlaneConfig()
         self.plane = open_data_plane(config)
         self.meta = put_groups(self.plane)
-        self.calls: RepeatedCalls = begin_row_worker(config, self.plane, TimeoutsConfig(silence_seconds=LONG))
+        timeouts = TimeoutsConfig(silence_seconds=silence_seconds)
+        self.calls: RepeatedCalls = begin_row_worker(config, self.plane, timeouts, at_once=at_once)
         self.keeper = RowKeeper(self.plane, self.calls)
         self.lost: list[str] = []
         self.calls.listen(lambda lost, count: self.lost.append(str(lost)))
@@ -186,3 +187,21 @@ async def test_the_worker_imports_no_modelling_code(elsewhere: Rows) -> None:
     maps = await asyncio.to_thread(Path(f"/proc/{elsewhere.calls.pid}/maps").read_text)
     assert "libtorch" in maps
     assert "tokenizers" not in maps
+
+
+@pytest.mark.long
+async def test_a_worker_that_is_stopped_is_replaced() -> None:
+    made = Rows("shm", silence_seconds=2.0, at_once=False)
+    try:
+        assert made.calls.pid is None, "started by its first call"
+        first = await made.calls.call("read_samples", made.meta)
+        pid = made.calls.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+        async with asyncio.timeout(LONG):
+            assert await made.calls.call("read_samples", made.meta) == first
+        assert "no sign of life" in made.lost[0]
+        assert not alive(pid)
+    finally:
+        await made.calls.close()
+        made.plane.close()

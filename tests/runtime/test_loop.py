@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from concurrent.futures import wait
 
 import pytest
@@ -140,4 +141,14 @@ class TestDaemonExecutor:
         with pytest.raises(SystemExit):
             executor.submit(sys.exit, 3).result()
         assert executor.submit(lambda: 4).result() == 4
+        executor.shutdown()
+
+    def test_an_idle_thread_keeps_nothing_of_its_last_call(self) -> None:
+        """What it returned may be views of memory that others wait for."""
+        executor = DaemonExecutor(most=1)
+        returned = weakref.ref(executor.submit(threading.Event).result())
+        end = time.monotonic() + 30
+        while returned() is not None:
+            assert time.monotonic() < end, "the thread still refers to it"
+            time.sleep(0.001)
         executor.shutdown()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 from penstock.buffer.slots import SlotState
 from penstock.controller.parts import Parts
@@ -49,7 +50,7 @@ class RoomWatch:
         loop, full = asyncio.get_running_loop(), asyncio.Event()
 
         def tell() -> None:
-            if not loop.is_closed():
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the run is over
                 loop.call_soon_threadsafe(full.set)
 
         self._room.when_full(tell)

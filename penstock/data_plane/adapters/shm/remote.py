@@ -43,7 +43,8 @@ class RemoteLink:
     an event loop for one, is held up by an owner that does not read. Invariants: messages are sent in the order of the
     calls; as long as a view or a reserved piece of memory is in use here, the connection stays open, also after
     `close` and after a message that could not be sent, because the owner uses that memory again once the connection
-    is gone; once the owner is gone, every call, also those that wait, raises `DataPlaneLost`.
+    is gone; once the owner is gone, every call, also those that wait, raises `DataPlaneLost`; when the connection is
+    over, only views keep the memory.
     """
 
     def __init__(self, address: ShmAddress) -> None:
@@ -52,7 +53,7 @@ class RemoteLink:
         self._socket = socket.socket(socket.AF_UNIX)
         try:
             memory = SharedMemory.open(address.memory)
-            self._memory = memory.view(0, memory.size)
+            self._memory: memoryview | None = memory.view(0, memory.size)
             memory.close()
             self._socket.settimeout(_ANSWER_SECONDS)
             self._socket.connect(f"\0{address.socket}")
@@ -88,7 +89,10 @@ class RemoteLink:
 
     def memory_of(self, reserved: Room) -> memoryview:
         """See `Link`."""
-        return self._memory[reserved.offset : reserved.offset + reserved.size]
+        memory = self._memory
+        if memory is None:
+            raise self._lost()
+        return memory[reserved.offset : reserved.offset + reserved.size]
 
     def commit(self, reserved: Room) -> None:
         """See `Link`."""
@@ -207,9 +211,12 @@ class RemoteLink:
             future.set_result(value)
 
     def _leased(self, found: Found) -> FieldRuns:
+        memory = self._memory
+        if memory is None:
+            return {}  # the connection is over, and nobody waits for this any more
         buffers = []
         for buffer in found.buffers:
-            view = self._memory[buffer.offset : buffer.offset + buffer.layout.size]
+            view = memory[buffer.offset : buffer.offset + buffer.layout.size]
             with self._lock:
                 self._holds += 1
             weakref.finalize(view, self._to_send.put, buffer.number).atexit = False
@@ -268,6 +275,7 @@ class RemoteLink:
         with self._lock:
             first, self._is_ended = not self._is_ended, True
         self._lose()
+        self._memory = None
         if first:
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)
