@@ -77,8 +77,8 @@ class RuntimeConfig(Section):
     """Run the trainer in a separate process; needs `data_plane.adapter: shm`. With `engine_process` too, the process of
     the run itself holds no model."""
     engine_threads: Annotated[int, Field(ge=0, le=1024)] = 0
-    """CPU threads for each engine rank; 0 shares half of the cores among the ranks, and with `deterministic` means
-    1."""
+    """CPU threads for each engine rank; 0 shares half of the cores among the ranks, and with `deterministic` means 1.
+    The bits of a deterministic run depend on it: for the same bits everywhere leave 0, or use the same number."""
     trainer_threads: Annotated[int, Field(ge=0, le=1024)] = 0
     """CPU threads for the trainer; 0 means half of the cores."""
     trainer_lanes: Annotated[int, Field(ge=0, le=64)] = 0

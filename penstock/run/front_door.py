@@ -26,7 +26,7 @@ from penstock.run.result import RunResult
 from penstock.run.verify.findings import VerifyReport
 from penstock.run.verify.preflight import verify as run_checks
 from penstock.run.verify.subject import Limits
-from penstock.runtime.relay import beside_running_loop
+from penstock.runtime.relay import alongside_running_loop
 
 Settings = RunConfig | str | os.PathLike[str] | Mapping[str, Any]
 """A configuration, the path of its YAML file, or its content as a mapping."""
@@ -69,7 +69,7 @@ def train(
     objects = GivenObjects(reward, environment, staleness, loss, advantage)
     with given.available(objects.by_path):
         settings = _config(config, overrides, objects)
-        result = beside_running_loop(runs.train, settings, loggers, from_scratch=from_scratch)
+        result = alongside_running_loop(runs.train, settings, loggers, from_scratch=from_scratch)
     return _told(result)
 
 
@@ -100,7 +100,7 @@ def resume(
     objects = GivenObjects(reward, environment, staleness, loss, advantage)
     with given.available(objects.by_path):
         laid_over = [*overrides, *_resume_overrides(Path(run_dir), overrides, objects)]
-        result = beside_running_loop(
+        result = alongside_running_loop(
             runs.resume, Path(run_dir), laid_over, loggers, checkpoint=checkpoint, from_scratch=from_scratch
         )
     return _told(result)
@@ -127,7 +127,7 @@ def evaluate(
     with given.available(objects.by_path):
         settings = _config(target if run_dir is None else run_dir / "config.yaml", overrides, objects)
         require_given(settings, "penstock.evaluate(..., ", ("reward", "environment"))
-        return beside_running_loop(evaluate_model, settings, run_dir, checkpoint)
+        return alongside_running_loop(evaluate_model, settings, run_dir, checkpoint)
 
 
 def verify(
@@ -153,7 +153,7 @@ def verify(
     with given.available(objects.by_path):
         settings = _config(config, overrides, objects)
         require_given(settings, "penstock.verify(..., ")
-        return beside_running_loop(run_checks, settings, Limits(groups, seconds), notify)
+        return alongside_running_loop(run_checks, settings, Limits(groups, seconds), notify)
 
 
 def report(run_dir: str | os.PathLike[str], output: str | os.PathLike[str] | None = None) -> WrittenReport:

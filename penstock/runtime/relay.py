@@ -175,7 +175,7 @@ class _Outcome(Generic[R]):
         return self._results[0]
 
 
-def beside_running_loop(call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+def alongside_running_loop(call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
     """Make the call; if this thread has a running event loop, make it in a separate thread and wait for that.
 
     A caller in the main thread hands Ctrl-C, SIGTERM and SIGHUP on to what the call runs. A call that does not hear

@@ -15,7 +15,8 @@ from penstock.weights.lora import LoraAdapter
 from penstock.weights.publication import DTYPE_BYTES
 
 ReadTensors: TypeAlias = Callable[[], Iterator[tuple[str, Tensor]]]
-"""Iterates over names and tensors, anew with every call; one tensor at a time needs to exist."""
+"""Iterates over names and tensors, anew with every call. Tensors that are computed exist as long as the reader keeps
+them: into shared memory, `TensorCopies` of `runtime/copying.py` copies up to 256 MB of them together."""
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,9 @@ def test_it_learns_says_so_and_leaves_nothing(tmp_path: Path) -> None:
     assert demo.end() == 0, demo.output
     assert len(processes) >= 1 + 1 + 2 + 1, "make, the run, two engines and a trainer"
     assert set(os.listdir("/dev/shm")) <= shared
-    assert re.search(r"Held-out prompts, greedy     0\.\d\d at the start, (0\.[89]\d|1\.00) at the end", demo.output)
+    rewards = re.search(r"Held-out prompts, greedy +(\d\.\d\d) at the start, (\d\.\d\d) at the end", demo.output)
+    assert rewards is not None
+    assert float(rewards[2]) > float(rewards[1]) + 0.1
     assert "Training                     300 steps" in demo.output
     assert "Warning" not in demo.output
     assert "Traceback" not in demo.output

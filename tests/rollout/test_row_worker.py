@@ -26,6 +26,7 @@ from penstock.data_plane.row_keeper import RowKeeper
 from penstock.errors import DataPlaneError, MissingRowError
 from penstock.rollout.row_worker import begin_row_worker
 from penstock.rollout.sample_texts import SampleText, WorkerTexts
+from penstock.runtime.workers.process import ProcessWorker
 from penstock.runtime.workers.repeated import RepeatedCalls
 from tests.support.processes import alive
 
@@ -72,6 +73,11 @@ class Rows:
         assert pid is not None
         os.kill(pid, signal.SIGSTOP)
         calling = asyncio.create_task(asyncio.to_thread(call, *args))
+        handle = self.calls._handle
+        assert isinstance(handle, ProcessWorker)
+        async with asyncio.timeout(LONG):
+            while not handle._open:  # noqa: ASYNC110 - another thread is about to call
+                await asyncio.sleep(0.01)
         os.kill(pid, signal.SIGKILL)
         result = await asyncio.wait_for(calling, LONG)
         assert not alive(pid)

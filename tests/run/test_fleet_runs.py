@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import threading
 from collections import Counter
@@ -20,7 +19,7 @@ from penstock.rollout.fleet import EngineFleet, RankState
 from penstock.rollout.manager import PushedGroup, RolloutManager
 from tests.run.conftest import ConfigMaker
 from tests.run.test_resume import LETTERS, ends, lines, write_prompts
-from tests.support.processes import wait_until_gone
+from tests.support.processes import send, wait_until_gone
 
 PROMPTS = 48
 
@@ -138,7 +137,7 @@ def test_a_rank_that_is_killed_or_stopped_is_replaced_while_the_run_goes_on(
 
     def strike() -> None:
         struck.append(watched.pid(name))
-        os.kill(struck[0], number)
+        send(struck[0], number)
 
     if ranks > 1:
         hold_new_groups_until_it_is_back(watched, name, struck, monkeypatch)
@@ -158,7 +157,7 @@ def test_without_replacements_the_loss_of_the_only_rank_ends_the_run_and_it_can_
     watched = Watched(monkeypatch)
     settings = config(**{"rollout.engine.ranks": 1, "rollout.failure": {"engine_replacements": 0}})
     with pytest.raises((EngineError, WeightSyncError), match="was ended by SIGKILL"):
-        watched.train(settings, lambda: os.kill(watched.pid("embedded-0"), signal.SIGKILL))
+        watched.train(settings, lambda: send(watched.pid("embedded-0"), signal.SIGKILL))
     penstock.resume(Path(settings.run_dir))
     check_every_prompt_ended_once(Path(settings.run_dir))
 
@@ -167,7 +166,7 @@ def test_without_replacements_the_loss_of_the_only_rank_ends_the_run_and_it_can_
 def test_without_replacements_the_other_rank_takes_over(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     watched = Watched(monkeypatch)
     settings = config(**{"rollout.failure": {"engine_replacements": 0}})
-    result = watched.train(settings, lambda: os.kill(watched.pid("embedded-0"), signal.SIGKILL))
+    result = watched.train(settings, lambda: send(watched.pid("embedded-0"), signal.SIGKILL))
     check_every_prompt_ended_once(result.run_dir)
     assert [event["engine"] for event in events(result.run_dir, "engine_lost", "engine_not_replaced")] == [
         "embedded-0",
@@ -198,4 +197,4 @@ def test_a_deterministic_run_has_the_same_losses_with_any_ranks_and_with_one_kil
     alone = losses("alone", None, **{"runtime.engine_process": False, "rollout.engine.ranks": 1})
     assert any(norm > 0 for _, norm, _ in alone)
     assert losses("threads", None, **{"runtime.engine_process": False}) == alone
-    assert losses("killed", lambda: os.kill(watched.pid("embedded-1"), signal.SIGKILL)) == alone
+    assert losses("killed", lambda: send(watched.pid("embedded-1"), signal.SIGKILL)) == alone

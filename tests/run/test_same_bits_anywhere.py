@@ -26,6 +26,8 @@ pytestmark = pytest.mark.long
 
 DEMO = Path(__file__).resolve().parents[2] / "examples" / "demo"
 STEPS = 6
+GROUPS = 16
+"""Of a step of the demo."""
 DETERMINISTIC = (
     "deterministic=true",
     "staleness.policy=in_order",
@@ -104,7 +106,7 @@ def in_one_process(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Out
     steps = [line for line in found.metrics if "train/loss" in line]
     assert len(steps) == STEPS
     assert all(line["train/grad_norm"] > 0 for line in steps)
-    assert len(found.rollouts) == STEPS * 16
+    assert len(found.rollouts) == STEPS * GROUPS
     return found
 
 
@@ -127,15 +129,18 @@ def test_results_do_not_depend_on_where_parts_live(
     assert trained(model, tmp_path / "run", *changes) == in_one_process
 
 
+@pytest.mark.parametrize("threads", [0, 2])
 def test_results_do_not_depend_on_how_many_cores_each_rank_gets(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int
 ) -> None:
-    """On a machine with so many cores that the number of ranks would decide how many threads each of them has."""
+    """On a machine with so many cores that the number of ranks would decide how many threads each of them has.
+
+    Also with a number of threads that is set: it is then the same for every rank.
+    """
     monkeypatch.setattr(cpu, "usable_cores", lambda: 8)
-    alone = trained(model, tmp_path / "alone", "runtime.trainer_threads=1", "runtime.trainer_lanes=2")
-    apart = trained(
-        model, tmp_path / "apart", TWO, ENGINE_PROCESSES, "runtime.trainer_threads=1", "runtime.trainer_lanes=2"
-    )
+    counts = (f"runtime.engine_threads={threads}", "runtime.trainer_threads=1", "runtime.trainer_lanes=2")
+    alone = trained(model, tmp_path / "alone", *counts)
+    apart = trained(model, tmp_path / "apart", TWO, ENGINE_PROCESSES, *counts)
     assert apart == alone
 
 
@@ -154,8 +159,9 @@ def test_a_run_over_processes_that_is_interrupted_and_resumed_ends_with_the_same
         SHM,
     )
     name, _, value = mark.partition("=")
+    held = str((STEPS - 1) * GROUPS)  # its last step cannot be over before it is interrupted
     run = subprocess.Popen(
-        [sys.executable, "-m", "penstock", "train", DEMO / "config.yaml", *settings],
+        [sys.executable, "-m", "tests.support.held_run", held, "train", DEMO / "config.yaml", *settings],
         env={**os.environ, name: value},
         start_new_session=True,
     )

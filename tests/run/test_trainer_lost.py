@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -27,7 +26,7 @@ from tests.run.conftest import ConfigMaker
 from tests.run.test_train import steps
 from tests.run.test_trainer_process import APART, DETERMINISTIC, figures
 from tests.support.killed_trainers import Kill, kill_trainers
-from tests.support.processes import wait_until_gone
+from tests.support.processes import send, wait_until_gone
 from tests.support.worker_processes import worker_pid
 
 pytestmark = [pytest.mark.usefixtures("hangups_are_heard"), pytest.mark.long]
@@ -64,11 +63,12 @@ class Signalled:
     def _send(self) -> None:
         until(lambda: finished(self._run_dir) >= 2)
         self.pid = worker_pid("trainer")
-        os.kill(self.pid, self._number)
+        send(self.pid, self._number)
 
     def gone(self) -> None:
         """The process it was sent to has ended, and nobody else's is left."""
         self._thread.join(WAIT_SECONDS)
+        assert self.pid, "there was a process to send it to"
         wait_until_gone(self.pid)
         assert worker_pid("trainer") == 0
 
@@ -95,16 +95,16 @@ def test_a_kill_ends_the_run_with_the_cause_and_a_resume_trains_what_an_undistur
 
 
 def test_a_stopped_process_ends_the_run_by_the_limit_of_its_calls_and_is_killed(make_config: ConfigMaker) -> None:
-    config = make_config(**LONG, **{"runtime.timeouts": {"trainer_seconds": 10.0}})
+    config = make_config(**LONG, **{"runtime.timeouts": {"trainer_seconds": 30.0}})
     signalled = Signalled(config, signal.SIGSTOP)
-    said = r"did not return within 10 s \(runtime\.timeouts\.trainer_seconds\); its process \d+ is still in it"
+    said = r"did not return within 30 s \(runtime\.timeouts\.trainer_seconds\); its process \d+ is still in it"
     with pytest.raises(TrainerStuck, match=said):
         penstock.train(config)
     signalled.gone()
 
 
 def test_a_stopped_process_is_killed_after_silence_and_is_lost(make_config: ConfigMaker) -> None:
-    config = make_config(**LONG, **{"runtime.timeouts": {"silence_seconds": 5.0}})
+    config = make_config(**LONG, **{"runtime.timeouts": {"silence_seconds": 20.0}})
     signalled = Signalled(config, signal.SIGSTOP)
     with pytest.raises(TrainerLost, match=r"no sign of life for \d+ s \(runtime\.timeouts\.silence_seconds\)"):
         penstock.train(config)
@@ -147,7 +147,7 @@ def test_however_the_run_is_ended_its_processes_end_with_it(make_config: ConfigM
 def test_signals_to_all_processes_still_leave_a_checkpoint(make_config: ConfigMaker) -> None:
     run = Started(make_config(**BOTH))
     for pid in (*run.workers, run.program.pid):
-        os.kill(pid, signal.SIGTERM)
+        send(pid, signal.SIGTERM)
     run.program.wait(WAIT_SECONDS)
     for pid in run.workers:
         wait_until_gone(pid)
@@ -156,7 +156,7 @@ def test_signals_to_all_processes_still_leave_a_checkpoint(make_config: ConfigMa
 
 def test_a_stopped_trainer_ends_with_a_controller_that_is_killed(make_config: ConfigMaker) -> None:
     run = Started(make_config(**BOTH))
-    os.kill(run.workers[0], signal.SIGSTOP)
+    send(run.workers[0], signal.SIGSTOP)
     run.program.kill()
     run.program.wait(WAIT_SECONDS)
     for pid in run.workers:

@@ -12,7 +12,7 @@ import pytest
 
 from penstock.runtime import relay as module
 from penstock.runtime.loop import run_loop
-from penstock.runtime.relay import SignalRelay, beside_running_loop
+from penstock.runtime.relay import SignalRelay, alongside_running_loop
 
 
 async def test_the_call_has_a_loop_of_its_own_and_its_result_or_error_comes_back() -> None:
@@ -22,19 +22,19 @@ async def test_the_call_has_a_loop_of_its_own_and_its_result_or_error_comes_back
         assert asyncio.get_running_loop() is not mine
         return threading.current_thread().name
 
-    assert beside_running_loop(run_loop, work()) == "penstock-call"
+    assert alongside_running_loop(run_loop, work()) == "penstock-call"
     with pytest.raises(ZeroDivisionError):
-        beside_running_loop(lambda: 1 / 0)
+        alongside_running_loop(lambda: 1 / 0)
 
 
 def test_without_a_running_loop_the_call_is_made_here() -> None:
-    assert beside_running_loop(threading.get_ident) == threading.get_ident()
+    assert alongside_running_loop(threading.get_ident) == threading.get_ident()
 
 
 async def test_context_variables_are_those_of_the_caller() -> None:
     variable = contextvars.ContextVar("variable", default="other")
     variable.set("mine")
-    assert beside_running_loop(variable.get) == "mine"
+    assert alongside_running_loop(variable.get) == "mine"
 
 
 async def test_ctrl_c_cancels_what_runs_and_is_a_keyboard_interrupt_here() -> None:
@@ -50,7 +50,7 @@ async def test_ctrl_c_cancels_what_runs_and_is_a_keyboard_interrupt_here() -> No
             raise
 
     with pytest.raises(KeyboardInterrupt):
-        beside_running_loop(run_loop, work())
+        alongside_running_loop(run_loop, work())
     assert cancelled.is_set()
     assert signal.getsignal(signal.SIGINT) is before
 
@@ -68,7 +68,7 @@ async def test_a_signal_before_anybody_listens_is_told_to_the_first_who_does() -
         run_loop(work())
 
     with pytest.raises(KeyboardInterrupt):
-        beside_running_loop(call)
+        alongside_running_loop(call)
 
 
 async def test_the_innermost_listener_hears_a_signal_alone() -> None:
@@ -87,7 +87,7 @@ async def test_the_innermost_listener_hears_a_signal_alone() -> None:
             os.kill(os.getpid(), signal.SIGINT)
             await done.wait()
 
-    beside_running_loop(run_loop, work())
+    alongside_running_loop(run_loop, work())
     assert heard == [("inner", signal.SIGINT)]
 
 
@@ -107,7 +107,7 @@ async def test_what_another_handler_raises_ends_the_call_first() -> None:
     before = signal.signal(signal.SIGALRM, alarm)
     try:
         with pytest.raises(ZeroDivisionError):
-            beside_running_loop(run_loop, work())
+            alongside_running_loop(run_loop, work())
     finally:
         signal.signal(signal.SIGALRM, before)
     assert cancelled.is_set()
@@ -122,5 +122,5 @@ async def test_a_call_that_does_not_hear_a_signal_is_left_behind(monkeypatch: py
         release.wait()
 
     with pytest.raises(KeyboardInterrupt, match="nothing heard the signal"):
-        beside_running_loop(deaf)
+        alongside_running_loop(deaf)
     release.set()

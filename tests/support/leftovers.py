@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-_PATIENCE_SECONDS = 10.0
+_PATIENCE_SECONDS = 60.0
 """How long something that is ending may take; only a test that leaves something waits for it."""
 _FDS = "/proc/self/fd"
 

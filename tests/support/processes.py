@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from pathlib import Path
 
@@ -13,6 +14,12 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+def send(pid: int, number: signal.Signals) -> None:
+    """A signal to one process; 0 and less would mean a whole group of them, first of all the tests' own."""
+    assert pid > 0, f"{pid} is no process"
+    os.kill(pid, number)
 
 
 def wait_until_gone(pid: int, seconds: float = 20.0) -> None:

@@ -128,12 +128,6 @@ def _deterministic_rules(config: RunConfig) -> Iterator[str]:
         )
     if config.weight_sync.mode != "drain":
         yield "deterministic: needs weight_sync.mode = drain, so that no group sees two weight versions"
-    if config.runtime.engine_threads > 1:
-        yield (
-            f"runtime.engine_threads: {config.runtime.engine_threads} does not go with deterministic = true, where "
-            "each engine rank computes with one thread, so that results depend neither on cores nor on ranks; leave it "
-            "out, and use more cores with rollout.engine.ranks"
-        )
     if config.training.max_minutes is not None:
         yield "deterministic: training.max_minutes would make the run end by the clock; use training.max_steps"
 

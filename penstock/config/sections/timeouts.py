@@ -20,7 +20,8 @@ class TimeoutsConfig(Section):
     """Time limit for an engine to pause for new weights, then to load them, then to resume. An engine that exceeds it
     has failed and is not used until it has loaded a later version."""
     trainer_seconds: PositiveFloat = 3600.0
-    """A trainer call that takes longer ends the run: its thread or process is stuck, so nothing is retried."""
+    """A trainer call that takes longer is stuck: the call is not repeated, and the run ends. With `trainer_process`,
+    the trainer counts as lost, so `runtime.restarts` applies."""
     checkpoint_seconds: PositiveFloat = 3600.0
     """Time limit for copying a checkpoint, and again for writing it."""
     stop_seconds: PositiveFloat = 60.0
