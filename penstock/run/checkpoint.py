@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 
 from penstock.config.models import CheckpointConfig
 from penstock.controller.bookkeeping.snapshot import ControllerSnapshot
-from penstock.errors import CheckpointError, RunDirectoryLost
+from penstock.errors import CheckpointError, RunDirectoryLost, WorkerLost
 from penstock.run.checkpoint_folders import checkpoints, doomed_name, draft_of, ranked_checkpoints, set_aside
 from penstock.run.directory import RunDirectory
 from penstock.run.file_marks import FilesSnapshot
@@ -210,11 +210,12 @@ class CheckpointStore:
                 flush_folder(self._folder)
         except RunDirectoryLost:  # the draft, if there is one by this name, is another run's
             raise
-        except (OSError, SafetensorError) as error:
+        except (OSError, SafetensorError, WorkerLost) as error:
             self._remove_traces(draft, final)
+            when = "" if isinstance(error, WorkerLost) else "when there is room, "
             raise CheckpointError(
                 f"step {snapshot.step} could not be saved to {str(self._folder)!r}: {error}. The checkpoints before it "
-                f"are untouched; when there is room, resume with: penstock resume {self._folder.parent}"
+                f"are untouched; {when}resume with: penstock resume {self._folder.parent}"
             ) from error
         except BaseException:
             self._remove_traces(draft, final)

@@ -9,13 +9,16 @@ from typing import NoReturn
 from penstock.config.models import RunConfig
 from penstock.controller.failures.classify import causes, describe
 from penstock.controller.failures.losses import Loss, loss_in
-from penstock.errors import PenstockError, TrainerStuck
+from penstock.errors import DataPlaneLost, PenstockError, SetupError, TrainerLost, TrainerStuck
 from penstock.run.directory import RunDirectory
+from penstock.run.given_objects import way_to_resume
 from penstock.run.resume import ResumePoint, found_good
 from penstock.run.run_log import RunLog
 from penstock.runtime.threads import in_daemon_thread
 from penstock.text import named_error
 
+_RESUMED_AFTER = (TrainerLost, TrainerStuck, DataPlaneLost)
+"""After these only the last checkpoint is left; other errors say themselves what to do."""
 Clock = Callable[[], float]
 
 
@@ -66,10 +69,10 @@ class Restarts:
         return self._config.model_copy(update={"training": training.model_copy(update={"max_minutes": left})})
 
     async def point_after(self, error: Exception) -> ResumePoint:
-        """Where the run goes on after `error`, which is raised again if the run ends with it."""
+        """Where the run goes on after `error`; if it ends instead, `error` is raised again, and says how to resume."""
         loss = self._loss(error)
         if loss is None or not self._config.runtime.restarts or self._is_stopping() or not self._log.is_open:
-            raise error
+            raise self._with_way_on(error)
         if (reason := self._used_up()) is not None:
             self._refuse(loss, reason, error)
         try:
@@ -99,7 +102,14 @@ class Restarts:
     def _refuse(self, loss: Loss, reason: str, error: Exception) -> NoReturn:
         self._log.events.emit("run_not_restarted", lost=loss.part, reason=reason)
         self._log.view.note(f"the {loss.part} was lost, and the run cannot go back by itself: {reason}")
-        raise error
+        raise self._with_way_on(error)
+
+    def _with_way_on(self, error: Exception) -> Exception:
+        """The same error. Whoever raised it cannot know how this run is resumed, or whether it goes on by itself."""
+        lost = next((link for link in causes(error) if isinstance(link, _RESUMED_AFTER)), None)
+        if lost is not None and not isinstance(error, SetupError):
+            lost.args = (f"{lost}. Resume with: {way_to_resume(self._config, self._directory.path)}",)
+        return error
 
     def _tell(self, loss: Loss, point: ResumePoint, error: Exception) -> None:
         allowed = self._config.runtime.restarts

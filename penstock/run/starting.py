@@ -44,10 +44,12 @@ class _Begun:
             await in_daemon_thread("penstock-trainer-end", self.trainer.kill)
 
     async def close(self) -> None:
-        await self.trainer.close()
-        await self.row_worker.close()
-        self.data_plane.close()
-        end_processes(self.processes)
+        async with contextlib.AsyncExitStack() as parts:  # closes each, even if the caller is cancelled meanwhile
+            parts.callback(end_processes, self.processes)
+            parts.callback(self.data_plane.close)
+            parts.push_async_callback(self.row_worker.close)
+            parts.push_async_callback(self.end_trainer)
+            parts.push_async_callback(self.trainer.close)
 
 
 @asynccontextmanager

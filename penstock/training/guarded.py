@@ -161,6 +161,6 @@ class GuardedTrainer(Trainer):
         setting = "checkpoint_seconds" if checkpoint else "trainer_seconds"
         return (
             f"the trainer's call {name} did not return within {limit:g} s (runtime.timeouts.{setting}); its "
-            f"{self._home} is still in it, so resume from the last checkpoint: penstock resume. If calls can take this "
-            f"long, raise runtime.timeouts.{setting}"
+            f"{self._home} is still in it, so nothing can be retried. If calls can take this long, raise "
+            f"runtime.timeouts.{setting}"
         )

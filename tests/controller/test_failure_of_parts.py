@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from penstock.data_plane.meta import KVBatchMeta
-from penstock.errors import EngineError, TrainerLost
+from penstock.errors import DataPlaneLost, EngineError, TrainerLost
 from penstock.rollout.engines.base import GenerationRequest
 from penstock.rollout.engines.scripted import ScriptedEngine, ScriptedResponse
 from penstock.training.interface import ChunkResult, StepResult
@@ -99,6 +99,20 @@ async def test_a_trainer_that_is_lost_ends_the_run_with_that_and_its_step_is_not
     assert run.names("step_replayed") == []
     assert trainer.asked_again == 1, "by the pump, which drops the step at the end"
     assert run.rows_left == 0
+
+
+class WithoutRows(ScriptedTrainer):
+    """A trainer that cannot read rows any more: the data plane is gone."""
+
+    async def train_microbatch(self, step_id: int, meta: KVBatchMeta) -> ChunkResult:
+        raise RuntimeError("the pass failed") from DataPlaneLost("its owner has ended")
+
+
+async def test_a_step_is_not_tried_again_once_the_data_plane_is_lost() -> None:
+    run = ScriptedRun(scripted_config(training={"train_attempts": 5}), trainer=WithoutRows(), prompts=4)
+    with pytest.raises(RuntimeError, match="the pass failed"):
+        await run.run()
+    assert run.names("step_replayed") == []
 
 
 async def test_a_trainer_that_is_lost_ends_the_run_also_while_it_waits_for_groups() -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from penstock.config.models import CheckpointConfig
 from penstock.controller.bookkeeping.snapshot import ControllerSnapshot, ControllerState, SavedController
-from penstock.errors import CheckpointError, SetupError
+from penstock.errors import CheckpointError, SetupError, WorkerLost
 from penstock.run.checkpoint import CheckpointOwner, CheckpointStore, Snapshot
 from penstock.run.checkpoint_check import damage
 from penstock.run.checkpoint_folders import checkpoints, newest_checkpoint, remove_drafts
@@ -208,6 +208,19 @@ async def test_a_disk_that_refuses_leaves_the_checkpoints_before(tmp_path: Path,
         await store.finish()
     assert names(tmp_path) == ["step_1"]
     assert list((tmp_path / "run/checkpoints").glob(".*")) == []
+
+
+async def test_a_row_worker_that_is_lost_again_and_again_is_named_with_step_and_folder(tmp_path: Path) -> None:
+    def lose(folder: Path) -> None:
+        raise WorkerLost("data plane worker: its process 7 was ended by SIGKILL")
+
+    store = make_store(tmp_path, keep_latest=1)
+    await store.begin(snapshot(1))
+    await store.begin(snapshot(2, before=lose))
+    said = rf"step 2 could not be saved to .*SIGKILL.*untouched; resume with: penstock resume {tmp_path / 'run'}$"
+    with pytest.raises(CheckpointError, match=said):
+        await store.finish()
+    assert names(tmp_path) == ["step_1"]
 
 
 async def test_an_old_one_that_cannot_be_renamed_stays_with_a_warning(

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 import penstock
-from penstock.errors import EngineError, EvaluationError
+from penstock.errors import EngineError, EvaluationError, TrainerLost
 from penstock.rollout.engines.base import GenerationRequest, GenerationResult, SamplingParams
 from penstock.rollout.engines.embedded import EmbeddedEngine
 from penstock.rollout.engines.scripted import ScriptedEngine
 from penstock.rollout.fleet import EngineFleet, RankState
 from penstock.run.eval_report import EvalReport
 from penstock.run.evaluate import evaluate_prompts
+from penstock.training.workers.scripted import ScriptedTrainer
+from penstock.weights.publication import WeightPublication, WeightSite
 from tests.controller.test_engine_care import check_whole, scripted_run
 from tests.run.conftest import ConfigMaker
 from tests.run.test_resume import lines
@@ -92,6 +95,32 @@ async def test_when_the_limit_is_spent_an_evaluation_ends_with_the_engines_error
     assert len(run.names("engine_lost")) == 2
     with pytest.raises(EvaluationError, match="its process was killed"):
         await evaluate(run)
+
+
+class LostInTheMiddle(ScriptedTrainer):
+    """A trainer that is gone when weights are asked of it for the second time."""
+
+    published = False
+
+    async def publish_weights(self, sites: Sequence[WeightSite] = ()) -> WeightPublication:
+        if self.published:
+            raise TrainerLost("trainer: its process 7 was ended by SIGKILL")
+        self.published = True
+        return await super().publish_weights(sites)
+
+
+async def test_a_trainer_that_is_lost_while_a_rank_comes_back_is_what_the_evaluation_ends_with() -> None:
+    run = scripted_run(2)
+    run.trainer = LostInTheMiddle()
+    run._build()
+
+    async def evaluated() -> None:
+        async with run.controller.care.at_work():
+            await run.controller.publish_first()
+            await evaluate(run)
+
+    with pytest.raises(TrainerLost, match="ended by SIGKILL"):
+        await asyncio.wait_for(evaluated(), LONG)
 
 
 async def test_after_training_nobody_waits_for_a_rank_that_only_a_weight_update_would_bring_back() -> None:

@@ -55,7 +55,7 @@ def test_the_minutes_of_a_run_go_on_through_its_restarts(make_config: ConfigMake
     assert config.training.max_minutes == 10, "the run's own settings stay"
     now += 6 * 60
     log.open()
-    with pytest.raises(TrainerLost):
+    with pytest.raises(TrainerLost, match=rf"SIGKILL\. Resume with: penstock resume {directory.path}$"):
         asyncio.run(restarts.point_after(lost()))
     assert log.events.count("run_not_restarted") == 1
     directory.close()

@@ -70,6 +70,7 @@ def test_a_run_that_lost_its_trainer_ends_as_if_nothing_had_happened(
         ("trainer", number, 3) for number in range(1, len(plan) + 1)
     ]
     assert all("TrainerLost" in event["cause"] for event in restarts)
+    assert not any("penstock resume" in event["cause"] for event in restarts), "it goes on by itself"
     assert "restarts" not in json.loads((whole / "summary.json").read_text())
     assert [call[0] for call in logger.calls if call[0] != "log"] == ["start", "summary", "close"]
     assert penstock.report(result.run_dir).figures["restarts"] == len(plan)

@@ -15,10 +15,13 @@ from pathlib import Path
 import pytest
 
 import penstock
-from penstock.config.models import RunConfig
+from penstock.config.models import AlgorithmConfig, RunConfig
 from penstock.config.reading.loading import dump_config
+from penstock.data_plane.client import DataPlaneOwner
 from penstock.errors import TrainerLost, TrainerStuck
+from penstock.run import build_trainer
 from penstock.run.starting import parts_of
+from penstock.training.workers.none import NoTrainer
 from tests.run.conftest import ConfigMaker
 from tests.run.test_train import steps
 from tests.run.test_trainer_process import APART, DETERMINISTIC, figures
@@ -77,7 +80,8 @@ def test_a_kill_ends_the_run_with_the_cause_and_a_resume_trains_what_an_undistur
     config = make_config(**DETERMINISTIC, **SAVED, **APART)
     run_dir = Path(config.run_dir)
     killer = kill_trainers(run_dir, [Kill("train_microbatch", 1)], monkeypatch.setattr)
-    with pytest.raises(TrainerLost, match=r"its process \d+ was ended by SIGKILL\..*penstock resume"):
+    said = rf"its process \d+ was ended by SIGKILL\..*Resume with: penstock resume {config.run_dir}$"
+    with pytest.raises(TrainerLost, match=said):
         penstock.train(config)
     (killed,) = killer.pids
     wait_until_gone(killed)
@@ -167,6 +171,38 @@ async def test_an_interrupt_while_it_is_built_leaves_no_process(make_config: Con
     building = asyncio.ensure_future(begin())
     while not (pid := worker_pid("trainer")):  # noqa: ASYNC110 - another process, which takes seconds to be ready
         await asyncio.sleep(0.01)
+    building.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await building
+    wait_until_gone(pid)
+    assert worker_pid("engine embedded-0") == 0
+
+
+async def test_a_second_interrupt_while_a_cancelled_start_closes_leaves_no_process(
+    make_config: ConfigMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loads, closing = threading.Event(), asyncio.Event()
+
+    class NeverClosed(NoTrainer):
+        async def close(self) -> None:
+            closing.set()
+            await asyncio.Event().wait()
+
+    def build(_: RunConfig, plane: DataPlaneOwner) -> NoTrainer:
+        loads.wait(WAIT_SECONDS)
+        return NeverClosed(plane, AlgorithmConfig())
+
+    async def begin() -> None:
+        async with parts_of(make_config(**APART, **{"runtime.engine_process": True})):
+            pytest.fail("it is interrupted first")
+
+    monkeypatch.setattr(build_trainer, "build_trainer", build)
+    building = asyncio.ensure_future(begin())
+    while not (pid := worker_pid("data plane worker")):  # noqa: ASYNC110 - a thread starts it
+        await asyncio.sleep(0.01)
+    building.cancel()
+    loads.set()
+    await asyncio.wait_for(closing.wait(), WAIT_SECONDS)
     building.cancel()
     with pytest.raises(asyncio.CancelledError):
         await building

@@ -206,7 +206,7 @@ async def test_once_its_process_is_gone_every_call_says_how_and_what_to_do(begin
     snapshot = await trainer.snapshot()
     told = asyncio.create_task(trainer.lost())
     os.kill(trainer.pid, 9)
-    said = r"^trainer: its process \d+ was ended by SIGKILL\. .*runtime\.trainer_process.*penstock resume.*memory"
+    said = r"^trainer: its process \d+ was ended by SIGKILL\. .*runtime\.trainer_process.*went with it\. .*memory"
     with pytest.raises(TrainerLost, match=said):
         await trainer.begin_train_step(1)
     with pytest.raises(TrainerLost, match=said):
@@ -223,6 +223,16 @@ async def test_one_that_is_not_ready_in_time_is_killed(begin: Start) -> None:
     with pytest.raises(SetupError, match=r"its process (\d+) is not ready after 0\.01 s; .*start_seconds") as caught:
         begin(WorkerKind.PROCESS, seconds=0.01)
     wait_until_gone(int(str(caught.value).split("process ")[1].split()[0]))
+
+
+@pytest.mark.long
+def test_one_that_is_killed_while_it_loads_says_what_to_look_for(plane: ShmOwner, folder: Path) -> None:
+    worker = start(spec(folder, plane), Placement(WorkerKind.PROCESS, "trainer", 1))
+    os.kill(worker.pid, 9)
+    with pytest.raises(
+        SetupError, match=r"SIGKILL, before it was ready\. If nobody killed it.*memory; penstock verify"
+    ):
+        WorkerTrainer(worker, START_SECONDS)
 
 
 @pytest.mark.long

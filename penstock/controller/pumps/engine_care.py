@@ -10,6 +10,7 @@ from penstock.config.sections.rollout import FailureConfig
 from penstock.controller.failures.classify import describe
 from penstock.controller.failures.losses import loss_in
 from penstock.controller.parts import Parts
+from penstock.controller.pumps.pump_group import innermost
 from penstock.controller.pumps.weight_sync import WeightSync
 from penstock.rollout.fleet import Rank, RankState
 
@@ -42,8 +43,8 @@ class EngineCare:
         finally:
             caring.cancel()
             await asyncio.wait({caring})
-            if not caring.cancelled():
-                caring.result()
+            if not caring.cancelled() and (error := caring.exception()) is not None:
+                raise innermost(error)
 
     async def run(self) -> None:
         """Watch until cancelled."""

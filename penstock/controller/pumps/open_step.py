@@ -13,10 +13,11 @@ from penstock.algorithms.reduction import Normaliser, StepMetric
 from penstock.buffer.slots import Slot
 from penstock.controller.bookkeeping.step_stats import StepStats
 from penstock.controller.failures.classify import causes, classify, describe
+from penstock.controller.failures.losses import loss_in
 from penstock.controller.pumps.advantage import ScoredChunk
 from penstock.controller.pumps.minibatches import merge_results, split_groups
 from penstock.data_plane.meta import KVBatchMeta
-from penstock.errors import FailureKind, NonFiniteError, StepStateError, TrainerLost, TrainerStuck
+from penstock.errors import FailureKind, NonFiniteError, StepStateError, TrainerStuck
 from penstock.observe.events import EventLog
 from penstock.training.interface import ChunkResult, StepResult, Trainer
 from penstock.training.step import OptimizerStepError
@@ -126,7 +127,7 @@ class OpenStep:
             before = time.monotonic()
             try:
                 result = await self._trainer.finish_train_step(self.step_id, last=last)
-            except (NonFiniteError, OptimizerStepError, TrainerStuck, TrainerLost):
+            except (NonFiniteError, OptimizerStepError):
                 raise
             except Exception as error:  # noqa: BLE001 - the optimizer has not run: replayed like a failed pass
                 await self._replay(error)
@@ -145,7 +146,7 @@ class OpenStep:
                 await self._start(part)
                 results.append(await self._finish_one(last=place == len(parts) - 1))
             except Exception as error:
-                if not results or isinstance(error, NonFiniteError | OptimizerStepError | TrainerStuck | TrainerLost):
+                if not results or isinstance(error, NonFiniteError | OptimizerStepError) or _is_final(error):
                     raise
                 raise OptimizerStepError(
                     f"update {place + 1} of the {len(parts)} of a step failed ({describe(error)}) after earlier "
@@ -189,11 +190,11 @@ class OpenStep:
     async def _replay(self, error: Exception) -> None:
         """Begin the step again with everything it has been given; raises the error when attempts are spent.
 
-        There is no replay if the trainer is stuck in a call or gone, since it can take no more work, or if the user's
-        own loss failed, since it would fail again.
+        There is no replay if the trainer is stuck in a call, or if it or the data plane is gone, since no attempt can
+        succeed then; or if the user's own loss failed, since it would fail again.
         """
         while True:
-            if isinstance(error, TrainerStuck | TrainerLost):
+            if _is_final(error):
                 raise error
             await self._settle()
             try:
@@ -224,6 +225,11 @@ class OpenStep:
         for outcome in await asyncio.gather(*queued, return_exceptions=True):
             if isinstance(outcome, Exception) and not isinstance(outcome, StepStateError):
                 self._events.emit("train_microbatch_failed", step=self.number, cause=describe(outcome))
+
+
+def _is_final(error: Exception) -> bool:
+    """Whether the parts of the run can take no more work."""
+    return isinstance(error, TrainerStuck) or loss_in(error) is not None
 
 
 def _is_the_users(error: Exception) -> bool:

@@ -80,10 +80,10 @@ class PumpGroup:
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
-            self.first_error = self.first_error or _innermost(error)
+            self.first_error = self.first_error or innermost(error)
             self._failed.set()
 
 
-def _innermost(error: BaseException) -> BaseException:
+def innermost(error: BaseException) -> BaseException:
     """The first real error of nested task groups."""
-    return _innermost(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error
+    return innermost(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error

@@ -43,7 +43,7 @@ class WorkerTrainer(Trainer):
             ) from None
         except WorkerLost as lost:
             worker.kill()
-            raise SetupError(f"{lost}, before it was ready") from TrainerLost(str(lost))
+            raise SetupError(f"{lost}, before it was ready{_memory_hint(lost)}") from TrainerLost(str(lost))
         except BaseException:
             worker.kill()
             raise
@@ -170,10 +170,13 @@ def _trainer_lost(lost: WorkerLost) -> TrainerLost:
     how = str(lost)
     if isinstance(lost, WorkerClosed):
         return TrainerLost(how)
-    memory = (
-        ". If nobody killed it, the machine may have run out of memory; penstock verify estimates what the run needs"
-    )
     return TrainerLost(
         f"{how}. The trainer has a process of its own (runtime.trainer_process: true), and weights and optimizer state "
-        f"went with it: resume from the last checkpoint, penstock resume{memory if 'SIGKILL' in how else ''}"
+        f"went with it{_memory_hint(lost)}"
     )
+
+
+def _memory_hint(lost: WorkerLost) -> str:
+    if "SIGKILL" not in str(lost):
+        return ""
+    return ". If nobody killed it, the machine may have run out of memory; penstock verify estimates what the run needs"
