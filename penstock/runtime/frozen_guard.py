@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
+from penstock.runtime.frozen_guard_process import IGNORED
 from penstock.runtime.threads import in_lasting_thread
 
 _BOOT = (
@@ -76,10 +77,15 @@ class FrozenGuard:
         handed = (self._pending.fileno(), self._stacks.fileno())
         numbers = ",".join(str(int(number)) for number in self._numbers)
         said = [*map(str, handed), str(os.getpid()), str(int(_STACKS_SIGNAL)), numbers, str(self._patience)]
-        # It stays in the process group, so Ctrl-Z stops it as well.
-        return subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", _BOOT, _PACKAGE_HOME, *said, str(self._file)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            pass_fds=handed,
-        )
+        # It stays in the process group, so Ctrl-Z stops it as well. Ctrl-C is blocked in it until it ignores that: one
+        # that arrives while it starts is meant for the run, too.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED)
+        try:
+            return subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", _BOOT, _PACKAGE_HOME, *said, str(self._file)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=handed,
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)

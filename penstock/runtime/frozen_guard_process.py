@@ -14,6 +14,8 @@ from pathlib import Path
 
 from penstock.runtime.insistence import Insistence
 
+IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+"""Meant for the run; the process of the guard ends with it."""
 TICK_SECONDS = 0.25
 MARGIN_SECONDS = 10.0
 """Extra time, beyond its own patience, for a process that can still run to end itself with a better message."""
@@ -132,8 +134,8 @@ def _end_of(pid: int) -> list[int]:
 
 def main(said: Sequence[str]) -> None:
     """The process: watch the one that started it."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-        signal.signal(number, signal.SIG_IGN)  # meant for the run; this process ends with it
+    for number in IGNORED:
+        signal.signal(number, signal.SIG_IGN)
     pending, stacks, pid, stacks_signal = map(int, said[:4])
     numbers = {int(number) for number in said[4].split(",")}
     watched = Watched(pid, stacks_signal, stacks, Path(said[6]))

@@ -94,7 +94,7 @@ def test_the_old_engine_is_gone_before_the_new_one_is_built(
             engines.append(weakref.ref(engine))
             return engine
 
-    monkeypatch.setitem(build_engines._ENGINES, "embedded", Watched)
+    monkeypatch.setitem(build_engines._ENGINES, "embedded", Watched.from_pretrained)
     gc.disable()
     try:
         with losing_trainers(monkeypatch, ("finish_train_step", 3), ("publish_weights", 2)):

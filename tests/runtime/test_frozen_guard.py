@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.runtime.frozen_guard import FrozenGuard
 from penstock.runtime.frozen_guard_process import INSISTED_SECONDS, MARGIN_SECONDS, TICK_SECONDS, Unread
 
 INT, TERM, HUP = bytes([signal.SIGINT]), bytes([signal.SIGTERM]), bytes([signal.SIGHUP])
@@ -49,6 +51,20 @@ class TestUnread:
     def test_other_signals_do_not_count(self) -> None:
         unread = Unread(NUMBERS, 1.0)
         assert seconds_until_overdue(unread, HUP, most=100.0) == 100.0
+
+
+def test_ctrl_c_while_the_guard_starts_is_not_for_the_guard(tmp_path: Path) -> None:
+    """It would say so with a traceback in the middle of the run's last words."""
+    pending, other = socket.socketpair()
+    with pending, other, FrozenGuard(pending, [signal.SIGINT], 60.0, tmp_path / "frozen.txt") as guard:
+        assert guard._process is not None
+        status = Path(f"/proc/{guard._process.pid}/status").read_text()
+    masks = {
+        line.split(":")[0]: int(line.split()[1], 16) for line in status.splitlines() if line[:6] in ("SigBlk", "SigIgn")
+    }
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        assert (masks["SigBlk"] | masks["SigIgn"]) & 1 << number - 1, number
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, []), "the run hears it"
 
 
 _PROGRAM = """
