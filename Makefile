@@ -46,7 +46,7 @@ test: lint
 test-all: install
 	@$(PY) -c 'import triton' 2>/dev/null || $(PIP) install --no-deps triton==3.9.0 || \
 		echo "Triton cannot be had here: the kernels' tests under its interpreter are skipped"
-	$(PY) -m pytest tests -m long
+	$(PY) -m pytest tests -m long -n 2 --dist worksteal
 
 bench: install
 	@for script in benchmarks/*.py; do echo "== $$script"; $(PY) $$script --quick || exit 1; done

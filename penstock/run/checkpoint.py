@@ -210,12 +210,17 @@ class CheckpointStore:
                 flush_folder(self._folder)
         except RunDirectoryLost:  # the draft, if there is one by this name, is another run's
             raise
-        except (OSError, SafetensorError, WorkerLost) as error:
+        except WorkerLost as error:
             self._remove_traces(draft, final)
-            when = "" if isinstance(error, WorkerLost) else "when there is room, "
             raise CheckpointError(
                 f"step {snapshot.step} could not be saved to {str(self._folder)!r}: {error}. The checkpoints before it "
-                f"are untouched; {when}resume with: penstock resume {self._folder.parent}"
+                f"are untouched; resume with: penstock resume {self._folder.parent}"
+            ) from error
+        except (OSError, SafetensorError) as error:
+            self._remove_traces(draft, final)
+            raise CheckpointError(
+                f"step {snapshot.step} could not be saved to {str(self._folder)!r}: {error}. The checkpoints before it "
+                f"are untouched; when there is room, resume with: penstock resume {self._folder.parent}"
             ) from error
         except BaseException:
             self._remove_traces(draft, final)

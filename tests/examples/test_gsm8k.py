@@ -101,6 +101,19 @@ def test_data_that_is_not_gsm8k_is_refused(tmp_path: Path) -> None:
     assert (done.returncode, "train: record 0 has no final answer after ####" in done.stderr) == (1, True)
 
 
+def save_without_values(model: torch.nn.Module, file: Path) -> None:
+    """A header with the model's parameters in bfloat16, and room for them that takes none on the disk."""
+    header, begin = {}, 0
+    for name, parameter in model.named_parameters():
+        end = begin + 2 * parameter.numel()
+        header[name] = {"dtype": "BF16", "shape": list(parameter.shape), "data_offsets": [begin, end]}
+        begin = end
+    content = json.dumps(header).encode()
+    with file.open("wb") as weights:
+        weights.write(len(content).to_bytes(8, "little") + content)
+        weights.truncate(8 + len(content) + begin)
+
+
 @pytest.mark.parametrize(
     ("changes", "gibibytes"),
     [([], 28), (["rollout.engine.max_num_seqs=64"], 21), (["training.gradient_checkpointing=false"], 61)],
@@ -108,7 +121,7 @@ def test_data_that_is_not_gsm8k_is_refused(tmp_path: Path) -> None:
 def test_it_needs_the_memory_its_page_says(
     changes: list[str], gibibytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from transformers import Qwen3Config
+    from transformers import Qwen3Config, Qwen3ForCausalLM
 
     config_of_the_model = Qwen3Config(
         vocab_size=151936,
@@ -122,6 +135,8 @@ def test_it_needs_the_memory_its_page_says(
         tie_word_embeddings=True,
     )
     config_of_the_model.save_pretrained(tmp_path)
+    with torch.device("meta"):
+        save_without_values(Qwen3ForCausalLM(config_of_the_model), tmp_path / "model.safetensors")
     monkeypatch.setattr(memory, "pick_device", lambda name: torch.device("cuda"))
     config = penstock.load_config(FOLDER / "run.yaml", [f"model.path={tmp_path}", *changes])
     assert round(memory.estimate_memory(config).total / 2**30) == gibibytes

@@ -323,8 +323,8 @@ class TestMemory:
         self, verify: Verify, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         loaded: list[object] = []
-        for part in ("serving", "trainer"):
-            monkeypatch.setattr(f"penstock.run.build.build_{part}", lambda *args, **named: loaded.append(args))
+        for part in ("build.build_serving", "build_trainer.build_trainer"):
+            monkeypatch.setattr(f"penstock.run.{part}", lambda *args, **named: loaded.append(args))
         monkeypatch.setattr("penstock.run.verify.memory.free_bytes", lambda device: 1000)
         verified = verify()
         assert loaded == []
