@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import shutil
 import signal
@@ -37,6 +38,7 @@ DETERMINISTIC = (
     f"training.max_steps={STEPS}",
     "data.eval_size=20",
     "rollout.record=true",
+    "rollout.environment.timeout_seconds=600",  # a busy machine would have it tried again
     "observe.console=off",
 )
 RESULTS = ("train/", "eval/", "staleness/", "rollout/reward", "rollout/response_length", "rollout/truncation")
@@ -51,8 +53,8 @@ class Outcome:
     """What two runs are compared by."""
 
     metrics: list[dict[str, float]]
-    rollouts: dict[str, list[bytes]]
-    """Every recorded file of every group: prompts, responses, log-probs, rewards."""
+    rollouts: dict[str, list[Any]]
+    """What is recorded of every group: prompts, responses, log-probs, rewards."""
     weights: dict[str, bytes]
     optimizer: dict[str, bytes]
 
@@ -65,10 +67,17 @@ def outcome(run_dir: Path) -> Outcome:
             {key: value for key, value in line.items() if key.startswith(RESULTS) and key not in TIMED}
             for line in lines(run_dir / "metrics.jsonl")
         ],
-        rollouts={group.name: [path.read_bytes() for path in sorted(group.iterdir())] for group in groups},
+        rollouts={group.name: [contents(path) for path in sorted(group.iterdir())] for group in groups},
         weights=tensors(checkpoint / "model.safetensors"),
         optimizer=tensors(checkpoint / "trainer" / "optimizer.safetensors"),
     )
+
+
+def contents(path: Path) -> Any:
+    """Without the ids of samples: they number attempts, and a response that was tried again is the same."""
+    if path.name != "rows.json":
+        return path.read_bytes()
+    return {key: value for key, value in json.loads(path.read_text()).items() if key != "sample_ids"}
 
 
 def tensors(path: Path) -> dict[str, bytes]:
