@@ -166,7 +166,9 @@ async def test_rows_are_saved_by_another_worker_if_the_first_is_killed(elsewhere
     held.release()
     elsewhere.plane.clear_samples(elsewhere.meta.sample_ids, "p")
     assert isinstance(elsewhere.plane, ShmOwner)
-    assert elsewhere.plane.store.used == 0, "a worker that was killed holds no memory"
+    async with asyncio.timeout(LONG):
+        while elsewhere.plane.store.used:  # noqa: ASYNC110 - the one that took over lets go of it after its answer
+            await asyncio.sleep(0.01)
 
 
 @pytest.mark.long

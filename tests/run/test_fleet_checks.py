@@ -48,7 +48,7 @@ def test_verify_finds_the_rank_that_does_not_take_its_weights(verify: Verify, mo
     def wrong_in_the_second(self: EmbeddedEngine, version: int, weights: Any) -> None:
         take_over(self, version, weights)
         if self.name == "embedded-1" and version > 0:
-            next(self._model.parameters()).data.add_(1.0)
+            next(self._runner.lm.model.parameters()).data.add_(1.0)
 
     monkeypatch.setattr(EmbeddedEngine, "_take_over", wrong_in_the_second)
     verified = verify(**{"rollout.engine.ranks": 2})
