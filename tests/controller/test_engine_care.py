@@ -213,6 +213,8 @@ async def test_the_end_of_a_run_does_not_wait_for_a_rank_that_is_being_built() -
     assert await run.run() == "max_minutes"
     assert run.engines.rank("scripted").state is RankState.DEAD
     assert run.engines.is_lost
+    assert [event["cause"] for event in run.names("engine_lost")] == ["engine scripted: its process was killed"]
+    assert run.engines.rank("scripted").cause == "engine scripted: its process was killed", "not that the run ended"
     never.set()
 
 
@@ -331,22 +333,6 @@ async def test_a_stale_rank_is_refreshed_when_nobody_else_serves(recovers: bool)
             with pytest.raises(EngineError, match="no engine is left to generate"):
                 await run.controller.run()
     assert [event["engine"] for event in run.names("engine_out_of_service")] == ["scripted-0"]
-
-
-async def test_the_end_of_a_run_during_a_replacement_is_no_death() -> None:
-    never = asyncio.Event()
-    loop = asyncio.get_running_loop()
-
-    def another(name: str) -> ScriptedEngine:
-        asyncio.run_coroutine_threadsafe(never.wait(), loop).result(60)
-        return ScriptedEngine(run.script, name=name)
-
-    run = scripted_run(5, training={"prompt_groups_per_step": 4, "max_minutes": 0.005})
-    run.another = another
-    await run.run()
-    assert [event["cause"] for event in run.names("engine_lost")] == ["engine scripted: its process was killed"]
-    assert run.engines.rank("scripted").cause == "engine scripted: its process was killed"
-    never.set()
 
 
 async def test_a_drain_that_is_cancelled_twice_leaves_the_lock_to_the_refresh_that_holds_it() -> None:

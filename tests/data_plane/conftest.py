@@ -13,6 +13,7 @@ from penstock.data_plane.adapters.shm.owner import ShmOwner
 from penstock.data_plane.client import DataPlaneClient
 from penstock.data_plane.opening import connect
 from tests.data_plane.owner_process import owner_process
+from tests.data_plane.support import LARGE, MB
 
 _numbers = itertools.count()
 _CAPACITY = 100_000_000
@@ -38,6 +39,23 @@ def plane(request: pytest.FixtureRequest) -> Iterator[DataPlaneClient]:
             client = owner if request.param == "shm" else connect(owner.address())
         stack.callback(client.close)
         yield client
+
+
+@pytest.fixture
+def small_owner() -> Iterator[ShmOwner]:
+    """Shared memory with room for 10 MB, and a partition "p" of large rows."""
+    made = ShmOwner(10 * MB)
+    made.register_partition("p", LARGE)
+    yield made
+    made.close()
+
+
+@pytest.fixture(params=["owner", "connected"])
+def small_plane(request: pytest.FixtureRequest, small_owner: ShmOwner) -> Iterator[DataPlaneClient]:
+    """`small_owner`, or a client of it."""
+    client = small_owner if request.param == "owner" else connect(small_owner.address())
+    yield client
+    client.close()
 
 
 @pytest.fixture

@@ -15,6 +15,9 @@ from penstock.data_plane.meta import KVBatchMeta
 
 SCHEMA = (per_token("tokens", "int64"), fixed("reward", "float32"), objects("text"))
 FIELDS = tuple(spec.name for spec in SCHEMA)
+MB = 1_000_000
+LARGE = (fixed("big", "uint8"), fixed("more", "uint8"))
+"""The fields of `small_owner`, for rows of megabytes."""
 
 DTYPES = (
     torch.float64,

@@ -6,7 +6,6 @@ import asyncio
 import gc
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import Any
 
@@ -21,30 +20,22 @@ from penstock.data_plane.adapters.shm.messages import WhenFull
 from penstock.data_plane.adapters.shm.owner import ShmOwner
 from penstock.data_plane.claims import await_claim
 from penstock.data_plane.client import DataPlaneClient
-from penstock.data_plane.field_spec import fixed
 from penstock.data_plane.meta import KVBatchMeta
 from penstock.data_plane.opening import connect
 from penstock.errors import DataPlaneError
-from tests.data_plane.support import meta_of
+from tests.data_plane.support import LARGE, MB, meta_of
 
-MB = 1_000_000
 LONG = 60.0
-SCHEMA = [fixed("big", "uint8"), fixed("more", "uint8")]
 
 
 @pytest.fixture
-def owner() -> Iterator[ShmOwner]:
-    made = ShmOwner(10 * MB)
-    made.register_partition("p", SCHEMA)
-    yield made
-    made.close()
+def owner(small_owner: ShmOwner) -> ShmOwner:
+    return small_owner
 
 
-@pytest.fixture(params=["owner", "connected"])
-def plane(request: pytest.FixtureRequest, owner: ShmOwner) -> Iterator[DataPlaneClient]:
-    client = owner if request.param == "owner" else connect(owner.address())
-    yield client
-    client.close()
+@pytest.fixture
+def plane(small_plane: DataPlaneClient) -> DataPlaneClient:
+    return small_plane
 
 
 def row(megabytes: int, value: int = 1) -> dict[str, Any]:
@@ -154,7 +145,7 @@ async def test_many_puts_wait_without_threads(plane: DataPlaneClient, owner: Shm
 
 def test_a_full_plane_may_refuse() -> None:
     owner = ShmOwner(10 * MB, WhenFull.REFUSE)
-    owner.register_partition("p", SCHEMA)
+    owner.register_partition("p", LARGE)
     owner.put_samples(["a"], row(8), "p")
     client = connect(owner.address())
     for each in (owner, client):
@@ -169,7 +160,7 @@ def test_a_full_plane_may_refuse() -> None:
 
 def test_a_put_waits_no_longer_than_its_limit() -> None:
     owner = ShmOwner(10 * MB, full_seconds=0.05)
-    owner.register_partition("p", SCHEMA)
+    owner.register_partition("p", LARGE)
     owner.put_samples(["a"], row(8), "p")
     client = connect(owner.address())
     for each in (owner, client):

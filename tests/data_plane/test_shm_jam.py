@@ -5,38 +5,28 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
-from collections.abc import Iterator
 
 import pytest
 import torch
 
 from penstock.data_plane.adapters.shm.owner import ShmOwner
 from penstock.data_plane.client import DataPlaneClient
-from penstock.data_plane.field_spec import fixed
 from penstock.data_plane.meta import KVBatchMeta
-from penstock.data_plane.opening import connect
 from penstock.data_plane.room import Jam
 from penstock.errors import DataPlaneFull
-from tests.data_plane.support import meta_of
+from tests.data_plane.support import MB, meta_of
 
-MB = 1_000_000
 LONG = 60.0
-SCHEMA = [fixed("big", "uint8"), fixed("more", "uint8")]
 
 
 @pytest.fixture
-def owner() -> Iterator[ShmOwner]:
-    made = ShmOwner(10 * MB)
-    made.register_partition("p", SCHEMA)
-    yield made
-    made.close()
+def owner(small_owner: ShmOwner) -> ShmOwner:
+    return small_owner
 
 
-@pytest.fixture(params=["owner", "connected"])
-def plane(request: pytest.FixtureRequest, owner: ShmOwner) -> Iterator[DataPlaneClient]:
-    client = owner if request.param == "owner" else connect(owner.address())
-    yield client
-    client.close()
+@pytest.fixture
+def plane(small_plane: DataPlaneClient) -> DataPlaneClient:
+    return small_plane
 
 
 def row(megabytes: int, name: str = "big") -> dict[str, torch.Tensor]:

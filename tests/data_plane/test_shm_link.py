@@ -15,15 +15,15 @@ from penstock.data_plane.adapters.shm.owner import ShmOwner
 from penstock.data_plane.opening import connect
 from penstock.errors import DataPlaneError, DataPlaneLost
 from penstock.runtime.wire import framing
-from tests.data_plane.support import meta_of
-from tests.data_plane.test_shm_capacity import LONG, MB, SCHEMA, row
+from tests.data_plane.support import LARGE, MB, meta_of
+from tests.data_plane.test_shm_capacity import LONG, row
 from tests.data_plane.test_shm_capacity import owner as owner
 
 
 def test_a_view_outlives_a_message_that_could_not_be_sent() -> None:
     """The owner stands still for a while: the client cannot use it any more, and still reads what it has."""
     owner = ShmOwner(10 * MB, WhenFull.REFUSE)
-    owner.register_partition("p", SCHEMA)
+    owner.register_partition("p", LARGE)
     owner.put_samples(["a"], row(8, 7), "p")
     reader = connect(owner.address())
     link = cast("Any", reader)._link
