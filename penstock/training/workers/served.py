@@ -95,14 +95,6 @@ class ServedTrainer:
         """Read what a snapshot wrote."""
         self._worker.load(folder)
 
-    def offload(self) -> None:
-        """Free the device's memory."""
-        self._worker.offload()
-
-    def onload(self) -> None:
-        """Take the device's memory again."""
-        self._worker.onload()
-
     def close(self) -> None:
         """End the backend's threads, and let go of the data plane."""
         self._worker.close()
