@@ -53,11 +53,13 @@ class ReplayBuffer:
         release("c", return_quota=False)         c RELEASED: step 1 shrinks   0               2 of 2
     """
 
-    def __init__(self, sampler: StalenessSampler, max_groups: int) -> None:
+    def __init__(self, sampler: StalenessSampler, max_groups: int, max_steps: int | None = None) -> None:
+        """`max_steps` is where training ends: no group is admitted that only later steps could train."""
         if max_groups < 1:
             raise BufferStateError(f"a replay buffer needs room for at least one group, not {max_groups}")
         self._sampler = sampler
         self._max_groups = max_groups
+        self._max_steps = max_steps
         self._clock = Clock()
         self._quota = Quota()
         self._slots: dict[str, Slot] = {}
@@ -179,7 +181,8 @@ class ReplayBuffer:
         """The stamp for the next dispatch, if a permit is free and the sampler admits one; takes nothing."""
         if self.free_permits == 0:
             return None
-        return self._sampler.admit(self._clock, self._quota)
+        admission = self._sampler.admit(self._clock, self._quota)
+        return None if admission is None or self._comes_too_late(admission) else admission
 
     async def wait_admission(self) -> Admission:
         """Wait for `try_admission`. It holds until the next await, hence for one dispatcher: then `reserve` at once."""
@@ -333,6 +336,14 @@ class ReplayBuffer:
         self._waiters.notify()
 
     # Checks and moves shared by the above
+
+    def _comes_too_late(self, admission: Admission) -> bool:
+        """Whether training ends before the group could be trained.
+
+        Where any step trains any group, those that are dispatched ahead help the last step past its stragglers.
+        """
+        bound = admission.target_step if self.stamps_bind else None
+        return self._max_steps is not None and (self._clock.step if bound is None else bound) >= self._max_steps
 
     def _check_new(self, group_id: str, start_version: int) -> None:
         if group_id in self._slots or group_id in self._open_step:

@@ -148,7 +148,7 @@ def build_training(
         stream=stream,
         manager=_group_source(config, serving, data_plane),
         trainer=trainer,
-        buffer=ReplayBuffer(sampler, config.buffer.max_buffered_groups),
+        buffer=ReplayBuffer(sampler, config.buffer.max_buffered_groups, config.training.max_steps),
         data_plane=data_plane,
         row_worker=row_worker,
         notes=(*rollout_notes(config, serving.recording), *_prompt_notes(serving.environment)),

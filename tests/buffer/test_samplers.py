@@ -270,6 +270,27 @@ def test_a_straggler_that_returns_its_unit_after_its_step_does_not_shorten_the_l
         assert buffer.reserved + buffer.ready == 2 * N, f"after step {step}"
 
 
+# The end of training
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [OnPolicy(N), Windowed(N), Windowed(N, over_sampling=True), InOrder(N), WeightFifo(N, 1, 1), ReadyFirst(N, 1)],
+)
+def test_nothing_is_admitted_when_the_last_step_is_over(sampler: StalenessSampler) -> None:
+    buffer, endless = ReplayBuffer(sampler, 8, max_steps=1), ReplayBuffer(sampler, 8)
+    for each in (buffer, endless):
+        train(each, "a", "b")
+        finish_step(each)
+    assert buffer.try_admission() is None
+    assert endless.try_admission() is not None
+
+
+def test_in_order_admits_no_group_for_a_step_that_will_not_be() -> None:
+    buffer = ReplayBuffer(InOrder(N, lookahead=2), 100, max_steps=2)
+    assert admitted_targets(buffer) == [0, 0, 1, 1]
+
+
 # Capacity
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,8 @@ import pytest
 
 import penstock
 from penstock.config.models import RunConfig
+from penstock.controller.pumps.open_step import OpenStep
+from penstock.controller.pumps.train import TrainPump
 from penstock.data_plane import archive
 from penstock.errors import ConfigError, RecordError, SetupError
 from penstock.rollout.recorded import FOLDER, Recording
@@ -81,6 +84,23 @@ def ends(run_dir: Path) -> dict[tuple[int, str], str]:
 
 def events(run_dir: Path) -> set[str]:
     return {line["event"] for line in lines(run_dir / "events.jsonl")}
+
+
+@pytest.mark.parametrize("sampler", ["on_policy", "in_order"])
+def test_nothing_is_generated_for_steps_that_will_not_be(
+    make_run: MakeRun, sampler: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long the work at the end of the last step takes: its weights are published by then."""
+    close = TrainPump._close
+
+    async def close_slowly(pump: TrainPump, step: OpenStep, started: float) -> None:
+        await close(pump, step, started)
+        await asyncio.sleep(0.3)
+
+    monkeypatch.setattr(TrainPump, "_close", close_slowly)
+    config = make_run("run", **SAMPLERS[sampler] | {"rollout.record": True, "training.max_steps": 2})
+    groups = Recording.read(penstock.train(config).run_dir).groups
+    assert len(groups) == 2 * config.training.prompt_groups_per_step
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
