@@ -28,10 +28,10 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.support.plane_cases import CASES, LARGE_ROWS
-from benchmarks.support.plane_figures import RATIOS, headline, shown, table
+from benchmarks.support.plane_figures import headline, shown, table
 from benchmarks.support.plane_opening import opened
 from benchmarks.support.plane_timing import time_case
-from benchmarks.support.shm_speed import memory_put_get_us
+from benchmarks.support.shm_speed import memory_put_get_us, shm_speed
 
 
 def main() -> None:
@@ -46,6 +46,8 @@ def main() -> None:
             measured.append(time_case(routes.routes, routes.reader, case, repeats, warm_ups=1 if quick else 2))
         figures |= headline(measured)
         left_out = dict(routes.left_out)
+    if not measured:  # this figure needs no Ray
+        figures["shm_over_memcpy"] = shm_speed(repeats=9 if quick else 25)["shm_over_memcpy"]
     figures["memory_put_get_us"] = max(memory_put_get_us(tokens=tokens) for tokens in (1_000, 16_000))
     entries = table(measured)
     print(shown(entries))

@@ -83,9 +83,8 @@ def shown(entries: Sequence[dict[str, Any]]) -> str:
         batch = f"{entry['rows']} x {entry['tokens']}, {entry['columns']} columns"
         get = f"{entry['get_ms']:10.2f}" if "get_ms" in entry else " " * 10
         share = f"{entry['over_memcpy']:11.4f}" if "over_memcpy" in entry else ""
-        lines.append(
-            f"{batch:>22}  {entry['mb']:6.1f}  {entry['route']:<16}{entry['put_ms']:10.2f}{get}{entry['gb_s']:9.3f}{share}"
-        )
+        speeds = f"{entry['put_ms']:10.2f}{get}{entry['gb_s']:9.3f}{share}"
+        lines.append(f"{batch:>22}  {entry['mb']:6.1f}  {entry['route']:<16}{speeds}")
     return "\n".join(lines)
 
 

@@ -21,7 +21,7 @@ def plane() -> Iterator[DataPlaneClient]:
     """The page's adapter, from the block that defines it."""
     code = next(block.code for block in blocks(PAGE.read_text()) if "class KeyValueDataPlane" in block.code)
     namespace: dict[str, Any] = {"__name__": "__docs__"}
-    exec(code, namespace)
+    exec(compile(code, str(PAGE), "exec", dont_inherit=True), namespace)
     values: dict[str, Any] = {}
     made = namespace["KeyValueDataPlane"](values)
     yield made
