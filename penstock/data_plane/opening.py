@@ -8,10 +8,11 @@ from typing import Final
 from penstock.config.models import DataPlaneConfig
 from penstock.data_plane.adapters.memory import MemoryDataPlane
 from penstock.data_plane.adapters.shm.client import ShmDataPlane
-from penstock.data_plane.adapters.shm.messages import ShmAddress, WhenFull
+from penstock.data_plane.adapters.shm.links import ShmRemoteLink
+from penstock.data_plane.adapters.shm.messages import ShmAddress
 from penstock.data_plane.adapters.shm.owner import ShmOwner
-from penstock.data_plane.adapters.shm.remote import RemoteLink
 from penstock.data_plane.client import DataPlaneAddress, DataPlaneClient, DataPlaneOwner
+from penstock.data_plane.store.messages import WhenFull
 from penstock.errors import DataPlaneError
 
 
@@ -34,5 +35,5 @@ def open_data_plane(config: DataPlaneConfig) -> DataPlaneOwner:
 def connect(address: DataPlaneAddress) -> DataPlaneClient:
     """A client, in any process, of the data plane with this address. Raises `DataPlaneLost` if its owner is gone."""
     if isinstance(address, ShmAddress):
-        return ShmDataPlane(RemoteLink(address))
+        return ShmDataPlane(ShmRemoteLink(address))
     raise DataPlaneError(f"{type(address).__name__} is not the address of a data plane")
