@@ -113,7 +113,8 @@ class LeasedBuffer:
 
     number: int
     where: Any
-    layout: Layout
+    layout: Any
+    """A `Layout`; which class it has is the adapter's."""
 
 
 @crosses

@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from penstock.data_plane.client import DataPlaneAddress
+from penstock.data_plane.store.messages import WhenFull
 from penstock.runtime.memory import MemoryAddress
 from penstock.runtime.wire.crossing import crosses
+
+__all__ = ["ShmAddress", "WhenFull"]
 
 
 @crosses
