@@ -42,23 +42,23 @@ def test_a_step_has_what_is_new_in_it(own: ObservedOwner) -> None:
     steps = StepUse(own)
     own.put_samples(["a", "b"], {"reward": torch.ones(2)}, "p")
     first = steps.of_step()
-    assert (first["data_plane/put_count"], first["data_plane/put_bytes"]) == (1.0, 8.0)
-    assert first["data_plane/register_count"] == 1.0
-    assert first["data_plane/seconds"] > first["data_plane/put_seconds"] > 0
-    assert 0 < first["data_plane/put_p50_ms"] <= first["data_plane/put_p95_ms"] <= first["data_plane/put_p99_ms"]
+    assert (first["data_plane/put/count"], first["data_plane/put/bytes"]) == (1.0, 8.0)
+    assert first["data_plane/register/count"] == 1.0
+    assert first["data_plane/time_s"] > first["data_plane/put/time_s"] > 0
+    assert 0 < first["data_plane/put/p50_ms"] <= first["data_plane/put/p95_ms"] <= first["data_plane/put/p99_ms"]
     assert (first["data_plane/outstanding_bytes"], first["data_plane/peak_bytes"]) == (8.0, 8.0)
     own.put_samples(["c"], {"reward": torch.ones(1)}, "p")
     own.clear_samples(["a", "b"], "p")
     with pytest.raises(MissingRowError):
         own.get_samples(meta_of("p", "a"), ["reward"])
     second = steps.of_step()
-    assert (second["data_plane/put_count"], second["data_plane/put_bytes"]) == (1.0, 4.0)
-    assert (second["data_plane/get_count"], second["data_plane/get_errors"]) == (1.0, 1.0)
+    assert (second["data_plane/put/count"], second["data_plane/put/bytes"]) == (1.0, 4.0)
+    assert (second["data_plane/get/count"], second["data_plane/get/errors"]) == (1.0, 1.0)
     assert (second["data_plane/outstanding_bytes"], second["data_plane/peak_bytes"]) == (4.0, 12.0)
     assert not [name for name in second if "register" in name or "timeouts" in name or "events_" in name]
     third = steps.of_step()
     assert third == {
-        "data_plane/seconds": 0.0,
+        "data_plane/time_s": 0.0,
         "data_plane/outstanding_bytes": 4.0,
         "data_plane/peak_bytes": 12.0,
     }
@@ -67,14 +67,14 @@ def test_a_step_has_what_is_new_in_it(own: ObservedOwner) -> None:
 def test_other_processes_are_added(own: ObservedOwner) -> None:
     steps = StepUse(own)
     steps.heard("trainer", use(2))
-    assert steps.of_step()["data_plane/get_count"] == 2.0
+    assert steps.of_step()["data_plane/get/count"] == 2.0
     steps.heard("trainer", use(5, seconds=0.004))
     steps.heard("row worker", use(1, size=100))
     found = steps.of_step()
-    assert (found["data_plane/get_count"], found["data_plane/get_bytes"]) == (4.0, 130.0)
-    assert found["data_plane/get_p99_ms"] == pytest.approx(4.0, rel=0.05)
+    assert (found["data_plane/get/count"], found["data_plane/get/bytes"]) == (4.0, 130.0)
+    assert found["data_plane/get/p99_ms"] == pytest.approx(4.0, rel=0.05)
     steps.heard("trainer", None)
-    assert "data_plane/get_count" not in steps.of_step()
+    assert "data_plane/get/count" not in steps.of_step()
 
 
 def test_a_process_that_begins_anew_takes_nothing_away(own: ObservedOwner) -> None:
@@ -82,9 +82,9 @@ def test_a_process_that_begins_anew_takes_nothing_away(own: ObservedOwner) -> No
     steps.heard("row worker", use(7))
     steps.of_step()
     steps.heard("row worker", use(2))
-    assert steps.of_step()["data_plane/get_count"] == 2.0
+    assert steps.of_step()["data_plane/get/count"] == 2.0
     steps.heard("row worker", use(3))
-    assert steps.of_step()["data_plane/get_count"] == 1.0
+    assert steps.of_step()["data_plane/get/count"] == 1.0
 
 
 def test_what_is_not_observed_has_no_metrics() -> None:

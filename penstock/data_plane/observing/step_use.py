@@ -17,7 +17,7 @@ class StepUse:
     anew, because it was killed, is added to what its predecessor had done.
 
     Worked example: the run's own client has made 4 puts, and the trainer's 1. After the next step they say 10 and 3:
-    `of_step` gives `data_plane/put_count` 8.
+    `of_step` gives `data_plane/put/count` 8.
     """
 
     def __init__(self, own: DataPlaneClient, spans: OperationSpans | None = None) -> None:
@@ -48,7 +48,7 @@ class StepUse:
             self._spans.outstanding(own.totals.outstanding_bytes)
         now = together([own.totals, *self._others.values(), *self._ended])
         before, self._before = self._before, now
-        found = {"data_plane/seconds": _seconds(now) - _seconds(before)}
+        found = {"data_plane/time_s": _seconds(now) - _seconds(before)}
         for operation in DataPlaneOperation:
             found |= _new(now.of(operation), before.of(operation))
         # Only the run's own client both puts rows and clears them.
@@ -66,18 +66,18 @@ def _new(now: OperationTotals, before: OperationTotals) -> dict[str, float]:
         return {}
     name = f"data_plane/{now.operation}"
     found = {
-        f"{name}_count": float(now.count - before.count),
-        f"{name}_bytes": float(now.bytes - before.bytes),
-        f"{name}_seconds": now.seconds - before.seconds,
+        f"{name}/count": float(now.count - before.count),
+        f"{name}/bytes": float(now.bytes - before.bytes),
+        f"{name}/time_s": now.seconds - before.seconds,
     }
     for percent in _PERCENTILES:
-        found[f"{name}_p{percent}_ms"] = 1e3 * (now.latencies.percentile(percent) or 0.0)
+        found[f"{name}/p{percent}_ms"] = 1e3 * (now.latencies.percentile(percent) or 0.0)
     if now.waited_seconds > before.waited_seconds:
-        found[f"{name}_waited_seconds"] = now.waited_seconds - before.waited_seconds
+        found[f"{name}/waited_s"] = now.waited_seconds - before.waited_seconds
     if now.errors > before.errors:
-        found[f"{name}_errors"] = float(now.errors - before.errors)
+        found[f"{name}/errors"] = float(now.errors - before.errors)
     if now.timeouts > before.timeouts:
-        found[f"{name}_timeouts"] = float(now.timeouts - before.timeouts)
+        found[f"{name}/timeouts"] = float(now.timeouts - before.timeouts)
     return found
 
 

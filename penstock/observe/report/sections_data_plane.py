@@ -12,7 +12,7 @@ from penstock.observe.report.sections_learning import section, trend
 from penstock.observe.report.thinning import thinned
 
 PREFIX = "data_plane/"
-_COUNT = re.compile(rf"{PREFIX}([a-z]+)_count")
+_COUNT = re.compile(rf"{PREFIX}([a-z]+)/count")
 _COLUMNS = ("Operation", "Count", "Bytes", "In all", "p50", "p95", "p99", "Errors", "Timeouts")
 _PERCENTILES = ("p50", "p95", "p99")
 
@@ -23,11 +23,11 @@ def data_plane_section(data: RunData) -> Html:
     if not operations:
         return NOTHING
     head = tag("tr", *(tag("th", name, scope="col") for name in _COLUMNS))
-    rows = [_row(data, name) for name in sorted(operations, key=lambda name: -_sum(data, name, "seconds"))]
+    rows = [_row(data, name) for name in sorted(operations, key=lambda name: -_sum(data, name, "time_s"))]
     table = tag("div", tag("table", tag("thead", head), tag("tbody", *rows)), class_="scroll")
     time = line_chart(
         "Time in the data plane",
-        trend(data, f"{PREFIX}seconds", "all operations"),
+        trend(data, f"{PREFIX}time_s", "all operations"),
         note="seconds per step, over all processes",
         floor=0.0,
     )
@@ -50,7 +50,7 @@ def _row(data: RunData, name: str) -> Html:
     numbers = {
         "Count": f"{_sum(data, name, 'count'):,.0f}",
         "Bytes": byte_size(_sum(data, name, "bytes")),
-        "In all": seconds(_sum(data, name, "seconds")),
+        "In all": seconds(_sum(data, name, "time_s")),
         **{percentile: _latency(data, name, percentile) for percentile in _PERCENTILES},
         "Errors": f"{_sum(data, name, 'errors'):,.0f}",
         "Timeouts": f"{_sum(data, name, 'timeouts'):,.0f}",
@@ -60,9 +60,9 @@ def _row(data: RunData, name: str) -> Html:
 
 
 def _sum(data: RunData, name: str, figure: str) -> float:
-    return sum(data.values(f"{PREFIX}{name}_{figure}"))
+    return sum(data.values(f"{PREFIX}{name}/{figure}"))
 
 
 def _latency(data: RunData, name: str, percentile: str) -> str:
-    values = data.values(f"{PREFIX}{name}_{percentile}_ms")
+    values = data.values(f"{PREFIX}{name}/{percentile}_ms")
     return seconds(values[-1] / 1e3 if values else None)
