@@ -59,9 +59,7 @@ def plan_microbatches(
         return [tuple(sorted(rows)) for rows in runs]
 
     def cost(rows: Sequence[int]) -> float:
-        own = [lengths[row] for row in rows]
-        padding = max(own) * len(own) - sum(own) if batching is Batching.PADDED else 0
-        return _PASS_TOKENS + sum(own) + padding_cost * padding
+        return pass_cost([lengths[row] for row in rows], batching, padding_cost)
 
     def score(plan: list[tuple[int, ...]]) -> float:
         # Lanes that share their cores with an engine are slowed down by all the work there is, not only their own.
@@ -74,6 +72,12 @@ def plan_microbatches(
         plans += [cut(limit) for limit in _shares(total, max(lengths), lanes) if limit < max_tokens]
     best = min(plans, key=score)
     return tuple(sorted(best, key=lambda rows: (-cost(rows), rows)))
+
+
+def pass_cost(lengths: Sequence[int], batching: Batching, padding_cost: float = 1.0) -> float:
+    """What a microbatch of rows of these lengths costs, in tokens."""
+    padding = max(lengths) * len(lengths) - sum(lengths) if batching is Batching.PADDED else 0
+    return _PASS_TOKENS + sum(lengths) + padding_cost * padding
 
 
 def _shares(total: float, longest: int, lanes: int) -> list[int]:
