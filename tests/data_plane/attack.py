@@ -56,6 +56,9 @@ def good_calls() -> list[StoreCall]:
     ]
 
 
+GOOD = good_calls()
+
+
 def any_value(chance: random.Random, depth: int = 0) -> Any:
     """Something that crosses, and is most likely none of what a call is made with."""
     leaves: list[Callable[[], Any]] = [
@@ -112,7 +115,7 @@ SHAPES: list[Any] = [(), (2,), (3,), (2, 2**40), (-1,), (2**47,) * 8, (0,), (1.5
 
 def wrong_call(chance: random.Random) -> StoreCall:
     """A call with wrong arguments, or with right ones at the wrong time."""
-    call = chance.choice(good_calls())
+    call = chance.choice(GOOD)
     arguments = list(call.arguments)
     match chance.randrange(5):
         case 0:
@@ -137,7 +140,7 @@ class Attack:
 
     def __init__(self, dial: Dial, seed: int) -> None:
         self._dial, self._chance = dial, random.Random(seed)
-        corpus = [encoded(call) for call in good_calls()]
+        corpus = [encoded(call) for call in GOOD]
         lengths = struct.calcsize("<IIQ")
         self._corpus = [(each[lengths:], b"") for each in corpus]
         self._frames = corpus

@@ -1,4 +1,4 @@
-"""What a run can do, it can do with every adapter of the data plane, and its numbers are those of `memory` to the bit."""
+"""What a run can do, it can do with every adapter of the data plane, and its numbers are `memory`'s to the bit."""
 
 from __future__ import annotations
 
@@ -133,7 +133,9 @@ def test_every_algorithm_has_the_same_numbers_to_the_bit(
 def test_every_sampler_trains_records_and_replays(make: Make, adapter: str, sampler: str) -> None:
     """Every prompt once, and nothing is left: as with `memory`, also where groups are evicted and generated again."""
     before = Present.now()
-    recorded = penstock.train(make(adapter, **SAMPLERS[sampler], **{"training.max_steps": None, "rollout.record": True}))
+    recorded = penstock.train(
+        make(adapter, **SAMPLERS[sampler], **{"training.max_steps": None, "rollout.record": True})
+    )
     assert set(ends(recorded.run_dir).values()) == {1}
     groups = Recording.read(recorded.run_dir).groups
     replay = {"rollout.replay_from": str(recorded.run_dir), "training.max_steps": None}
