@@ -3,6 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 PY := .venv/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check -q
 STAMP := .venv/.installed
+CLUSTER_STAMP := .venv/.installed-for-clusters
 
 .PHONY: install demo demo-processes demo-tools test test-all lint bench clean
 
@@ -16,6 +17,12 @@ $(STAMP): pyproject.toml requirements/constraints.txt
 	test -x $(PY) || $(PYTHON) -m venv .venv
 	$(PIP) install $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch==2.13.0
 	$(PIP) install -c requirements/constraints.txt -e '.[dev]'
+	touch $@
+
+# What the data planes of clusters need, for the tests with the real systems. Nothing that `install` has brought changes:
+# the constraints hold for all of it.
+$(CLUSTER_STAMP): $(STAMP)
+	$(PIP) install -c requirements/constraints.txt -e '.[dev,transfer_queue,mooncake]'
 	touch $@
 
 # SET="key=value ..." changes settings of the demos.
@@ -42,8 +49,13 @@ test: lint
 	$(PY) -m pytest tests -m "not long" -n 2 --dist worksteal
 
 # Real processes that are killed again and again, and the like: seconds to minutes each. Triton, a gigabyte that builds of
-# torch with CUDA bring along, is for the GPU kernels' tests under its interpreter.
-test-all: install
+# torch with CUDA bring along, is for the GPU kernels' tests under its interpreter. Mooncake needs native libraries, which
+# only root can install.
+test-all: install $(CLUSTER_STAMP)
+	@packages="$$($(PY) -m penstock.data_plane.adapters.mooncake.libraries)"; \
+	if [ -z "$$packages" ]; then exit 0; fi; \
+	{ [ "$$(id -u)" = 0 ] && apt-get update -qq && apt-get install -y -qq --no-install-recommends $$packages >/dev/null; } || \
+		echo "Mooncake's tests are skipped until somebody runs: apt-get install $$packages"
 	@$(PY) -c 'import triton' 2>/dev/null || $(PIP) install --no-deps triton==3.9.0 || \
 		echo "Triton cannot be had here: the kernels' tests under its interpreter are skipped"
 	$(PY) -m pytest tests -m long -n 2 --dist worksteal

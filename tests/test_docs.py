@@ -45,7 +45,8 @@ def run_python(text: str, name: str) -> None:
     for block in blocks(text):
         if block.info not in ("python", "python no-run"):
             continue
-        code = compile("\n" * (block.line - 1) + block.code, name, "exec")
+        # As a reader runs it: without the future imports of this file.
+        code = compile("\n" * (block.line - 1) + block.code, name, "exec", dont_inherit=True)
         if block.info == "python":
             with contextlib.redirect_stdout(io.StringIO()):
                 exec(code, namespace)

@@ -133,7 +133,7 @@ def _environment(config: RunConfig, recording: Recording | None, rewards: Reward
 
 def build_data_plane(config: RunConfig) -> DataPlaneOwner:
     """Where rows are between rollouts and trainer; their fields are known once there is an environment."""
-    return open_data_plane(config.data_plane)
+    return open_data_plane(config.data_plane, keeps_events=config.observe.trace)
 
 
 def build_training(

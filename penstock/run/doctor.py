@@ -13,11 +13,14 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
+
+from penstock.data_plane.adapters.mooncake.libraries import about_missing, missing_library
+from penstock.data_plane.adapters.mooncake.wheel import OLDEST, WHEELS, requirement_here
 
 IMPORT_SECONDS = 120.0
 
@@ -47,13 +50,15 @@ class Part:
     probe: str | None = None
     extra: str | None = None
     """The extra of Penstock that brings it."""
+    requirement_here: Callable[[], str] | None = None
+    """What to install on this machine, if that depends on it; the extra brings `requirement`."""
 
     @property
     def install(self) -> str | None:
         """The command that installs it; None if this version has no use for it, or it is part of Penstock."""
         if not self.used or not self.requirement:
             return None
-        return f"pip install '{self.requirement}'"
+        return f"pip install '{self.requirement_here() if self.requirement_here else self.requirement}'"
 
 
 @dataclass(frozen=True)
@@ -110,6 +115,17 @@ owner.close()
 print(json.dumps({"detail": "processes of this user can share rows"}))
 """
 
+_MOONCAKE_PROBE = """
+import json
+import mooncake.store
+from penstock.data_plane.adapters.mooncake.master import find_master
+from penstock.data_plane.adapters.mooncake.wheel import installed_wheels, wheel_here
+find_master()
+wheels = sorted(installed_wheels())
+twice = f"; {' and '.join(wheels)} overwrite each other: keep one" if len(wheels) > 1 else ""
+print(json.dumps({"detail": wheel_here() + twice}))
+"""
+
 PARTS: tuple[Part, ...] = (
     Part("torch", "training and generation", "torch", ("torch",), "torch>=2.6", True, True, _TORCH_PROBE),
     Part("transformers", "models and tokenizers", "transformers", ("transformers",), "transformers>=5.17", True, True),
@@ -143,14 +159,24 @@ PARTS: tuple[Part, ...] = (
     Part("datasets", "datasets", "datasets", ("datasets",), "datasets>=3", used=True, extra="data"),
     Part("pyarrow", "Parquet files", "pyarrow", ("pyarrow",), "pyarrow>=15", used=True, extra="data"),
     Part("shared memory", "data_plane.adapter `shm`", "penstock", (), "", used=True, probe=_SHM_PROBE),
-    Part("ray", "clusters", "ray", ("ray",), "ray"),
-    Part("TransferQueue", "data plane", "transfer_queue", ("TransferQueue",), "TransferQueue"),
+    Part("ray", "clusters", "ray", ("ray",), "ray[default]>=2.40", extra="transfer_queue"),
+    Part(
+        "TransferQueue",
+        "data_plane.adapter `transfer_queue`",
+        "transfer_queue",
+        ("TransferQueue",),
+        "TransferQueue>=0.1.9",
+        extra="transfer_queue",
+    ),
     Part(
         "mooncake",
-        "weight and data transfer",
+        "data_plane.adapter `transfer_queue` with backend `mooncake_cpu`",
         "mooncake",
-        ("mooncake-transfer-engine", "mooncake-transfer-engine-non-cuda", "mooncake-transfer-engine-cuda13"),
-        "mooncake-transfer-engine-non-cuda",
+        tuple(WHEELS.values()),
+        f"{WHEELS[None]}>={OLDEST}",
+        probe=_MOONCAKE_PROBE,
+        extra="mooncake",
+        requirement_here=requirement_here,
     ),
     Part("vllm", "generation engine", "vllm", ("vllm",), "vllm"),
     Part("megatron-core", "parallel training", "megatron.core", ("megatron-core",), "megatron-core"),
@@ -219,9 +245,9 @@ def failure_reason(returncode: int, stderr: str) -> str:
     """Why an import failed, from how its process ended: names the missing library or package if it says so."""
     if returncode < 0:
         return f"crashed on import with {_signal_name(-returncode)}"
-    library = re.search(r"([\w.+-]+\.so[\w.]*): cannot open shared object file", stderr)
-    if library:
-        return f"needs the native library {library[1]}, which this machine does not have"
+    library = missing_library(stderr)
+    if library is not None:
+        return about_missing(library)
     module = re.search(r"No module named '([\w.]+)'", stderr)
     if module:
         return f"needs the Python package {module[1]}, which is not installed"

@@ -1,0 +1,216 @@
+"""A real `mooncake_master`: started, watched and ended, and nobody else's touched."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import penstock.data_plane.adapters.mooncake.master as module
+from penstock.data_plane.adapters.mooncake.listening import listening_sockets
+from penstock.data_plane.adapters.mooncake.master import MooncakeMaster, find_master
+from penstock.errors import SetupError
+from tests.data_plane.mooncake_here import needs_mooncake
+
+pytestmark = needs_mooncake
+LONG = 60.0
+_OWNER = """
+import sys
+from penstock.data_plane.adapters.mooncake.master import MooncakeMaster
+master = MooncakeMaster()
+print(master.pid, master.port, master.log, flush=True)
+sys.stdin.read()
+master.close()
+"""
+
+
+@pytest.fixture
+def master() -> Iterator[MooncakeMaster]:
+    made = MooncakeMaster()
+    yield made
+    made.close()
+
+
+@contextmanager
+def owner_process() -> Iterator[tuple[subprocess.Popen[str], int, int, Path]]:
+    """A process that owns a master; it closes it and ends with the block."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", _OWNER],
+        cwd=Path(__file__).parents[2],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        pid, port, log = process.stdout.readline().split()
+        yield process, int(pid), int(port), Path(log)
+    finally:
+        process.stdin.close()
+        process.wait(LONG)
+
+
+def wait_for_end(pid: int) -> None:
+    """Return when a process that is not our child is gone."""
+    handle = os.pidfd_open(pid)
+    try:
+        import select
+
+        assert select.select([handle], [], [], LONG)[0], f"process {pid} is still there"
+    finally:
+        os.close(handle)
+
+
+def answers(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=LONG).close()
+    except ConnectionRefusedError:
+        return False
+    return True
+
+
+def test_it_answers_on_loopback_only_and_leaves_nothing_behind(master: MooncakeMaster) -> None:
+    assert master.address == f"127.0.0.1:{master.port}"
+    assert answers(master.port)
+    assert {host for host, _ in listening_sockets(master.pid)} == {"127.0.0.1"}
+    assert master.log.exists()
+    master.close()
+    assert not answers(master.port)
+    assert not Path(f"/proc/{master.pid}").exists()
+    assert not master.log.exists()
+    assert master.loss is None
+    master.close()
+
+
+@pytest.mark.long
+def test_a_log_that_was_named_is_kept(tmp_path: Path) -> None:
+    master = MooncakeMaster(log=tmp_path / "master.log")
+    master.close()
+    assert (tmp_path / "master.log").exists()
+
+
+@pytest.mark.long
+def test_two_owners_have_a_master_each_and_one_may_go(master: MooncakeMaster) -> None:
+    with owner_process() as (owner, pid, port, log):
+        assert (pid, port) != (master.pid, master.port)
+        assert answers(port)
+        assert owner.stdin is not None
+        owner.stdin.close()
+        owner.wait(LONG)
+        assert not answers(port)
+        assert not log.exists()
+    assert answers(master.port)
+    assert master.loss is None
+
+
+@pytest.mark.long
+def test_it_ends_with_an_owner_that_is_killed(master: MooncakeMaster) -> None:
+    with owner_process() as (owner, pid, port, log):
+        owner.kill()
+        wait_for_end(pid)
+        assert not answers(port)
+        log.unlink()
+    assert answers(master.port)
+
+
+@pytest.mark.long
+def test_it_outlives_the_thread_that_started_it() -> None:
+    made: list[MooncakeMaster] = []
+    thread = threading.Thread(target=lambda: made.append(MooncakeMaster()))
+    thread.start()
+    thread.join()
+    (master,) = made
+    try:
+        # The kernel would have killed it with its thread; a second master takes longer to start than that.
+        MooncakeMaster().close()
+        assert answers(master.port)
+        assert master.loss is None
+    finally:
+        master.close()
+
+
+def test_its_death_is_noticed_and_it_can_be_closed() -> None:
+    told: list[str] = []
+    noticed = threading.Event()
+
+    def on_loss(text: str) -> None:
+        told.append(text)
+        noticed.set()
+
+    master = MooncakeMaster(on_loss=on_loss)
+    os.kill(master.pid, signal.SIGKILL)
+    assert noticed.wait(LONG)
+    assert told == [f"mooncake_master was ended by SIGKILL; its log is {master.log}"]
+    assert master.loss == told[0]
+    master.close()
+    assert master.log.exists(), "somebody may want to know why"
+    master.log.unlink()
+    assert len(told) == 1
+
+
+@pytest.mark.long
+def test_a_closed_master_is_not_reported_as_lost() -> None:
+    told: list[str] = []
+    master = MooncakeMaster(on_loss=told.append)
+    master.close()
+    assert (told, master.loss) == ([], None)
+
+
+@pytest.mark.long
+def test_it_leaves_signals_to_its_owner(master: MooncakeMaster) -> None:
+    os.kill(master.pid, signal.SIGINT)
+    os.kill(master.pid, signal.SIGHUP)
+    assert answers(master.port)
+
+
+@pytest.mark.long
+def test_a_port_that_somebody_takes_first_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = other.getsockname()[1]
+        real, asked = module.free_port, []
+
+        def first_a_taken_one(host: str) -> int:
+            asked.append(host)
+            return taken if len(asked) == 1 else real(host)
+
+        monkeypatch.setattr(module, "free_port", first_a_taken_one)
+        master = MooncakeMaster()
+        try:
+            assert master.port != taken
+            assert answers(master.port)
+        finally:
+            master.close()
+
+
+def test_the_run_bit_is_restored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mooncake").mkdir()
+    (tmp_path / "mooncake" / "__init__.py").touch()
+    copied = tmp_path / "mooncake" / "mooncake_master"
+    shutil.copy(find_master(), copied)
+    copied.chmod(0o644)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "mooncake", raising=False)
+    importlib.invalidate_caches()
+    assert find_master() == copied
+    assert subprocess.run([copied, "--version"], capture_output=True, timeout=LONG).returncode == 0
+
+
+def test_without_one_the_wheel_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mooncake").mkdir()
+    (tmp_path / "mooncake" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "mooncake", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SetupError, match=r"neither in the package mooncake nor on PATH; pip install 'mooncake-"):
+        find_master()
