@@ -142,7 +142,11 @@ class DataPlaneClient(ABC):
     def claim_meta(
         self, partition_id: str, task_name: str, fields: Sequence[str], batch_size: int, timeout: float | None = None
     ) -> KVBatchMeta:
-        """Wait for `batch_size` rows that have these fields and that `task_name` has not claimed; claim them."""
+        """Wait for `batch_size` rows that have these fields and that `task_name` has not claimed; claim them.
+
+        Rows that this returns stay claimed, whatever becomes of the caller, until they are cleared. A caller that times
+        out, is cancelled, or whose process is killed before it has them has claimed nothing.
+        """
         pending = self.begin_claim(partition_id, task_name, fields, batch_size)
         return wait_for_claim(pending, timeout, f"{batch_size} rows with {sorted(fields)} for {task_name}")
 

@@ -171,6 +171,25 @@ async def test_the_owners_close_ends_it_for_all(owner: ShmOwner, client: DataPla
     client.close()
 
 
+def test_whoever_has_just_connected_hears_that_it_is_over(owner: ShmOwner) -> None:
+    """The server stands still while somebody connects and the owner closes: it finds both when it goes on."""
+    address, server = owner.address(), owner._server
+    assert server is not None
+    stands, goes_on = threading.Event(), threading.Event()
+    server._loop.call_soon_threadsafe(lambda: (stands.set(), goes_on.wait(LONG)))
+    assert stands.wait(LONG)
+    client = connect(address)
+    pending = client.begin_claim("p", "t", ["reward"], 1)
+    closing = threading.Thread(target=owner.close)
+    closing.start()
+    until(lambda: len(server._loop._ready) > 0)  # type: ignore[attr-defined]
+    goes_on.set()
+    with pytest.raises(DataPlaneError, match=r"closed|gone"):
+        pending.future.result(LONG)
+    closing.join(LONG)
+    client.close()
+
+
 def test_nobody_connects_to_an_owner_that_is_gone(owner: ShmOwner) -> None:
     address = owner.address()
     owner.close()

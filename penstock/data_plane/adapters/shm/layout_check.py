@@ -13,6 +13,8 @@ from penstock.data_plane.schema import Schema
 from penstock.errors import DataPlaneError
 
 _LONGEST_AXIS = 1 << 48
+_ITEM_SIZES = {name: getattr(torch, name).itemsize for name in DTYPES}
+_FLOATING = frozenset(name for name in DTYPES if getattr(torch, name).is_floating_point)
 
 
 def check_layout(layout: object, schema: Schema, rows: int) -> None:
@@ -28,7 +30,8 @@ def check_layout(layout: object, schema: Schema, rows: int) -> None:
         if not isinstance(column, ColumnLayout) or column.name not in schema.specs or column.name in seen:
             raise DataPlaneError("the layout of a put has something that is none of its partition's fields")
         seen.add(column.name)
-        if not (_fits(column, schema.specs[column.name], rows) and _is_within(column, layout.size)):
+        fits = _fits(column, schema.specs[column.name], rows)
+        if not (fits and _is_within(column.values, layout.size) and _is_within(column.offsets, layout.size)):
             raise DataPlaneError(f"field {column.name!r}: its layout does not fit the field, {rows} rows or the put")
 
 
@@ -46,7 +49,7 @@ def _fits(column: ColumnLayout, spec: FieldSpec, rows: int) -> bool:
 
 
 def _is_piece(piece: Piece) -> bool:
-    if not isinstance(piece, Piece) or type(piece.shape) is not tuple or piece.dtype not in DTYPES:
+    if not isinstance(piece, Piece) or type(piece.shape) is not tuple or piece.dtype not in _ITEM_SIZES:
         return False
     return _is_size(piece.offset) and piece.offset % ALIGNMENT == 0 and all(map(_is_size, piece.shape))
 
@@ -56,12 +59,11 @@ def _is_size(number: int) -> bool:
 
 
 def _has_dtype(piece: Piece, spec: FieldSpec) -> bool:
-    if spec.dtype != FLOATING:
-        return piece.dtype == spec.dtype
-    dtype: torch.dtype = getattr(torch, piece.dtype)
-    return dtype.is_floating_point
+    return piece.dtype == spec.dtype or (spec.dtype == FLOATING and piece.dtype in _FLOATING)
 
 
-def _is_within(column: ColumnLayout, size: int) -> bool:
-    pieces = (column.values,) if column.offsets is None else (column.values, column.offsets)
-    return all(not math.prod(piece.shape) or piece.offset + piece.size <= size for piece in pieces)
+def _is_within(piece: Piece | None, size: int) -> bool:
+    if piece is None:
+        return True
+    count = math.prod(piece.shape)
+    return not count or piece.offset + count * _ITEM_SIZES[piece.dtype] <= size
