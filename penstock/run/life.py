@@ -224,7 +224,9 @@ class RunLife:
             buffer=training.buffer,
             data_plane=training.data_plane,
             room=training.data_plane,
-            use=watched_use(training.data_plane, log.timeline if self._config.observe.trace else None),
+            use=watched_use(
+                training.data_plane, log.timeline if self._config.observe.trace else None, training.row_worker
+            ),
             events=log.events,
             timeline=log.timeline,
             samples=log.samples,

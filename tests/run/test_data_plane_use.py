@@ -60,13 +60,14 @@ def test_a_run_that_is_not_observed_has_none_of_it(make_config: ConfigMaker) -> 
 @pytest.mark.long
 def test_what_the_trainers_process_reads_is_counted(make_config: ConfigMaker, tmp_path: Path) -> None:
     settings: dict[str, Any] = {
-        "training.max_steps": 2,
+        "training.max_steps": 4,
         "runtime.trainer_process": True,
         "data_plane": {"adapter": "shm", "capacity_gb": 0.05},
     }
     result = penstock.train(make_config(**settings))
     tracks = tracks_of(result.run_dir)
     assert tracks["trainer: get"] >= 2
+    assert tracks["row worker: get"] >= 1, "samples of the first steps, which are shown"
     in_thread = penstock.train(
         make_config(**{**settings, "runtime.trainer_process": False, "run_dir": str(tmp_path / "other")})
     )
