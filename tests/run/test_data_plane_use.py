@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import penstock
+from penstock.errors import ConfigError
 from tests.run.conftest import ConfigMaker
 
 PREFIX = "data_plane/"
@@ -50,6 +51,26 @@ def test_a_run_measures_its_data_plane(make_config: ConfigMaker) -> None:
     assert "<code>put</code>" in page
 
 
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        ({"observe": False, "on_event": "my_module:f"}, r"data_plane\.on_event: has no effect with observe = false"),
+        ({"on_event": "my_module.f"}, r"data_plane\.on_event: .*is not module:thing"),
+    ],
+)
+def test_settings_that_cannot_be_honoured_are_refused(
+    make_config: ConfigMaker, settings: dict[str, Any], match: str
+) -> None:
+    with pytest.raises(ConfigError, match=match):
+        make_config(data_plane=settings)
+
+
+def test_a_function_that_is_not_there_ends_the_run_before_it_begins(make_config: ConfigMaker) -> None:
+    with pytest.raises(ConfigError, match=r"data_plane\.on_event: module 'no_such_module' cannot be imported"):
+        penstock.train(make_config(**{"data_plane.on_event": "no_such_module:f"}))
+
+
+@pytest.mark.long
 def test_a_run_that_is_not_observed_has_none_of_it(make_config: ConfigMaker) -> None:
     result = penstock.train(make_config(**{"training.max_steps": 1, "data_plane.observe": False}))
     assert not [key for step in steps_of(result.run_dir) for key in step if key.startswith(PREFIX)]
