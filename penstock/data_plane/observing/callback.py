@@ -38,6 +38,8 @@ class EventCallback:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._closed = False
+        self._abandoned = False
+        """Whether those that wait count as dropped."""
         self.dropped = 0
         self.failed = 0
 
@@ -63,6 +65,7 @@ class EventCallback:
             left = max(self._waiting.qsize() - 1, 0)  # the last one says that it is closed
             with self._lock:
                 self.dropped += left
+                self._abandoned = True
             _log.warning("%s is still busy with events of the data plane; %d are dropped", self._name, left)
 
     def _start(self) -> None:
@@ -72,7 +75,7 @@ class EventCallback:
                 self._thread.start()
 
     def _run(self) -> None:
-        while (event := self._waiting.get()) is not None:
+        while (event := self._waiting.get()) is not None and not self._abandoned:
             try:
                 self._function(event)
             except BaseException as error:  # noqa: BLE001 - whatever the user's function raises, the run goes on
