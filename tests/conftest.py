@@ -8,11 +8,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from penstock.runtime.cpu import let_idle_threads_sleep
 from tests.support.leftovers import Present, leftovers
 
 let_idle_threads_sleep()
+
+# Hypothesis fails an example that takes over 200 ms, which on a busy machine any of them may.
+settings.register_profile("penstock", parent=settings.default, deadline=None)
+settings.load_profile("penstock")
 
 # A shell starts background jobs with SIGINT ignored, and every process that a test starts would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():

@@ -43,6 +43,8 @@ class FieldSpec:
     """A dtype's name, such as `int64`, or `floating`; None for objects, and only for these."""
 
     def __post_init__(self) -> None:
+        if type(self.name) is not str or not isinstance(self.kind, FieldKind):
+            raise DataPlaneError(f"a field has a name and a FieldKind; got {self.name!r} and {self.kind!r}")
         if self.kind is FieldKind.OBJECT:
             if self.dtype is not None:
                 raise DataPlaneError(f"field {self.name!r} holds objects and cannot have the dtype {self.dtype}")

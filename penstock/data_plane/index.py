@@ -51,6 +51,7 @@ class RowIndex(Generic[S]):
 
     def register(self, partition_id: str, fields: Iterable[FieldSpec]) -> None:
         """Declare a partition; again only with the same fields."""
+        _require_name(partition_id)
         schema = Schema(fields)
         known = self._partitions.get(partition_id)
         if known is None:
@@ -97,6 +98,7 @@ class RowIndex(Generic[S]):
             raise _missing_field(sample_ids, rows, names)
         other = self._partitions.get(other_id)
         if other is None:
+            _require_name(other_id)
             other = self._partitions[other_id] = _Partition(partition.schema)
         other.schema.require_same(partition.schema, other_id)
         for sample, row in zip(sample_ids, rows, strict=True):
@@ -214,6 +216,11 @@ class RowIndex(Generic[S]):
     def _longest(self, row: _Row[S]) -> int:
         cells = row.cells.items()
         return max((self._length_of(stored, name, index) for name, (stored, index) in cells), default=0)
+
+
+def _require_name(partition_id: str) -> None:
+    if type(partition_id) is not str:
+        raise DataPlaneError(f"a partition's name is text; got {partition_id!r}")
 
 
 def _rows(partition: _Partition[S], sample_ids: Sequence[str]) -> list[_Row[S]]:

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from penstock.data_plane.fields import group_of
+from penstock.data_plane.row_plan import kept_by_concat, kept_by_subset
 from penstock.errors import DataPlaneError
 from penstock.runtime.wire.crossing import crosses
 
@@ -32,8 +33,9 @@ class KVBatchMeta:
     task_name: str | None = None
     """The consumer that claimed the rows, if any."""
     extra_info: Mapping[str, Any] = field(default_factory=dict)
-    """Facts about the batch as a whole: a microbatch plan, a padding rule. They hold for these rows in this order, so
-    `subset`, `slice`, `drop` and `concat` drop them, unless the rows stay as they are."""
+    """Facts about the batch as a whole, for these rows in this order. `subset`, `slice`, `drop` and `concat` keep a
+    microbatch plan (`RowPlan`) true for the rows they return, and drop it where that cannot be: if only some of the
+    batches have one, or made by different rules. They drop everything else, unless the rows stay as they are."""
 
     def __post_init__(self) -> None:
         rows = len(self.sample_ids)
@@ -63,7 +65,7 @@ class KVBatchMeta:
             return self
         return replace(
             self,
-            extra_info={},
+            extra_info=kept_by_subset(self.extra_info, len(self), indices),
             sample_ids=tuple(self.sample_ids[i] for i in indices),
             sequence_lengths=tuple(self.sequence_lengths[i] for i in indices),
             tags=tuple(self.tags[i] for i in indices),
@@ -108,4 +110,5 @@ class KVBatchMeta:
             sequence_lengths=tuple(length for meta in metas for length in meta.sequence_lengths),
             tags=tuple(tags for meta in metas for tags in meta.tags),
             task_name=metas[0].task_name,
+            extra_info=kept_by_concat([(meta.extra_info, len(meta)) for meta in metas]),
         )

@@ -54,8 +54,17 @@ class Schema:
         unknown = [name for name in names if name not in self.specs]
         if unknown:
             raise DataPlaneError(
-                f"fields {sorted(unknown)} are not part of partition {partition_id!r}, which has {sorted(self.specs)}"
+                f"fields {sorted(unknown, key=str)} are not part of partition {partition_id!r}, "
+                f"which has {sorted(self.specs)}"
             )
+
+    def check_claim(self, task_name: str, fields: Sequence[str], count: int, partition_id: str) -> None:
+        """Raise `DataPlaneError` for a claim that could never be granted, or that says nothing."""
+        self.require_known(fields, partition_id)
+        if type(task_name) is not str:
+            raise DataPlaneError(f"a task's name is text; got {task_name!r}")
+        if type(count) is not int or count < 1:
+            raise DataPlaneError(f"a claim is for one row or more; got {count!r}")
 
     def check_put(
         self,
@@ -66,10 +75,11 @@ class Schema:
     ) -> None:
         """Raise `DataPlaneError` naming field, row and what was expected, unless all of the put fits."""
         self.require_known(fields, partition_id)
+        check_sample_ids(sample_ids)
         if len(set(sample_ids)) != len(sample_ids):
             raise DataPlaneError("a sample id occurs twice in one put")
         if tags is not None:
-            _check_tags(sample_ids, tags)
+            check_tags(sample_ids, tags)
         checked_offsets: set[tuple[int, int]] = set()
         for name, column in fields.items():
             self._check_kind(self.specs[name], column, sample_ids)
@@ -161,7 +171,15 @@ def _check_objects(name: str, column: ObjectColumn, sample_ids: Sequence[str]) -
             )
 
 
-def _check_tags(sample_ids: Sequence[str], tags: Sequence[Tags]) -> None:
+def check_sample_ids(sample_ids: Iterable[str]) -> None:
+    """Raise `DataPlaneError` unless all of them are text."""
+    if not set(map(type, sample_ids)) <= {str}:
+        stranger = next(sample for sample in sample_ids if type(sample) is not str)
+        raise DataPlaneError(f"sample ids are text; got {stranger!r}")
+
+
+def check_tags(sample_ids: Sequence[str], tags: Sequence[Tags]) -> None:
+    """Raise `DataPlaneError`, naming the row, unless there is one mapping of plain values for each."""
     if len(tags) != len(sample_ids):
         raise DataPlaneError(f"{len(tags)} tags for {len(sample_ids)} sample ids")
     for sample, each in zip(sample_ids, tags, strict=True):

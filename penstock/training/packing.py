@@ -59,9 +59,7 @@ def plan_microbatches(
         return [tuple(sorted(rows)) for rows in runs]
 
     def cost(rows: Sequence[int]) -> float:
-        own = [lengths[row] for row in rows]
-        padding = max(own) * len(own) - sum(own) if batching is Batching.PADDED else 0
-        return _PASS_TOKENS + sum(own) + padding_cost * padding
+        return pass_cost([lengths[row] for row in rows], batching, padding_cost)
 
     def score(plan: list[tuple[int, ...]]) -> float:
         # Lanes that share their cores with an engine are slowed down by all the work there is, not only their own.
@@ -74,6 +72,12 @@ def plan_microbatches(
         plans += [cut(limit) for limit in _shares(total, max(lengths), lanes) if limit < max_tokens]
     best = min(plans, key=score)
     return tuple(sorted(best, key=lambda rows: (-cost(rows), rows)))
+
+
+def pass_cost(lengths: Sequence[int], batching: Batching, padding_cost: float = 1.0) -> float:
+    """What a microbatch of rows of these lengths costs, in tokens."""
+    padding = max(lengths) * len(lengths) - sum(lengths) if batching is Batching.PADDED else 0
+    return _PASS_TOKENS + sum(lengths) + padding_cost * padding
 
 
 def _shares(total: float, longest: int, lanes: int) -> list[int]:
@@ -100,16 +104,20 @@ def _similar_lengths(
     `end` rows, and `starts[end]` where their last run begins.
     """
     best, starts = [0.0], [0]
-    for end in range(1, len(by_length) + 1):
-        cost, start, own = best[end - 1], end - 1, lengths[by_length[end - 1]]
+    ordered = [lengths[index] for index in by_length]
+    for end in range(1, len(ordered) + 1):
+        cost, start, rows, own = best[end - 1], end - 1, 1, ordered[end - 1]
         for other in range(end - 2, -1, -1):
-            own += lengths[by_length[other]]
-            places = (end - other) * lengths[by_length[other]]
+            width = ordered[other]
+            own += width
+            rows += 1
+            places = rows * width
             padding = padding_cost * (places - own)
             if places > max_tokens or own + padding > max_cost:
                 break
-            if best[other] + padding <= cost:
-                cost, start = best[other] + padding, other
+            found = best[other] + padding
+            if found <= cost:
+                cost, start = found, other
         best.append(cost + _PASS_TOKENS)
         starts.append(start)
     bins: list[Sequence[int]] = []
@@ -121,16 +129,29 @@ def _similar_lengths(
 
 
 def _first_fit(by_length: Sequence[int], lengths: Sequence[int], max_tokens: int) -> list[Sequence[int]]:
-    """First-fit decreasing: at most 11/9 of the fewest possible bins, plus one."""
+    """First-fit decreasing: at most 11/9 of the fewest possible bins, plus one.
+
+    The first bin that a row fits into is found in a binary tree: `room[1]` is its root, a leaf is the room left in a
+    bin, every other node is the larger of the two below it. Bins that are not open yet have all of their room.
+    """
+    own = [lengths[index] for index in by_length]
+    # Of two bins that are open, at least one is more than half full, unless a row longer than the limit has its own.
+    most = 2 * (sum(own) // max_tokens + 1) + sum(length > max_tokens for length in own)
+    leaves = 1 << min(most, len(own)).bit_length()
+    room = [max_tokens] * (2 * leaves)
     bins: list[list[int]] = []
-    left: list[int] = []
-    for index in by_length:
-        for place, room in enumerate(left):
-            if lengths[index] <= room:
-                bins[place].append(index)
-                left[place] -= lengths[index]
-                break
-        else:
-            bins.append([index])
-            left.append(max_tokens - lengths[index])
+    for index, length in zip(by_length, own, strict=True):
+        node = 1 if length <= max_tokens else leaves + len(bins)
+        while node < leaves:
+            node *= 2
+            if room[node] < length:
+                node += 1
+        if node == leaves + len(bins):
+            bins.append([])
+        bins[node - leaves].append(index)
+        left = room[node] - length
+        while node and room[node] != left:
+            room[node] = left
+            left = max(left, room[node ^ 1])
+            node //= 2
     return list(bins)

@@ -1,51 +1,25 @@
 """A chunk's microbatches, planned from its metadata alone, and how the plan travels with the metadata.
 
 Two facts about a row decide: how many tokens it has, and whether any of them is trained. Whoever writes rows tags them
-with their valid tokens (`fields.VALID_TOKENS`). The plan lies in `KVBatchMeta.extra_info`, next to the facts and the
-rule it was made from. It is used for exactly those; for anything else a new one is made, so a plan is right or absent.
+with their valid tokens (`fields.VALID_TOKENS`); whoever masks rows changes the tag. The plan lies in
+`KVBatchMeta.extra_info` as a `RowPlan`, next to the facts and the rule it was made from. It is used for exactly those,
+so a plan is right or absent.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 from penstock.data_plane.fields import VALID_TOKENS
 from penstock.data_plane.meta import KVBatchMeta
+from penstock.data_plane.row_plan import PLAN, Passes, RankShare, RowPlan, filled
 from penstock.training.batching import ChunkTokens, TrainColumns
-from penstock.training.packing import Plan, PlanRule, plan_microbatches
+from penstock.training.packing import PlanRule
+from penstock.training.sharding import MicrobatchPlan, RowFacts, ShardPlan, shard_rows
 
-PLAN = "microbatch_plan"
-"""The plan's name in `KVBatchMeta.extra_info`."""
-
-
-class RowFacts(NamedTuple):
-    """What a plan needs to know about a row."""
-
-    length: int
-    is_trained: bool
-    """Whether it has a valid token, as far as known."""
-
-
-@dataclass(frozen=True)
-class MicrobatchPlan:
-    """Which rows go through the model together, in a train pass and in a log-prob pass.
-
-    Invariants: every row with a token is in exactly one microbatch; a microbatch is of one kind.
-
-    Example: rows of 5, 3, 4 and 0 tokens, of which the second is masked out, make one microbatch of the first and the
-    third, which is trained, and one of the second, which only has log-probs.
-    """
-
-    trained: Plan
-    others: Plan
-    """Rows without a valid token."""
-
-    @property
-    def every(self) -> Plan:
-        """For log-probs of all rows."""
-        return self.trained + self.others
+_TRAINED, _OTHERS, _IDLE = "trained", "others", "idle"
 
 
 def facts_in(meta: KVBatchMeta, rows: ChunkTokens | None = None) -> tuple[RowFacts, ...]:
@@ -65,59 +39,105 @@ def facts_of(rows: ChunkTokens, columns: TrainColumns) -> tuple[RowFacts, ...]:
 
 
 def plan_rows(facts: Sequence[RowFacts], rule: PlanRule) -> MicrobatchPlan:
-    """The plan of rows about which this is known; equal facts give equal plans."""
-    trained = [index for index, row in enumerate(facts) if row.length > 0 and row.is_trained]
-    others = [index for index, row in enumerate(facts) if row.length > 0 and not row.is_trained]
-    return MicrobatchPlan(_plan_some(trained, facts, rule), _plan_some(others, facts, rule))
+    """One rank's plan of rows about which this is known; equal facts give equal plans."""
+    return shard_rows(facts, rule).ranks[0]
 
 
-def with_plan(meta: KVBatchMeta, rule: PlanRule) -> KVBatchMeta:
-    """The same rows with the plan that fits them and `rule`; unchanged if they have it."""
-    facts = facts_in(meta)
-    if carried_plan(meta, facts, rule) is not None:
+def with_plan(meta: KVBatchMeta, rule: PlanRule, ranks: int = 1) -> KVBatchMeta:
+    """The same rows with the plan that fits them, `rule` and the number of ranks; unchanged if they have it.
+
+    What is left of a larger plan is replaced by one that balances these rows. One rank's share stays as it is, since
+    the other ranks have theirs.
+    """
+    facts, carried = facts_in(meta), RowPlan.of(meta.extra_info, len(meta))
+    if carried is not None and (carried.share is not None or _is_made_for(carried, facts, rule, ranks)):
         return meta
-    plan = plan_rows(facts, rule)
-    plain = {**_made_from(facts, rule), "trained": _lists(plan.trained), "others": _lists(plan.others)}
-    return replace(meta, extra_info={**meta.extra_info, PLAN: plain})
+    return carrying(meta, shard_rows(facts, rule, ranks), rule)
 
 
-def carried_plan(meta: KVBatchMeta, facts: Sequence[RowFacts], rule: PlanRule) -> MicrobatchPlan | None:
-    """The plan that came with the metadata; None if there is none, or it is one of other rows or another rule."""
-    plain = meta.extra_info.get(PLAN)
-    made_from = _made_from(facts, rule)
-    if not isinstance(plain, dict) or any(plain.get(name) != value for name, value in made_from.items()):
-        return None
-    return MicrobatchPlan(_tuples(plain["trained"]), _tuples(plain["others"]))
+def carrying(meta: KVBatchMeta, plan: ShardPlan, rule: PlanRule, share: RankShare | None = None) -> KVBatchMeta:
+    """The same rows with this plan, which was made from their metadata."""
+    found = RowPlan(
+        _plain_rule(rule),
+        _columns(facts_in(meta)),
+        {
+            _TRAINED: tuple(own.trained for own in plan.ranks),
+            _OTHERS: tuple(own.others for own in plan.ranks),
+            _IDLE: tuple((rows,) for rows in plan.idle),
+        },
+        share=share,
+    )
+    return replace(meta, extra_info={**meta.extra_info, PLAN: found.to_plain()})
 
 
 def plan_for(meta: KVBatchMeta, facts: Sequence[RowFacts], rule: PlanRule) -> MicrobatchPlan:
-    """The carried plan if it is that of rows with these facts, else a new one."""
-    return carried_plan(meta, facts, rule) or plan_rows(facts, rule)
+    """What one rank computes: its share as it came, else the plan that was made for rows with these facts, else a new
+    one."""
+    return share_plan(meta) or carried_plan(meta, facts, rule) or plan_rows(facts, rule)
 
 
-def _plan_some(indices: Sequence[int], facts: Sequence[RowFacts], rule: PlanRule) -> Plan:
-    plan = plan_microbatches(
-        [facts[index].length for index in indices],
-        rule.max_tokens,
-        rule.batching,
-        lanes=rule.lanes,
-        padding_cost=rule.padding_cost,
-    )
-    return tuple(tuple(indices[place] for place in microbatch) for microbatch in plan)
+def carried_plan(meta: KVBatchMeta, facts: Sequence[RowFacts], rule: PlanRule) -> MicrobatchPlan | None:
+    """The plan of one rank that was made for exactly these rows and came with their metadata, if there is one."""
+    carried = RowPlan.of(meta.extra_info, len(meta))
+    if carried is None or carried.share is not None or not _is_made_for(carried, facts, rule, 1):
+        return None
+    return _shards(carried).ranks[0]
 
 
-def _made_from(facts: Sequence[RowFacts], rule: PlanRule) -> dict[str, Any]:
-    """In a form that a checkpoint's JSON gives back unchanged."""
-    return {
-        "lengths": [row.length for row in facts],
-        "is_trained": [row.is_trained for row in facts],
-        "rule": [rule.max_tokens, rule.batching.value, rule.lanes, rule.padding_cost],
-    }
+def carried_shards(meta: KVBatchMeta, rule: PlanRule, ranks: int) -> ShardPlan | None:
+    """The plan that came with the metadata, also what is left of a larger one; None if it is of another rule.
+
+    Rows that were masked out, or in, since it was made move to the other kind of pass, where they go through the model
+    with those of their microbatch that moved too.
+    """
+    facts, carried = facts_in(meta), RowPlan.of(meta.extra_info, len(meta))
+    if carried is None or carried.share is not None or not _is_of_rule(carried, facts, rule, ranks):
+        return None
+    return _by_kind(_shards(carried), facts)
 
 
-def _lists(plan: Plan) -> list[list[int]]:
-    return [list(microbatch) for microbatch in plan]
+def share_of(meta: KVBatchMeta) -> RankShare | None:
+    """Which rank's share this is, if it is one."""
+    carried = RowPlan.of(meta.extra_info, len(meta))
+    return None if carried is None else carried.share
 
 
-def _tuples(plain: Sequence[Sequence[int]]) -> Plan:
-    return tuple(tuple(microbatch) for microbatch in plain)
+def share_plan(meta: KVBatchMeta) -> MicrobatchPlan | None:
+    """The microbatches that came with a rank's share; None if it is none."""
+    carried = RowPlan.of(meta.extra_info, len(meta))
+    return None if carried is None or carried.share is None else _shards(carried).ranks[0]
+
+
+def _shards(plan: RowPlan) -> ShardPlan:
+    kinds = zip(plan.passes[_TRAINED], plan.passes[_OTHERS], strict=True)
+    idle = tuple(tuple(row for rows in own for row in rows) for own in plan.passes[_IDLE])
+    return ShardPlan(tuple(MicrobatchPlan(*plans) for plans in kinds), idle)
+
+
+def _is_of_rule(plan: RowPlan, facts: Sequence[RowFacts], rule: PlanRule, ranks: int) -> bool:
+    lengths = tuple(row.length for row in facts)
+    same = plan.rule == _plain_rule(rule) and plan.facts.get("lengths") == lengths
+    return same and all(len(plan.passes.get(kind, ())) == ranks for kind in (_TRAINED, _OTHERS, _IDLE))
+
+
+def _is_made_for(plan: RowPlan, facts: Sequence[RowFacts], rule: PlanRule, ranks: int) -> bool:
+    return plan.as_made and _is_of_rule(plan, facts, rule, ranks) and plan.facts == _columns(facts)
+
+
+def _by_kind(plan: ShardPlan, facts: Sequence[RowFacts]) -> ShardPlan:
+    """The plan with every microbatch divided into rows that are trained now and rows that are not."""
+
+    def of_kind(trained: bool) -> Passes:
+        before = [own.every if trained else own.others + own.trained for own in plan.ranks]
+        return filled([[[row for row in rows if facts[row].is_trained is trained] for rows in own] for own in before])
+
+    kinds = zip(of_kind(True), of_kind(False), strict=True)
+    return ShardPlan(tuple(MicrobatchPlan(*plans) for plans in kinds), plan.idle)
+
+
+def _columns(facts: Sequence[RowFacts]) -> dict[str, tuple[Any, ...]]:
+    return {"lengths": tuple(row.length for row in facts), "is_trained": tuple(row.is_trained for row in facts)}
+
+
+def _plain_rule(rule: PlanRule) -> tuple[Any, ...]:
+    return rule.max_tokens, rule.batching.value, rule.lanes, rule.padding_cost

@@ -30,7 +30,7 @@ class LogprobPasses:
     def logprobs(self, rows: ChunkTokens, plan: Plan, *, reference: bool = False) -> Tensor:
         """Log-probs of all tokens of the plan's rows; 0 for each row's first token."""
         logprobs_S = torch.zeros(rows.ids_S.shape[0], dtype=self._backend.logprob_dtype)
-        microbatches = [MicrobatchRows(rows, indices) for indices in plan]
+        microbatches = [MicrobatchRows.of(rows, indices) for indices in plan]
         for done in self._backend.run(microbatches, None, reference=reference):
             logprobs_S[done.sources_T] = done.logprobs_T.cpu()
         return logprobs_S

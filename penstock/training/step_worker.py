@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+import torch
 from torch import Tensor
 
 from penstock.algorithms.losses import LossSum
@@ -16,17 +17,19 @@ from penstock.config.sections.algorithm import AlgorithmConfig
 from penstock.config.sections.training import TrainingConfig
 from penstock.data_plane.client import DataPlaneClient
 from penstock.data_plane.columns import JaggedColumn
-from penstock.data_plane.fields import INPUT_IDS, VALID_TOKENS, group_of
+from penstock.data_plane.fields import INPUT_IDS, group_of
 from penstock.data_plane.meta import KVBatchMeta
-from penstock.errors import DataPlaneError, NonFiniteError, StepStateError
+from penstock.errors import NonFiniteError, StepStateError
 from penstock.training.accumulated import Accumulated
 from penstock.training.backends.base import Backend, MicrobatchRows, Objective, Pass
 from penstock.training.batching import ChunkTokens, TrainColumns
 from penstock.training.interface import ChunkResult, Prepared, SnapshotTaken, StepResult
 from penstock.training.objective import load_loss, policy_objective
 from penstock.training.packing import Plan
-from penstock.training.planning import RowFacts, facts_in, facts_of, plan_for, with_plan
+from penstock.training.planning import facts_in, facts_of, plan_for, with_plan
 from penstock.training.preparation import PREPARED_FROM, LogprobPasses
+from penstock.training.sharding import RowFacts
+from penstock.training.shares import require_planned
 from penstock.training.snapshots import SnapshotShelf
 from penstock.training.step import StepMachine, StepState
 from penstock.training.targets import kept_fields, loss_normaliser, target_columns, train_fields
@@ -88,7 +91,7 @@ class StepWorker:
             columns = TrainColumns.of(batch, rows)
             wanted_S = columns.mask_S > 0
             plan = self._plan(meta, facts_of(rows, columns))
-            microbatches = [MicrobatchRows(rows, indices, wanted_S) for indices in plan]
+            microbatches = [MicrobatchRows.of(rows, indices, wanted_S) for indices in plan]
             passes = self._backend.run(microbatches, self._objective(columns))
             for microbatch, done in zip(microbatches, passes, strict=True):
                 self._gather(microbatch, done, meta)
@@ -100,23 +103,20 @@ class StepWorker:
             return ChunkResult(columns.valid_tokens, columns.valid_sequences, len(plan), seconds)
 
     def _plan(self, meta: KVBatchMeta, facts: tuple[RowFacts, ...]) -> Plan:
-        """The microbatches to train. Rows are planned as their metadata says, unless that is not what they are.
+        """The microbatches to train: those that came with the rows, or as the rows' metadata says.
 
-        One of several ranks cannot plan for itself: all of them need the same number of microbatches.
+        A single rank plans rows anew that are not what their metadata says. One of several cannot: all of them need the
+        same number of microbatches.
         """
-        told = facts_in(meta)
-        if facts != told and self._backend.ranks > 1 and all(VALID_TOKENS in tags for tags in meta.tags):
-            row = next(row for row, (one, other) in enumerate(zip(facts, told, strict=True)) if one != other)
-            raise DataPlaneError(
-                f"row {meta.sample_ids[row]!r} is {facts[row]}, but its metadata says {told[row]}; whoever changes "
-                f"masks must change the tag {VALID_TOKENS} as well"
-            )
+        require_planned(meta, facts, self._backend.ranks)
         return plan_for(meta, facts, self._backend.plan_rule).trained
 
     def _objective(self, columns: TrainColumns) -> Objective:
         """The loss of a microbatch of this chunk, from its log-probs and the places of its tokens."""
 
         def objective(logprobs_T: Tensor, entropy_T: Tensor, sources_T: Tensor) -> LossSum:
+            if sources_T.shape[0] == 0:  # zero weight: a rank that has nothing to train takes part in the pass
+                return LossSum(logprobs_T.sum(dtype=torch.float64), {})
             targets = target_columns(
                 columns,
                 sources_T,
@@ -131,6 +131,8 @@ class StepWorker:
 
     def _gather(self, microbatch: MicrobatchRows, done: Pass, meta: KVBatchMeta) -> None:
         """Add what a microbatch contributes apart from its gradients."""
+        if microbatch.is_filler:
+            return
         gathered = self._gathered
         gathered.flops += self._backend.flops.training(microbatch.lengths, done.sources_T.shape[0])
         if done.loss is not None:

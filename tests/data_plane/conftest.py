@@ -4,41 +4,42 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from contextlib import ExitStack
 
 import pytest
 
-from penstock.data_plane.adapters.memory import MemoryDataPlane
 from penstock.data_plane.adapters.shm.owner import ShmOwner
 from penstock.data_plane.client import DataPlaneClient
 from penstock.data_plane.opening import connect
-from tests.data_plane.owner_process import owner_process
+from tests.data_plane.opened import PARAMS, Opened, opened
 from tests.data_plane.support import LARGE, MB
 
 _numbers = itertools.count()
-_CAPACITY = 100_000_000
 
 
-@pytest.fixture(
-    params=["memory", "shm", "shm-connected", pytest.param("shm-other-process", marks=pytest.mark.long)],
-    scope="module",
-)
-def plane(request: pytest.FixtureRequest) -> Iterator[DataPlaneClient]:
-    """A client of each adapter, shared by the tests of a module; each test has a partition of its own.
+@pytest.fixture(params=PARAMS, scope="module")
+def clients(request: pytest.FixtureRequest) -> Iterator[Opened]:
+    """Two clients of each adapter's data plane, shared by the tests of a module, which have a partition each."""
+    with opened(request.param) as found:
+        yield found
 
-    Shared memory comes three times: from its owner, over a socket, and over a socket to an owner in another process.
-    """
-    with ExitStack() as stack:
-        if request.param == "memory":
-            client: DataPlaneClient = MemoryDataPlane()
-        elif request.param == "shm-other-process":
-            client = connect(stack.enter_context(owner_process(_CAPACITY))[1])
-        else:
-            owner = ShmOwner(_CAPACITY)
-            stack.callback(owner.close)
-            client = owner if request.param == "shm" else connect(owner.address())
-        stack.callback(client.close)
-        yield client
+
+@pytest.fixture(scope="module")
+def plane(clients: Opened) -> DataPlaneClient:
+    """A client of each adapter."""
+    return clients.plane
+
+
+@pytest.fixture(scope="module")
+def other(clients: Opened) -> DataPlaneClient:
+    """Another client of the same data plane."""
+    return clients.other
+
+
+@pytest.fixture(params=PARAMS)
+def fresh(request: pytest.FixtureRequest) -> Iterator[Opened]:
+    """As `clients`, for one test, which may close them."""
+    with opened(request.param) as found:
+        yield found
 
 
 @pytest.fixture

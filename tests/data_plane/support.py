@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
+from penstock.data_plane import field_spec
 from penstock.data_plane.client import SampleBatch
 from penstock.data_plane.columns import Column, JaggedColumn, ObjectColumn
 from penstock.data_plane.field_spec import fixed, objects, per_token
@@ -19,19 +21,10 @@ MB = 1_000_000
 LARGE = (fixed("big", "uint8"), fixed("more", "uint8"))
 """The fields of `small_owner`, for rows of megabytes."""
 
-DTYPES = (
-    torch.float64,
-    torch.float32,
-    torch.bfloat16,
-    torch.float16,
-    torch.int64,
-    torch.int32,
-    torch.int16,
-    torch.int8,
-    torch.uint8,
-    torch.bool,
-    torch.complex64,
-)
+DTYPES = tuple(sorted((getattr(torch, name) for name in field_spec.DTYPES), key=str))
+"""Of all that a field may have."""
+TAILS = ((), (3,), (2, 2), (1,), (0,), (2, 0, 3), (1, 1, 1))
+"""Shapes of one value."""
 
 
 def columns(lengths: list[int], offset: int = 0) -> dict[str, Any]:
@@ -52,7 +45,8 @@ def plain_cells(column: Column, row: int) -> Any:
     if isinstance(column, ObjectColumn):
         return type(column.items[row]), column.items[row]
     cell = column.row(row) if isinstance(column, JaggedColumn) else column[row]
-    return type(column), cell.dtype, cell.shape, cell.clone().contiguous().reshape(-1).view(torch.uint8).tolist()
+    plain = torch.empty(cell.numel(), dtype=cell.dtype).copy_(cell.reshape(-1))
+    return type(column), cell.dtype, cell.shape, plain.view(torch.uint8).tolist()
 
 
 def cells_of(batch: SampleBatch, name: str) -> list[Any]:
@@ -79,17 +73,27 @@ def any_columns(draw: st.DrawFn, rows: int) -> dict[str, Column]:
         if kind == "object":
             made[f"f{number}"] = ObjectColumn(tuple(draw(plain_values) for _ in range(rows)))
             continue
-        dtype, tail = draw(st.sampled_from(DTYPES)), draw(st.sampled_from([(), (3,), (2, 2), (1,), (0,)]))
+        dtype, tail = draw(st.sampled_from(DTYPES)), draw(st.sampled_from(TAILS))
         rng = torch.Generator().manual_seed(draw(st.integers(0, 1000)))
         if kind == "fixed":
-            made[f"f{number}"] = _random((rows, *tail), dtype, rng)
+            column = any_bits((rows, *tail), dtype, rng)
+            made[f"f{number}"] = strewn(column) if draw(st.booleans()) else column
         else:
             lengths = draw(st.lists(st.integers(0, 5), min_size=rows, max_size=rows))
-            made[f"f{number}"] = JaggedColumn.from_rows([_random((n, *tail), dtype, rng) for n in lengths])
+            made[f"f{number}"] = JaggedColumn.from_rows([any_bits((n, *tail), dtype, rng) for n in lengths])
     return made
 
 
-def _random(shape: tuple[int, ...], dtype: torch.dtype, rng: torch.Generator) -> Tensor:
-    if dtype.is_floating_point or dtype.is_complex:
-        return torch.randn(shape, generator=rng).to(dtype)
-    return torch.randint(0, 2, shape, generator=rng).to(dtype)
+def any_bits(shape: tuple[int, ...], dtype: torch.dtype, rng: torch.Generator) -> Tensor:
+    """Values of any bits, so of any kind: NaN, infinity and minus zero, too."""
+    if dtype is torch.bool:
+        return torch.randint(0, 2, shape, generator=rng).bool()
+    count = math.prod(shape)
+    return torch.randint(0, 256, (count * dtype.itemsize,), generator=rng, dtype=torch.uint8).view(dtype).view(shape)
+
+
+def strewn(tensor: Tensor) -> Tensor:
+    """The same values with gaps between them."""
+    spread = torch.zeros((*tensor.shape, 2), dtype=tensor.dtype)
+    spread[..., 0] = tensor
+    return spread[..., 0]

@@ -10,9 +10,11 @@ import pytest
 import penstock
 from penstock.data_plane.fields import VALID_TOKENS
 from penstock.data_plane.meta import KVBatchMeta
+from penstock.data_plane.row_plan import PLAN
 from penstock.training import step_worker
 from penstock.training.packing import PlanRule
-from penstock.training.planning import PLAN, MicrobatchPlan, RowFacts, facts_in
+from penstock.training.planning import facts_in
+from penstock.training.sharding import MicrobatchPlan, RowFacts
 from tests.run.conftest import ConfigMaker
 
 PREPARED = {"algorithm.kl": {"coefficient": 0.1}}

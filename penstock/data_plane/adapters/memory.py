@@ -5,7 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+from torch import Tensor
 
 from penstock.data_plane.claims import ClaimWithdrawn
 from penstock.data_plane.client import DataPlaneAddress, DataPlaneOwner, SampleBatch
@@ -55,7 +57,7 @@ class MemoryDataPlane(DataPlaneOwner):
         with self._lock:
             index = self._open_index()
             index.schema(partition_id).check_put(sample_ids, fields, tags, partition_id)
-            index.put(partition_id, sample_ids, fields, _Stored(dict(fields)), tags)
+            index.put(partition_id, sample_ids, fields, _Stored(_detached(fields)), tags)
             self._grant_claims()
 
     def get_samples(self, meta: KVBatchMeta, select_fields: Sequence[str]) -> SampleBatch:
@@ -79,7 +81,7 @@ class MemoryDataPlane(DataPlaneOwner):
     def begin_claim(self, partition_id: str, task_name: str, fields: Sequence[str], batch_size: int) -> _Claim:
         claim = _Claim(self, partition_id, task_name, tuple(fields), batch_size)
         with self._lock:
-            self._open_index().schema(partition_id).require_known(fields, partition_id)
+            self._open_index().schema(partition_id).check_claim(task_name, fields, batch_size, partition_id)
             self._claims.append(claim)
             self._grant_claims()
         return claim
@@ -159,6 +161,17 @@ class _Claim:
 
     def give_back(self, meta: KVBatchMeta) -> None:
         self.plane._give_back(meta)
+
+
+def _detached(fields: Mapping[str, Column]) -> dict[str, Column]:
+    """The columns without the graph that computed them: rows are data."""
+    return {name: _without_graph(column) for name, column in fields.items()}
+
+
+def _without_graph(column: Column) -> Column:
+    if isinstance(column, JaggedColumn):
+        return replace(column, values=column.values.detach()) if column.values.requires_grad else column
+    return column.detach() if isinstance(column, Tensor) and column.requires_grad else column
 
 
 def _tokens(stored: _Stored, name: str, row: int) -> int:

@@ -28,6 +28,15 @@ class MicrobatchRows:
     """Which of its rows."""
     wanted_S: Tensor | None = None
     """The chunk's tokens whose log-probs are wanted; None for all. A row's first token never has one."""
+    is_filler: bool = False
+    """Whether nothing of it counts: the pass is made because other ranks make theirs."""
+
+    @classmethod
+    def of(cls, rows: ChunkTokens, indices: tuple[int, ...], wanted_S: Tensor | None = None) -> MicrobatchRows:
+        """A microbatch of a plan. For an empty one, a single token: it has no log-prob, and so zero weight."""
+        if indices:
+            return cls(rows, indices, wanted_S)
+        return cls(ChunkTokens(torch.zeros(1, dtype=torch.int64), torch.tensor([0, 1])), (0,), is_filler=True)
 
     @property
     def lengths(self) -> list[int]:

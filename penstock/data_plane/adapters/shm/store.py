@@ -156,7 +156,7 @@ class Store:
     def claim(self, partition_id: str, task_name: str, fields: Sequence[str], count: int) -> Future[KVBatchMeta]:
         """Rows for a task, now or once they are there; `withdraw` ends the wait."""
         with self._lock:
-            self._open_index().schema(partition_id).require_known(fields, partition_id)
+            self._open_index().schema(partition_id).check_claim(task_name, fields, count, partition_id)
             waiting = _WaitingClaim(partition_id, task_name, tuple(fields), count)
             self._claims.append(waiting)
             self._grant_claims()
