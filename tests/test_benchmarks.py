@@ -40,6 +40,7 @@ def test_figures_of_several_processes() -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(300)
 def test_figures_of_the_data_plane_from_every_route_that_is_installed() -> None:
     pytest.importorskip("ray")
     with opened() as routes:

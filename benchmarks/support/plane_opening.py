@@ -15,6 +15,7 @@ from benchmarks.support.plane_routes import AdapterRoute, RayRoute, Route
 from benchmarks.support.plane_timing import Reader
 from penstock.config.models import DataPlaneConfig
 from penstock.data_plane.opening import open_data_plane
+from penstock.errors import PenstockError
 
 _CAPACITY_GB = 1.0
 _ROOT = Path(__file__).parents[2]
@@ -70,7 +71,10 @@ def _start_ray(stack: contextlib.ExitStack) -> Any:
 def _open(name: str, opener: Callable[[], Route | str], result: Opened, stack: contextlib.ExitStack) -> None:
     import ray
 
-    route = opener()
+    try:
+        route = opener()
+    except (PenstockError, ImportError) as error:  # it is installed, and does not work here
+        route = str(error)
     if isinstance(route, str):
         result.left_out[name] = route
         return
