@@ -104,6 +104,10 @@ class DataPlaneLost(DataPlaneError):
     """The owner of the data plane has closed it, has ended, or does not answer; its rows are lost."""
 
 
+class DataPlaneTimeout(DataPlaneError):
+    """The data plane was waited for as long as a call may wait: for rows, for room, or for an answer."""
+
+
 class DataPlaneFull(DataPlaneError):
     """Rows cannot fit into the data plane, however long they wait: `data_plane.capacity_gb` is too small for them."""
 

@@ -132,7 +132,7 @@ def _environment(config: RunConfig, recording: Recording | None, rewards: Reward
 
 def build_data_plane(config: RunConfig) -> DataPlaneOwner:
     """Where rows are between rollouts and trainer."""
-    data_plane = open_data_plane(config.data_plane)
+    data_plane = open_data_plane(config.data_plane, keeps_events=config.observe.trace)
     data_plane.register_partition(PARTITION, fields.ROW_SCHEMA)
     return data_plane
 

@@ -17,6 +17,7 @@ from penstock.controller.controller import SingleController
 from penstock.controller.failures.causes import FailureCauses
 from penstock.controller.failures.losses import loss_in
 from penstock.controller.parts import Parts
+from penstock.data_plane.observing.watched import watched_use
 from penstock.data_plane.row_keeper import RowKeeper
 from penstock.errors import TrainerLost, WorkerLost
 from penstock.observe.loggers.base import Logger
@@ -223,6 +224,7 @@ class RunLife:
             buffer=training.buffer,
             data_plane=training.data_plane,
             room=training.data_plane,
+            use=watched_use(training.data_plane, log.timeline if self._config.observe.trace else None),
             events=log.events,
             timeline=log.timeline,
             samples=log.samples,

@@ -68,7 +68,7 @@ _FREE = {
     "training.optimizer": "lr betas eps weight_decay warmup_steps schedule final_lr_ratio max_grad_norm",
     "training.early_stop": "metric mode reached patience min_change",
     "weight_sync": "mode kv_cache",
-    "data_plane": "adapter capacity_gb when_full full_seconds",
+    "data_plane": "adapter capacity_gb when_full full_seconds observe on_event",
     "runtime": "kind device engine_process trainer_process engine_threads trainer_threads trainer_lanes restarts",
     "runtime.timeouts": "start_seconds silence_seconds weights_seconds trainer_seconds checkpoint_seconds stop_seconds",
     "checkpoint": "every_steps every_minutes at_end keep_latest keep_best best_metric best_mode",

@@ -49,8 +49,8 @@ def until(condition: object, *arguments: object) -> None:
 
 
 def test_settings_choose_the_adapter() -> None:
-    assert isinstance(open_data_plane(DataPlaneConfig()), MemoryDataPlane)
-    opened = open_data_plane(DataPlaneConfig(adapter="shm", capacity_gb=0.001, when_full="refuse"))
+    assert isinstance(open_data_plane(DataPlaneConfig(observe=False)), MemoryDataPlane)
+    opened = open_data_plane(DataPlaneConfig(adapter="shm", capacity_gb=0.001, when_full="refuse", observe=False))
     assert isinstance(opened, ShmOwner)
     opened.register_partition("p", SCHEMA)
     with pytest.raises(DataPlaneError, match=r"can never fit: data_plane\.capacity_gb is 0\.001"):

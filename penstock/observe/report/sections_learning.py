@@ -44,6 +44,7 @@ _SHOWN_ELSEWHERE = (
     "staleness/lag_histogram/",
     "timing/",
     "throughput/",
+    "data_plane/",
     ENGINE,
     "rollout/groups_",
     "rollout/prompts_",

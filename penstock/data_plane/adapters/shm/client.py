@@ -18,7 +18,7 @@ from penstock.data_plane.columns import Column
 from penstock.data_plane.field_spec import FieldSpec
 from penstock.data_plane.meta import KVBatchMeta, Tags
 from penstock.data_plane.schema import Schema
-from penstock.errors import DataPlaneError
+from penstock.errors import DataPlaneTimeout
 from penstock.runtime.cancellation import to_the_end
 
 _WITHDRAW_SECONDS = 10.0
@@ -145,14 +145,14 @@ class ShmDataPlane(DataPlaneClient):
         try:
             return future.result(patience)
         except PutWithdrawn as withdrawn:
-            raise DataPlaneError(
+            raise DataPlaneTimeout(
                 f"no room for a put of {request.layout.size / 1e9:.3g} GB after {self._link.full_seconds:g} s: "
                 f"{withdrawn}. Rows are cleared once they are trained; raise data_plane.capacity_gb, or lower "
                 "buffer.max_buffered_groups"
             ) from None
         except WaitedTooLong:
             self._stop_waiting(future)
-            raise DataPlaneError("the data plane does not answer; a put waited for room") from None
+            raise DataPlaneTimeout("the data plane does not answer; a put waited for room") from None
 
     def _stop_waiting(self, future: Future[Any]) -> None:
         """Withdraw a put, and free its memory should it be granted nevertheless."""
