@@ -202,6 +202,14 @@ class WrongReward(EnvironmentFailure):
         self.problem = problem
 
 
+class WrongColumn(EnvironmentFailure):
+    """A sample lacks a column that its environment declares, has one that is not declared, or one of another form."""
+
+    def __init__(self, message: str, problem: str | None = None) -> None:
+        super().__init__(message)
+        self.problem = problem
+
+
 class RewardWorkerLost(EnvironmentFailure):
     """A process that computed rewards was killed from outside, or never became ready; the reward is not at fault."""
 

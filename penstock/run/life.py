@@ -22,6 +22,7 @@ from penstock.data_plane.row_keeper import RowKeeper
 from penstock.errors import TrainerLost, WorkerLost
 from penstock.observe.loggers.base import Logger
 from penstock.observe.report.reading import Lines
+from penstock.rollout.environments.extra_columns import declared_columns
 from penstock.rollout.sample_texts import WorkerTexts
 from penstock.run.announcements import (
     tell_event,
@@ -223,6 +224,7 @@ class RunLife:
             trainer=trainer,
             buffer=training.buffer,
             data_plane=training.data_plane,
+            extra_columns=frozenset(column.name for column in declared_columns(serving.environment)),
             room=training.data_plane,
             use=watched_use(training.data_plane, log.timeline if self._config.observe.trace else None),
             events=log.events,

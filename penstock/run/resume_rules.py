@@ -59,7 +59,7 @@ _FREE = {
     "algorithm": "entropy_coefficient old_policy",
     "algorithm.reward": "scale clip_low clip_high overlong overlong_limit overlong_buffer overlong_penalty",
     "algorithm.advantage": "kind normalize_std epsilon args whole_batch",
-    "algorithm.loss": "kind aggregation constant_length clip_ratio_low clip_ratio_high dual_clip args",
+    "algorithm.loss": "kind aggregation constant_length clip_ratio_low clip_ratio_high dual_clip args columns",
     "algorithm.kl": "coefficient estimator place",
     "algorithm.correction": "kind cap low high mean",
     "algorithm.dynamic_sampling": "enabled max_filtered_per_step on_limit",
