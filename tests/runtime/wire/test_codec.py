@@ -71,7 +71,8 @@ ARRAYS = [
     *(np.float64(0.1), np.int8(-3), np.bool_(True), np.complex64(1j), np.asfortranarray(np.arange(6).reshape(2, 3))),
 ]
 TENSORS = [
-    *(torch.tensor(7), torch.tensor(True), torch.empty(0), torch.empty(3, 0, 2), torch.randn(3, 5).T, torch.randn(2, 2)[:1, 0]),
+    *(torch.tensor(7), torch.tensor(True), torch.empty(0), torch.empty(3, 0, 2), torch.randn(3, 5).T),
+    torch.randn(2, 2)[:1, 0],
     *(
         torch.randn(4, 5).bfloat16(),
         torch.randn(7).half()[::2],
