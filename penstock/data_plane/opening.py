@@ -8,11 +8,12 @@ from typing import Final
 from penstock.config.models import DataPlaneConfig
 from penstock.data_plane.adapters.memory import MemoryDataPlane
 from penstock.data_plane.adapters.shm.client import ShmDataPlane
-from penstock.data_plane.adapters.shm.messages import ShmAddress, WhenFull
+from penstock.data_plane.adapters.shm.links import ShmRemoteLink
+from penstock.data_plane.adapters.shm.messages import ShmAddress
 from penstock.data_plane.adapters.shm.owner import ShmOwner
-from penstock.data_plane.adapters.shm.remote import RemoteLink
 from penstock.data_plane.client import DataPlaneAddress, DataPlaneClient, DataPlaneOwner
 from penstock.data_plane.observing.client import ObservedAddress, ObservedClient, ObservedOwner, Watching
+from penstock.data_plane.store.messages import WhenFull
 from penstock.errors import DataPlaneError
 
 
@@ -48,5 +49,5 @@ def connect(address: DataPlaneAddress) -> DataPlaneClient:
             client.keep_events()
         return client
     if isinstance(address, ShmAddress):
-        return ShmDataPlane(RemoteLink(address))
+        return ShmDataPlane(ShmRemoteLink(address))
     raise DataPlaneError(f"{type(address).__name__} is not the address of a data plane")

@@ -14,10 +14,10 @@ import torch
 
 from penstock.config.models import DataPlaneConfig
 from penstock.data_plane.adapters.memory import MemoryDataPlane
-from penstock.data_plane.adapters.shm.buffers import Reservation
 from penstock.data_plane.adapters.shm.owner import ShmOwner
 from penstock.data_plane.client import DataPlaneClient
 from penstock.data_plane.opening import connect, open_data_plane
+from penstock.data_plane.store.buffers import Reservation
 from penstock.errors import DataPlaneError, DataPlaneLost
 from penstock.runtime.wire.decoder import decode
 from penstock.runtime.wire.encoder import encode

@@ -1,23 +1,23 @@
-"""Serves clients of other processes: a thread with an event loop and a socket that has no name in a file system."""
+"""Serves clients of other processes: a thread with an event loop."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import secrets
 import socket
-import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from typing import Any
 
-from penstock.data_plane.adapters.shm.buffers import Buffer, Reservation
-from penstock.data_plane.adapters.shm.layout import PutLayout
-from penstock.data_plane.adapters.shm.messages import (
+from penstock.data_plane.field_spec import FieldSpec
+from penstock.data_plane.index import Runs
+from penstock.data_plane.meta import KVBatchMeta, Tags
+from penstock.data_plane.store.buffers import Buffer, Reservation
+from penstock.data_plane.store.messages import (
     ONE_WAY,
     Found,
+    Layout,
     LeasedBuffer,
     PutRequest,
     Room,
@@ -26,10 +26,7 @@ from penstock.data_plane.adapters.shm.messages import (
     StoreCall,
     unpacked,
 )
-from penstock.data_plane.adapters.shm.store import Store
-from penstock.data_plane.field_spec import FieldSpec
-from penstock.data_plane.index import Runs
-from penstock.data_plane.meta import KVBatchMeta, Tags
+from penstock.data_plane.store.store import Store
 from penstock.errors import DataPlaneError, WireError
 from penstock.runtime.wire import framing
 
@@ -37,23 +34,25 @@ _BACKLOG = 128
 _CLOSE_SECONDS = 5.0
 
 
+Admission = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[bool]]
+"""Whether whoever has connected is a client."""
+
+
 class StoreServer:
-    """Accepts connections of this user's processes until it is closed; each is one client.
+    """Accepts connections of clients until it is closed; each is one client.
 
     Whatever a client holds (memory it is writing to, buffers it reads, calls that wait) ends with its connection, so a
     client that is killed leaves nothing behind.
     """
 
-    def __init__(self, store: Store) -> None:
-        self.socket_name = f"penstock-{os.getpid()}-{secrets.token_hex(8)}"
-        self._store = store
-        self._socket = socket.socket(socket.AF_UNIX)
-        self._socket.bind(f"\0{self.socket_name}")
+    def __init__(self, store: Store, listener: socket.socket, admits: Admission) -> None:
+        """Serve on a socket that is bound, which is this server's from now on."""
+        self._store, self._socket, self._admits = store, listener, admits
         self._socket.listen(_BACKLOG)
         self._connections: set[asyncio.Task[None]] = set()
         self._loop = asyncio.SelectorEventLoop()
         self._ended = asyncio.Event()
-        self._thread = threading.Thread(target=self._run, name="penstock-shm-server", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="penstock-store-server", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
@@ -68,7 +67,8 @@ class StoreServer:
             self._loop.close()
 
     async def _serve(self) -> None:
-        server = await asyncio.start_unix_server(self._connected, sock=self._socket)
+        start = asyncio.start_unix_server if self._socket.family == socket.AF_UNIX else asyncio.start_server
+        server = await start(self._connected, sock=self._socket)
         try:
             await self._ended.wait()
         finally:
@@ -85,18 +85,11 @@ class StoreServer:
         try:
             # The client is gone, or does not speak as one, or the server is being closed.
             with contextlib.suppress(EOFError, WireError, asyncio.CancelledError):
-                if _is_own_user(writer):
+                if await self._admits(reader, writer):
                     await _Connection(self._store, writer).serve(reader)
         finally:
             self._connections.discard(task)
             writer.transport.abort()
-
-
-def _is_own_user(writer: asyncio.StreamWriter) -> bool:
-    """Names in the abstract namespace can be found by every user."""
-    connection = writer.get_extra_info("socket")
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    return bool(struct.unpack("3i", credentials)[1] == os.getuid())
 
 
 class _Connection:
@@ -112,6 +105,7 @@ class _Connection:
         self._calls: dict[str, Callable[..., Any]] = {
             "register": self._register,
             "schema": self._schema,
+            "place": self._place,
             "commit": self._commit,
             "abandon": self._abandon,
             "find": self._find,
@@ -183,7 +177,7 @@ class _Connection:
             granted.hand_over_buffer()
 
     def _reserve(
-        self, partition_id: str, sample_ids: str, layout: PutLayout, tags: tuple[Tags, ...] | None
+        self, partition_id: str, sample_ids: str, layout: Layout, tags: tuple[Tags, ...] | None
     ) -> Future[Reservation]:
         return self._store.reserve(PutRequest(partition_id, unpacked(sample_ids), layout, tags))
 
@@ -193,13 +187,16 @@ class _Connection:
     def _room(self, reservation: Reservation) -> Room:
         buffer = reservation.buffer
         self._reserved[buffer.number] = reservation
-        return Room(buffer.number, buffer.region.offset, buffer.region.size)
+        return Room(buffer.number, buffer.region.where, buffer.region.size)
 
     def _register(self, partition_id: str, fields: tuple[FieldSpec, ...]) -> None:
         self._store.register(partition_id, fields)
 
     def _schema(self, partition_id: str) -> tuple[FieldSpec, ...]:
         return tuple(self._store.schema(partition_id).specs.values())
+
+    def _place(self, number: int, where: Any) -> None:
+        self._store.place(self._reserved[number], where)
 
     def _commit(self, number: int) -> None:
         self._store.commit(self._reserved.pop(number))
@@ -219,7 +216,7 @@ class _Connection:
             fields[name] = len(distinct) - 1
         for buffer in buffers:
             self._leases.setdefault(buffer.number, []).append(buffer)
-        found = tuple(LeasedBuffer(each.number, each.region.offset, each.layout) for each in buffers)
+        found = tuple(LeasedBuffer(each.number, each.region.where, each.layout) for each in buffers)
         return Found(found, tuple(distinct), fields)
 
     def _link_rows(self, partition_id: str, sample_ids: str, names: tuple[str, ...], other_id: str) -> None:
