@@ -22,7 +22,7 @@ $(STAMP): pyproject.toml requirements/constraints.txt
 # What the data planes of clusters need, for the tests with the real systems. Nothing that `install` has brought changes:
 # the constraints hold for all of it.
 $(CLUSTER_STAMP): $(STAMP)
-	$(PIP) install -c requirements/constraints.txt -e '.[dev,transfer_queue,mooncake]'
+	$(PIP) install -c requirements/constraints.txt -e '.[dev,transfer-queue,mooncake]'
 	touch $@
 
 # SET="key=value ..." changes settings of the demos.

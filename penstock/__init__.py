@@ -54,6 +54,7 @@ _LAZY = {
     "Environment": "penstock.rollout.environments.base",
     "SingleTurnEnvironment": "penstock.rollout.environments.turns.single_turn",
     "MultiTurnEnvironment": "penstock.rollout.environments.turns.multi_turn",
+    "ExtraColumn": "penstock.rollout.environments.extra_columns",
     "Prompt": "penstock.rollout.prompts",
     "Split": "penstock.rollout.environments.base",
     "Observation": "penstock.rollout.environments.turns.multi_turn",
@@ -99,6 +100,7 @@ if TYPE_CHECKING:  # for type checkers, which cannot follow the lazy names below
     from penstock.rollout.environments.base import Environment as Environment
     from penstock.rollout.environments.base import Split as Split
     from penstock.rollout.environments.base import Trajectory as Trajectory
+    from penstock.rollout.environments.extra_columns import ExtraColumn as ExtraColumn
     from penstock.rollout.environments.turns.multi_turn import Done as Done
     from penstock.rollout.environments.turns.multi_turn import MultiTurnEnvironment as MultiTurnEnvironment
     from penstock.rollout.environments.turns.multi_turn import Observation as Observation

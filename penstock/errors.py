@@ -104,6 +104,10 @@ class DataPlaneLost(DataPlaneError):
     """The owner of the data plane has closed it, has ended, or does not answer; its rows are lost."""
 
 
+class DataPlaneTimeout(DataPlaneError):
+    """The data plane was waited for as long as a call may wait: for rows, for room, or for an answer."""
+
+
 class DataPlaneFull(DataPlaneError):
     """Rows cannot fit into the data plane, however long they wait: `data_plane.capacity_gb` is too small for them."""
 
@@ -192,6 +196,14 @@ class EnvironmentFailure(PenstockError):
 
 class WrongReward(EnvironmentFailure):
     """A reward, a component or a metric is not a finite number, or has the wrong form."""
+
+    def __init__(self, message: str, problem: str | None = None) -> None:
+        super().__init__(message)
+        self.problem = problem
+
+
+class WrongColumn(EnvironmentFailure):
+    """A sample lacks a column that its environment declares, has one that is not declared, or one of another form."""
 
     def __init__(self, message: str, problem: str | None = None) -> None:
         super().__init__(message)

@@ -7,7 +7,7 @@ are bound beforehand. Errors name the import path, because the user's code is th
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -50,6 +50,10 @@ class LossTokens:
     rows_T: Tensor
     """Which response each token belongs to; the tokens of a response are contiguous, in order and complete.
     `penstock.algorithms.rows` has sums over them."""
+    columns_T: Mapping[str, Tensor] = field(default_factory=dict)
+    """Those of `algorithm.loss.columns` that have a value per token, in their own dtypes: `[T, ...]`."""
+    columns_R: Mapping[str, Tensor] = field(default_factory=dict)
+    """Those that have a value per response, `[R, ...]`: `columns_R[name][rows_T]` has the value of each token's."""
 
 
 PolicyLoss = Callable[[LossTokens], Tensor | tuple[Tensor, Mapping[str, Tensor]]]

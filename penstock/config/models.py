@@ -16,7 +16,7 @@ from pydantic import (
 
 from penstock.config.reading.values import usable_path
 from penstock.config.rules.whole_config import contradictions
-from penstock.config.sections.algorithm import AlgorithmConfig
+from penstock.config.sections.algorithm import AlgorithmConfig, ImportPath
 from penstock.config.sections.base import Section
 from penstock.config.sections.data import DataConfig
 from penstock.config.sections.model import ModelConfig
@@ -60,6 +60,11 @@ class DataPlaneConfig(Section):
     full_seconds: PositiveFloat = 240.0
     """With `shm` and `when_full: wait`: how long to wait for room before it is an error. Less than
     `rollout.failure.stall_seconds`, so that the error comes before the run looks stalled."""
+    observe: bool = True
+    """Measure every operation: one event each, and totals, bytes and latencies in metrics, timeline and report."""
+    on_event: ImportPath | None = None
+    """A function of your own that gets every event, as `module:callable`, in the process that makes it and on a thread
+    of its own: it cannot fail a run or make it wait. Needs `observe`."""
 
 
 class RuntimeConfig(Section):

@@ -296,6 +296,9 @@ class SingleController:
             "timing/elapsed_s": self._throughput.elapsed,
             **run_totals(self._parts.buffer, self.book.committed, self.drops, self._parts.events.counts),
         }
+        if self._parts.use is not None:
+            self._parts.use.heard("trainer", finished.result.data_plane)
+            metrics |= self._parts.use.of_step()
         self._cut_off.observe(finished.step_id + 1, metrics)
         await self._after_step(finished.step_id + 1, metrics)
 

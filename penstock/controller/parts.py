@@ -11,6 +11,7 @@ from penstock.controller.failures.causes import FailureCauses
 from penstock.data_plane import fields
 from penstock.data_plane.client import DataPlaneClient, DataPlaneOwner
 from penstock.data_plane.narrow import NarrowClient
+from penstock.data_plane.observing.step_use import StepUse
 from penstock.data_plane.row_keeper import RowKeeper
 from penstock.errors import TrainerLost
 from penstock.observe.events import EventLog
@@ -53,8 +54,12 @@ class Parts:
     """Gives the texts of the samples that are shown; None: reads them in this process, responses only."""
     rows: RowKeeper | None = None
     """Keeps the rows of ready groups for checkpoints; None: reads and writes them in this process."""
+    extra_columns: frozenset[str] = frozenset()
+    """Names of the columns that rows have besides Penstock's own."""
     room: DataPlaneOwner | None = None
     """Says when the data plane is too small for a step; None: it has no limit."""
+    use: StepUse | None = None
+    """Measures how the data plane is used; None: nobody does."""
     record_end: WriteRecord | None = None
     """Takes a line of the ledger whenever a prompt ends."""
     activities: Mapping[str, Callable[[], str]] = field(default_factory=dict)

@@ -8,7 +8,7 @@ from concurrent.futures import TimeoutError as WaitedTooLong
 from typing import Protocol
 
 from penstock.data_plane.meta import KVBatchMeta
-from penstock.errors import DataPlaneError
+from penstock.errors import DataPlaneError, DataPlaneTimeout
 
 _WITHDRAW_SECONDS = 10.0
 """How long an adapter may take to confirm that a claim is withdrawn."""
@@ -37,7 +37,7 @@ class PendingClaim(Protocol):
 
 
 def wait_for_claim(pending: PendingClaim, timeout: float | None, wanted: str) -> KVBatchMeta:
-    """The claimed rows. Raises `DataPlaneError` after `timeout` seconds; any other way out claims nothing either."""
+    """The claimed rows. Raises `DataPlaneTimeout` after `timeout` seconds; any other way out claims nothing either."""
     try:
         return pending.future.result(timeout)
     except WaitedTooLong:
@@ -73,10 +73,10 @@ def _last_word(pending: PendingClaim, timeout: float | None, wanted: str, patien
     try:
         return pending.future.result(patience)
     except ClaimWithdrawn as withdrawn:
-        raise DataPlaneError(f"{withdrawn.ready} of {wanted} after {timeout} s") from None
+        raise DataPlaneTimeout(f"{withdrawn.ready} of {wanted} after {timeout} s") from None
     except WaitedTooLong:
         _abandon(pending)
-        raise DataPlaneError(f"the data plane does not answer; the wait was for {wanted}") from None
+        raise DataPlaneTimeout(f"the data plane does not answer; the wait was for {wanted}") from None
 
 
 def _abandon(pending: PendingClaim) -> None:

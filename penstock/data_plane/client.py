@@ -16,6 +16,7 @@ from penstock.data_plane.claims import PendingClaim, await_claim, wait_for_claim
 from penstock.data_plane.columns import Column, JaggedColumn, ObjectColumn
 from penstock.data_plane.field_spec import FieldSpec
 from penstock.data_plane.meta import KVBatchMeta, Tags
+from penstock.data_plane.observing.totals import ClientUse
 from penstock.data_plane.room import Jam
 from penstock.errors import MissingRowError
 from penstock.runtime.cancellation import to_the_end
@@ -125,6 +126,10 @@ class DataPlaneClient(ABC):
     @abstractmethod
     def count_samples(self, partition_id: str) -> int:
         """How many rows the partition holds."""
+
+    def use(self) -> ClientUse | None:
+        """What this client has done so far; None unless it is observed."""
+        return None
 
     @abstractmethod
     def close(self) -> None:

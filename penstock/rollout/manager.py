@@ -12,7 +12,9 @@ from penstock.data_plane.columns import Column, JaggedColumn
 from penstock.data_plane.meta import KVBatchMeta
 from penstock.rollout.engines.base import SamplingParams
 from penstock.rollout.environments.base import Environment, GroupEnvironment, Trajectory
+from penstock.rollout.environments.extra_columns import ExtraColumn, aggregations, declared_columns
 from penstock.rollout.environments.rewards.scores import failures_about
+from penstock.rollout.extra_values import stacked, with_columns
 from penstock.rollout.handle import Generator, SampleHandle, Tokenizer
 from penstock.rollout.prompt_room import PromptRoom
 from penstock.rollout.prompts import Prompt, PromptVisit, derive_seed
@@ -81,13 +83,14 @@ class RolloutManager(GroupSource):
         self._data_plane = data_plane
         self._settings = settings
         self._writer = writer
+        self._extra = declared_columns(environment)
 
     async def generate_and_push(self, visit: PromptVisit, group_id: str, start_version: int) -> PushedGroup:
         """Generate, score and write one group. Rows are in the data plane if and only if this returns."""
         trajectories, is_cut = await self._sample(visit, group_id)
-        columns = group_columns(trajectories)
+        columns = group_columns(trajectories) | stacked(trajectories, self._extra)
         sample_ids = [fields.sample_id(group_id, i) for i in range(len(trajectories))]
-        pushed = _describe(sample_ids, columns, trajectories, start_version, self._environment.name)
+        pushed = _describe(sample_ids, columns, trajectories, start_version, self._environment.name, self._extra)
         try:
             await self._data_plane.put_samples_async(sample_ids, columns, PARTITION)
             if self._writer is not None:
@@ -110,11 +113,16 @@ class RolloutManager(GroupSource):
             trajectories = await self._environment.run_group(visit.prompt, handles)
         else:
             trajectories = await together(*(self._run_one(visit.prompt, *each) for each in enumerate(handles)))
-        return trajectories, any(handle.prompt_cut for handle in handles)
+        played = [self._with_columns(each, index, group_id) for index, each in enumerate(trajectories)]
+        return played, any(handle.prompt_cut for handle in handles)
 
     async def _run_one(self, prompt: Prompt, index: int, handle: SampleHandle) -> Trajectory:
         with failures_about(None, index):
             return await self._environment.run(prompt, handle)
+
+    def _with_columns(self, trajectory: Trajectory, index: int, group_id: str) -> Trajectory:
+        with failures_about(trajectory.response_text, index):
+            return with_columns(trajectory, self._extra, self._environment.name, fields.sample_id(group_id, index))
 
     def _handle(self, group_id: str, index: int, seed: int) -> SampleHandle:
         return SampleHandle(
@@ -135,14 +143,16 @@ def _describe(
     trajectories: Sequence[Trajectory],
     start_version: int,
     environment: str,
+    declared: Sequence[ExtraColumn],
 ) -> PushedGroup:
     input_ids = columns[fields.INPUT_IDS]
     assert isinstance(input_ids, JaggedColumn)
     spans = [_version_span(trajectory, start_version) for trajectory in trajectories]
+    how = aggregations(declared)
     meta = KVBatchMeta(
         partition_id=PARTITION,
         sample_ids=tuple(sample_ids),
-        fields=frozenset(fields.ROLLOUT_FIELDS),
+        fields=frozenset(columns),
         sequence_lengths=tuple(input_ids.lengths_R.tolist()),
         tags=tuple(
             {
@@ -153,6 +163,7 @@ def _describe(
                 "last_version": high,
                 **({"components": dict(trajectory.components)} if trajectory.components else {}),
                 **({"metrics": dict(trajectory.metrics)} if trajectory.metrics else {}),
+                **({"aggregations": how} if how else {}),
             }
             for trajectory, (low, high), valid in zip(trajectories, spans, valid_tokens(columns), strict=True)
         ),

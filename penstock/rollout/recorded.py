@@ -25,6 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationErr
 
 from penstock.errors import RecordError, SetupError
 from penstock.observe.jsonl import writing
+from penstock.rollout.environments.extra_columns import ExtraColumn
 from penstock.text import safe_value
 
 if TYPE_CHECKING:
@@ -50,6 +51,8 @@ class RecordingInfo(BaseModel):
     """Settings that a replay must share, by their dotted keys."""
     tokenizer: str
     """Digest of the vocabulary."""
+    columns: tuple[ExtraColumn, ...] = ()
+    """The environment's own columns."""
 
     @field_validator("settings")
     @classmethod
@@ -217,7 +220,9 @@ def _read_group(folder: Path) -> RecordedGroup:
 
 def _refuse_other_settings(before: RecordingInfo, info: RecordingInfo, folder: Path) -> None:
     if before != info:
-        other = [key for key, value in info.settings.items() if before.settings.get(key) != value] or ["the tokenizer"]
+        other = [key for key, value in info.settings.items() if before.settings.get(key) != value]
+        other += ["the environment's extra_columns"] if before.columns != info.columns else []
+        other = other or ["the tokenizer"]
         raise SetupError(
             f"rollout.record: {str(folder)!r} has rollouts that were recorded with different settings "
             f"({', '.join(other)}); use the same, or another run_dir"

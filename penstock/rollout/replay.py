@@ -16,6 +16,8 @@ from penstock.data_plane.columns import Column, JaggedColumn
 from penstock.data_plane.meta import KVBatchMeta
 from penstock.errors import ConfigError, DataPlaneError, FailureKind, PenstockError, SetupError
 from penstock.rollout.environments.base import Environment, GenerationHandle, Split, Trajectory
+from penstock.rollout.environments.extra_columns import ExtraColumn
+from penstock.rollout.extra_values import problem_with_rows
 from penstock.rollout.manager import PARTITION, GroupSource, PushedGroup
 from penstock.rollout.prompts import Prompt, PromptStream, PromptVisit
 from penstock.rollout.recorded import RecordedGroup, Recording, RecordingInfo
@@ -74,7 +76,7 @@ class ReplaySource(GroupSource):
             raise ReplayFailure(f"{where}: {error}") from None
         if not columns.keys() & set(fields.KEPT_FIELDS):
             self._add_kept_fields(where, columns)
-        _check_columns(where, group, columns)
+        _check_columns(where, group, columns, self._recording.info.columns)
         return group, columns
 
     def _add_kept_fields(self, where: str, columns: dict[str, Column]) -> None:
@@ -110,6 +112,7 @@ class RecordedEnvironment(Environment):
 
     def __init__(self, recording: Recording) -> None:
         self._prompts = [Prompt(group.prompt_id, group.prompt) for group in recording.groups]
+        self.extra_columns = recording.info.columns
 
     def prompts(self, split: Split) -> Sequence[Prompt]:
         return self._prompts if split is Split.TRAIN else []
@@ -156,8 +159,10 @@ def check_model(recording: Recording, tokenizer: str, vocabulary: int, group_siz
         )
 
 
-def _check_columns(where: str, group: RecordedGroup, columns: Mapping[str, Column]) -> None:
-    wrong = set(fields.ROLLOUT_FIELDS) ^ columns.keys()
+def _check_columns(
+    where: str, group: RecordedGroup, columns: Mapping[str, Column], extra: Sequence[ExtraColumn]
+) -> None:
+    wrong = {*fields.ROLLOUT_FIELDS, *(column.name for column in extra)} ^ columns.keys()
     if wrong:
         raise ReplayFailure(f"{where}: its rows have the wrong columns: {', '.join(sorted(wrong))}")
     ids = columns[fields.INPUT_IDS]
@@ -165,6 +170,8 @@ def _check_columns(where: str, group: RecordedGroup, columns: Mapping[str, Colum
         raise ReplayFailure(f"{where}: its rows do not have the recorded lengths")
     if int(ids.values.max()) != group.largest_token or int(ids.values.min()) < 0:
         raise ReplayFailure(f"{where}: its token ids differ from the recorded ones")
+    if problem := problem_with_rows(columns, extra, group.sequence_lengths):
+        raise ReplayFailure(f"{where}: {problem}")
 
 
 def _truncates(settings: Mapping[str, Any]) -> bool:

@@ -10,12 +10,12 @@ from typing import Any
 from penstock.buffer.replay_buffer import ReplayBuffer
 from penstock.buffer.samplers.factory import make_sampler
 from penstock.config.models import RunConfig
-from penstock.data_plane import fields
 from penstock.data_plane.client import DataPlaneClient, DataPlaneOwner
 from penstock.data_plane.opening import open_data_plane
 from penstock.errors import ConfigError
 from penstock.rollout.engines.base import SamplingParams
 from penstock.rollout.environments.base import Environment, Split
+from penstock.rollout.environments.extra_columns import declared_columns, row_schema
 from penstock.rollout.environments.factory import make_environment
 from penstock.rollout.environments.rewards.reward_log import RewardLog
 from penstock.rollout.fleet import EngineFleet
@@ -25,6 +25,7 @@ from penstock.rollout.prompts import PromptStream
 from penstock.rollout.recorded import Recording
 from penstock.rollout.replay import RecordedEnvironment, RecordedStream, ReplaySource
 from penstock.run.build_engines import NO_PROCESSES, Processes, build_fleet
+from penstock.run.loss_columns import refuse_unknown_columns
 from penstock.run.plan import planned_steps, prompt_room, stop_token_problems
 from penstock.run.rollouts import open_recording, recording_writer, rollout_notes
 from penstock.runtime.cancellation import ended_within
@@ -131,16 +132,17 @@ def _environment(config: RunConfig, recording: Recording | None, rewards: Reward
 
 
 def build_data_plane(config: RunConfig) -> DataPlaneOwner:
-    """Where rows are between rollouts and trainer."""
-    data_plane = open_data_plane(config.data_plane)
-    data_plane.register_partition(PARTITION, fields.ROW_SCHEMA)
-    return data_plane
+    """Where rows are between rollouts and trainer; their fields are known once there is an environment."""
+    return open_data_plane(config.data_plane, keeps_events=config.observe.trace)
 
 
 def build_training(
     config: RunConfig, serving: Serving, trainer: Trainer, data_plane: DataPlaneOwner, row_worker: RepeatedCalls
 ) -> Training:
     """Everything that training needs in addition to `serving`, around its trainer."""
+    columns = declared_columns(serving.environment)
+    refuse_unknown_columns(config.algorithm, columns, f"the environment {serving.environment.name}")
+    data_plane.register_partition(PARTITION, row_schema(columns))
     sampler = make_sampler(config.staleness, config.training.prompt_groups_per_step, config.deterministic)
     stream = _stream(config, serving)
     return Training(
@@ -186,7 +188,7 @@ def _group_source(config: RunConfig, serving: Serving, data_plane: DataPlaneClie
         config.rollout.generation_timeout_seconds,
         prompt_room(config),
     )
-    writer = recording_writer(config, serving.hf_tokenizer)
+    writer = recording_writer(config, serving.hf_tokenizer, declared_columns(serving.environment))
     return RolloutManager(serving.engines, serving.environment, serving.tokenizer, data_plane, settings, writer)
 
 

@@ -18,6 +18,7 @@ from penstock.observe.loggers.checks import check_loggers
 from penstock.rollout.dataset_size import count_records
 from penstock.rollout.datasets import read_prompts
 from penstock.rollout.engines.context import check_context
+from penstock.rollout.environments.extra_columns import declared_columns
 from penstock.rollout.environments.factory import check_functions, first_records, make_environment
 from penstock.run.cautions import (
     beginnings_cut,
@@ -28,6 +29,7 @@ from penstock.run.cautions import (
 )
 from penstock.run.directory import check_run_dir
 from penstock.run.given_objects import out_of_reach
+from penstock.run.loss_columns import refuse_unknown_columns
 from penstock.run.plan import lanes_on_gpu, planned_steps, stop_token_problems
 from penstock.run.problems import Problem, Problems
 from penstock.run.room import steps_that_may_not_fit, steps_that_never_fit
@@ -178,6 +180,8 @@ def _check_prompts(config: RunConfig, found: Problems) -> int | None:
     if made is None:
         return None
     run_loop(made.close())
+    whose = f"the environment {made.name}"
+    found.attempt(partial(refuse_unknown_columns, config.algorithm, declared_columns(made), whose))
     _warn_of_cut_evaluation(config, found)
     return found.attempt(partial(_data_steps, config))
 

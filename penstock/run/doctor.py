@@ -159,14 +159,14 @@ PARTS: tuple[Part, ...] = (
     Part("datasets", "datasets", "datasets", ("datasets",), "datasets>=3", used=True, extra="data"),
     Part("pyarrow", "Parquet files", "pyarrow", ("pyarrow",), "pyarrow>=15", used=True, extra="data"),
     Part("shared memory", "data_plane.adapter `shm`", "penstock", (), "", used=True, probe=_SHM_PROBE),
-    Part("ray", "clusters", "ray", ("ray",), "ray[default]>=2.40", extra="transfer_queue"),
+    Part("ray", "clusters", "ray", ("ray",), "ray[default]>=2.40", extra="transfer-queue"),
     Part(
         "TransferQueue",
         "data_plane.adapter `transfer_queue`",
         "transfer_queue",
         ("TransferQueue",),
         "TransferQueue>=0.1.9",
-        extra="transfer_queue",
+        extra="transfer-queue",
     ),
     Part(
         "mooncake",

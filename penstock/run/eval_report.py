@@ -8,7 +8,7 @@ from typing import Any
 
 from penstock.algorithms.pass_at_k import pass_at_k
 from penstock.config.models import EvalConfig
-from penstock.rollout.environments.rewards.scores import mean_by_name
+from penstock.rollout.environments.rewards.scores import Aggregation, combined_by_name
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class EvalReport:
     components: Mapping[str, float] = field(default_factory=dict)
     """Means of the reward components, by name."""
     measured: Mapping[str, float] = field(default_factory=dict)
-    """Means of what the environment measured, by name."""
+    """What the environment measured, by name: means, unless a column of its own says otherwise."""
 
     def metrics(self) -> dict[str, float]:
         """The flat figures, as in `metrics.jsonl`."""
@@ -102,8 +102,12 @@ def make_report(
     version: int | None = None,
     seconds: float = 0.0,
     failure_facts: Sequence[Mapping[str, Any]] = (),
+    how: Mapping[str, Aggregation] | None = None,
 ) -> EvalReport:
-    """The figures of responses by prompt id; at least one response must have been scored."""
+    """The figures of responses by prompt id; at least one response must have been scored.
+
+    `how` says how numbers that the environment measured become one, if that is not their mean.
+    """
     responses = [response for found in scored.values() for response in found]
     count = len(responses)
     return EvalReport(
@@ -118,8 +122,8 @@ def make_report(
         failure_facts=tuple(failure_facts),
         version=version,
         seconds=seconds,
-        components=mean_by_name(response.components for response in responses),
-        measured=mean_by_name(response.metrics for response in responses),
+        components=combined_by_name(response.components for response in responses),
+        measured=combined_by_name((response.metrics for response in responses), how),
     )
 
 

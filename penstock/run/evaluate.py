@@ -20,6 +20,9 @@ from penstock.observe.event_texts import failure_text
 from penstock.observe.events import EventLog
 from penstock.rollout.engines.base import SamplingParams
 from penstock.rollout.environments.base import Environment, Split, Trajectory
+from penstock.rollout.environments.extra_columns import aggregations, declared_columns
+from penstock.rollout.environments.rewards.scores import failures_about
+from penstock.rollout.extra_values import with_columns
 from penstock.rollout.fleet import EngineFleet
 from penstock.rollout.handle import SampleHandle, Tokenizer
 from penstock.rollout.prompts import Prompt, derive_seed
@@ -103,7 +106,7 @@ async def evaluate_prompts(
         del outcomes[name]
     if not outcomes:
         raise EvaluationError(f"all {len(overlong)} held-out prompts are too long and skipped (data.overlong: drop)")
-    report = _report(outcomes, config.eval, parts.environment.name, time.monotonic() - started)
+    report = _report(outcomes, config.eval, parts.environment, time.monotonic() - started)
     return replace(report, overlong=len(overlong), overlong_cut=len(prompts_cut))
 
 
@@ -142,7 +145,9 @@ async def _play(
     environment: Environment, prompt: Prompt, sample: int, handle: SampleHandle, causes: FailureCauses | None
 ) -> Trajectory | _Failed:
     try:
-        return await environment.run(prompt, handle)
+        played = await environment.run(prompt, handle)
+        with failures_about(played.response_text, sample):
+            return with_columns(played, declared_columns(environment), environment.name, handle.sample)
     except Exception as error:  # noqa: BLE001 - as in training, whatever a sample raises is that sample's failure
         if isinstance(error, EnvironmentFailure):
             error.sample = sample
@@ -153,7 +158,7 @@ async def _play(
 
 
 def _report(
-    outcomes: dict[str, list[Trajectory | _Failed]], config: EvalConfig, environment: str, seconds: float
+    outcomes: dict[str, list[Trajectory | _Failed]], config: EvalConfig, environment: Environment, seconds: float
 ) -> EvalReport:
     played = {key: [found for found in tried if isinstance(found, Trajectory)] for key, tried in outcomes.items()}
     failed = [found for tried in outcomes.values() for found in tried if isinstance(found, _Failed)]
@@ -165,7 +170,8 @@ def _report(
         key: [ScoredResponse(t.reward, t.length, t.truncated, t.components, t.metrics) for t in found]
         for key, found in played.items()
     }
-    return make_report(scored, config, environment, failures, _one_version(everything), seconds, facts)
+    how = aggregations(declared_columns(environment))
+    return make_report(scored, config, environment.name, failures, _one_version(everything), seconds, facts, how)
 
 
 def _one_version(played: Sequence[Trajectory]) -> int | None:

@@ -17,10 +17,12 @@ from penstock.controller.controller import SingleController
 from penstock.controller.failures.causes import FailureCauses
 from penstock.controller.failures.losses import loss_in
 from penstock.controller.parts import Parts
+from penstock.data_plane.observing.watched import watched_use
 from penstock.data_plane.row_keeper import RowKeeper
 from penstock.errors import TrainerLost, WorkerLost
 from penstock.observe.loggers.base import Logger
 from penstock.observe.report.reading import Lines
+from penstock.rollout.environments.extra_columns import declared_columns
 from penstock.rollout.sample_texts import WorkerTexts
 from penstock.run.announcements import (
     tell_event,
@@ -222,7 +224,9 @@ class RunLife:
             trainer=trainer,
             buffer=training.buffer,
             data_plane=training.data_plane,
+            extra_columns=frozenset(column.name for column in declared_columns(serving.environment)),
             room=training.data_plane,
+            use=watched_use(training.data_plane, log.timeline if self._config.observe.trace else None),
             events=log.events,
             timeline=log.timeline,
             samples=log.samples,

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from penstock.config.models import RunConfig
+from penstock.rollout.environments.extra_columns import ExtraColumn
 from penstock.rollout.recorded import FOLDER, Recording, RecordingFolder, RecordingInfo, read_info
 from penstock.rollout.recording_writer import RecordingWriter
 from penstock.rollout.replay import check_model, check_settings
+from penstock.run.loss_columns import refuse_unknown_columns
 from penstock.weights.facts import TokenFacts
 
 
@@ -30,7 +32,9 @@ def shared_settings(config: RunConfig) -> dict[str, Any]:
 def check_recording(config: RunConfig) -> None:
     """Raise if `rollout.replay_from` is not a recording, or one made with other settings; needs no model."""
     assert config.rollout.replay_from is not None
-    check_settings(read_info(config.rollout.replay_from), shared_settings(config), config.rollout.replay_from)
+    info = read_info(config.rollout.replay_from)
+    check_settings(info, shared_settings(config), config.rollout.replay_from)
+    refuse_unknown_columns(config.algorithm, info.columns, f"the recording in {config.rollout.replay_from!r}")
 
 
 def open_recording(config: RunConfig, tokenizer: Any, facts: TokenFacts) -> Recording:
@@ -42,11 +46,12 @@ def open_recording(config: RunConfig, tokenizer: Any, facts: TokenFacts) -> Reco
     return recording
 
 
-def recording_writer(config: RunConfig, tokenizer: Any) -> RecordingWriter | None:
-    """What writes every group to the run directory, if `rollout.record` asks for it."""
+def recording_writer(config: RunConfig, tokenizer: Any, columns: tuple[ExtraColumn, ...]) -> RecordingWriter | None:
+    """What writes every group to the run directory, if `rollout.record` asks for it; `columns` are the environment's
+    own."""
     if not config.rollout.record:
         return None
-    info = RecordingInfo(settings=shared_settings(config), tokenizer=tokenizer_digest(tokenizer))
+    info = RecordingInfo(settings=shared_settings(config), tokenizer=tokenizer_digest(tokenizer), columns=columns)
     return RecordingWriter(RecordingFolder(Path(config.run_dir) / FOLDER, info, opened=False))
 
 

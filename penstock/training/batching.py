@@ -7,13 +7,14 @@ target.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from penstock.data_plane.client import SampleBatch
+from penstock.data_plane.columns import JaggedColumn
 from penstock.data_plane.fields import (
     ADVANTAGE,
     GENERATION_LOGPROBS,
@@ -134,10 +135,14 @@ class TrainColumns:
     """Where the rows have the column."""
     kl_weights_S: Tensor | None = None
     """Where the rows have the column."""
+    extra_S: Mapping[str, Tensor] = field(default_factory=dict)
+    """Columns of the environment's own with a value per token, in their own dtypes."""
+    extra_R: Mapping[str, Tensor] = field(default_factory=dict)
+    """Columns of the environment's own with a value per row, in their own dtypes."""
 
     @classmethod
-    def of(cls, batch: SampleBatch, rows: ChunkTokens) -> TrainColumns:
-        """The training columns of fetched rows."""
+    def of(cls, batch: SampleBatch, rows: ChunkTokens, extra: Sequence[str] = ()) -> TrainColumns:
+        """The training columns of fetched rows; `extra` names those of the environment's own."""
         row_S = rows.row_S
         token_mask_S = _aligned(batch, TOKEN_MASK, rows).to(torch.float64, copy=True)
         starts_R = rows.offsets_R1[:-1]
@@ -156,6 +161,8 @@ class TrainColumns:
             reference_logprobs_S=_aligned_if(batch, REFERENCE_LOGPROBS, rows),
             old_logprobs_S=_aligned_if(batch, OLD_LOGPROBS, rows),
             kl_weights_S=_per_row(batch, KL_WEIGHT)[row_S] if KL_WEIGHT in batch.columns else None,
+            extra_S={name: _aligned(batch, name, rows) for name in extra if isinstance(batch[name], JaggedColumn)},
+            extra_R={name: batch.tensor(name).cpu() for name in extra if isinstance(batch[name], Tensor)},
         )
 
     @property

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from penstock.algorithms.reduction import MetricParts, numbers
 from penstock.data_plane.meta import KVBatchMeta
+from penstock.data_plane.observing.totals import ClientUse
 from penstock.runtime.wire.crossing import crosses
 from penstock.weights.publication import WeightPublication, WeightSite
 
@@ -39,6 +40,8 @@ class StepResult:
     """Groups whose loss was not finite, or all groups if only the gradient was not; empty for a sound step."""
     measured: MetricParts = field(default_factory=dict)
     """What it measured, with what is needed to merge it with other steps of the same batch."""
+    data_plane: ClientUse | None = None
+    """What the trainer's own client of the data plane has done so far; None if it has none, or does not observe it."""
 
     @property
     def metrics(self) -> dict[str, float]:

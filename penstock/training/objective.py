@@ -69,7 +69,8 @@ def policy_objective(
     old_T = trainer_T if algorithm.old_policy == "trainer" else engine_T
     if isinstance(algorithm.loss, CustomLoss):
         assert custom is not None
-        tokens = LossTokens(logprobs_T, old_T, advantages_T, engine_T, targets.mask_T, targets.rows_T)
+        own = {"columns_T": targets.columns_T, "columns_R": targets.columns_R}
+        tokens = LossTokens(logprobs_T, old_T, advantages_T, engine_T, targets.mask_T, targets.rows_T, **own)
         terms = [custom_loss(custom, tokens, weights_T, algorithm.loss.import_path)]
     else:
         terms = [_policy_loss(algorithm.loss, logprobs_T, old_T, advantages_T, weights_T, targets)]

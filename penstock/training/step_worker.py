@@ -32,7 +32,7 @@ from penstock.training.sharding import RowFacts
 from penstock.training.shares import require_planned
 from penstock.training.snapshots import SnapshotShelf
 from penstock.training.step import StepMachine, StepState
-from penstock.training.targets import kept_fields, loss_normaliser, target_columns, train_fields
+from penstock.training.targets import extra_fields, kept_fields, loss_normaliser, target_columns, train_fields
 from penstock.weights.publication import WeightPublication, WeightSite
 
 R = TypeVar("R")
@@ -88,7 +88,7 @@ class StepWorker:
             wanted = train_fields(self._algorithm, self._training) + kept_fields(meta)
             batch = self._data_plane.get_samples(meta, wanted)
             rows = ChunkTokens.of(batch)
-            columns = TrainColumns.of(batch, rows)
+            columns = TrainColumns.of(batch, rows, extra_fields(self._algorithm))
             wanted_S = columns.mask_S > 0
             plan = self._plan(meta, facts_of(rows, columns))
             microbatches = [MicrobatchRows.of(rows, indices, wanted_S) for indices in plan]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from penstock.algorithms.reduction import Normaliser
-from penstock.config.sections.algorithm import AlgorithmConfig, GspoLoss
+from penstock.config.sections.algorithm import AlgorithmConfig, CustomLoss, GspoLoss
 from penstock.config.sections.training import TrainingConfig
 from penstock.data_plane import fields
 from penstock.data_plane.meta import KVBatchMeta
@@ -34,6 +35,10 @@ class TargetColumns:
     """Set if the algorithm has a KL penalty."""
     kl_weights_T: Tensor | None = None
     """Set if the KL penalty is in the reward: how much of a token's KL to go is taken from its advantage."""
+    columns_T: Mapping[str, Tensor] = field(default_factory=dict)
+    """The environment's own columns that the loss asks for and that have a value per token."""
+    columns_R: Mapping[str, Tensor] = field(default_factory=dict)
+    """Those with a value per row; `rows_T` says which."""
 
 
 def uses_reference(algorithm: AlgorithmConfig) -> bool:
@@ -65,7 +70,12 @@ def train_fields(algorithm: AlgorithmConfig, training: TrainingConfig) -> tuple[
         names += (fields.KL_WEIGHT,)
     if training.minibatches_per_step > 1:
         names += (fields.OLD_LOGPROBS,)
-    return names
+    return names + extra_fields(algorithm)
+
+
+def extra_fields(algorithm: AlgorithmConfig) -> tuple[str, ...]:
+    """The environment's own columns that the loss asks for."""
+    return tuple(dict.fromkeys(algorithm.loss.columns)) if isinstance(algorithm.loss, CustomLoss) else ()
 
 
 def kept_fields(meta: KVBatchMeta) -> tuple[str, ...]:
@@ -107,6 +117,8 @@ def target_columns(
         old_logprobs_T=pick_if(columns.old_logprobs_S),
         reference_logprobs_T=pick_if(columns.reference_logprobs_S),
         kl_weights_T=pick_if(columns.kl_weights_S),
+        columns_T={name: values_S[sources_T].to(device) for name, values_S in columns.extra_S.items()},
+        columns_R={name: values_R.to(device) for name, values_R in columns.extra_R.items()},
     )
 
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from penstock.data_plane.adapters.memory import MemoryDataPlane
-from penstock.data_plane.adapters.shm.messages import WhenFull
 from penstock.data_plane.adapters.shm.owner import ShmOwner
 from penstock.data_plane.client import DataPlaneClient, DataPlaneOwner
 from penstock.data_plane.opening import connect
+from penstock.data_plane.store.messages import WhenFull
 from tests.data_plane.owner_process import owner_process
 
 CAPACITY = 100_000_000

@@ -7,11 +7,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock.data_plane.adapters.shm.messages import WhenFull
 from penstock.data_plane.adapters.shm.owner import ShmOwner
 from penstock.data_plane.client import DataPlaneClient
 from penstock.data_plane.field_spec import fixed
 from penstock.data_plane.meta import KVBatchMeta
+from penstock.data_plane.store.messages import WhenFull
 from penstock.errors import DataPlaneError, MissingRowError
 from tests.data_plane.conftest import new_partition
 from tests.data_plane.support import FIELDS, SCHEMA, cells_of, columns, meta_of

@@ -203,7 +203,7 @@ def test_the_run_bit_is_restored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.delitem(sys.modules, "mooncake", raising=False)
     importlib.invalidate_caches()
     assert find_master() == copied
-    assert subprocess.run([copied, "--version"], capture_output=True, timeout=LONG).returncode == 0
+    assert os.access(copied, os.X_OK)
 
 
 def test_without_one_the_wheel_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

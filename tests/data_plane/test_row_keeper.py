@@ -15,13 +15,13 @@ import torch
 
 from penstock.data_plane import archive
 from penstock.data_plane.adapters.memory import MemoryDataPlane
-from penstock.data_plane.adapters.shm.messages import WhenFull
 from penstock.data_plane.adapters.shm.owner import ShmOwner
 from penstock.data_plane.client import DataPlaneClient
 from penstock.data_plane.field_spec import fixed
 from penstock.data_plane.meta import KVBatchMeta
 from penstock.data_plane.row_files import RowsSummary
 from penstock.data_plane.row_keeper import RowKeeper
+from penstock.data_plane.store.messages import WhenFull
 from penstock.errors import DataPlaneError, MissingRowError
 from tests.data_plane.support import FIELDS, SCHEMA, columns
 

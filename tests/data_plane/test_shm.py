@@ -14,10 +14,10 @@ import torch
 
 from penstock.config.models import DataPlaneConfig
 from penstock.data_plane.adapters.memory import MemoryDataPlane
-from penstock.data_plane.adapters.shm.buffers import Reservation
 from penstock.data_plane.adapters.shm.owner import ShmOwner
 from penstock.data_plane.client import DataPlaneClient
 from penstock.data_plane.opening import connect, open_data_plane
+from penstock.data_plane.store.buffers import Reservation
 from penstock.errors import DataPlaneError, DataPlaneLost
 from penstock.runtime.wire.decoder import decode
 from penstock.runtime.wire.encoder import encode
@@ -49,8 +49,8 @@ def until(condition: object, *arguments: object) -> None:
 
 
 def test_settings_choose_the_adapter() -> None:
-    assert isinstance(open_data_plane(DataPlaneConfig()), MemoryDataPlane)
-    opened = open_data_plane(DataPlaneConfig(adapter="shm", capacity_gb=0.001, when_full="refuse"))
+    assert isinstance(open_data_plane(DataPlaneConfig(observe=False)), MemoryDataPlane)
+    opened = open_data_plane(DataPlaneConfig(adapter="shm", capacity_gb=0.001, when_full="refuse", observe=False))
     assert isinstance(opened, ShmOwner)
     opened.register_partition("p", SCHEMA)
     with pytest.raises(DataPlaneError, match=r"can never fit: data_plane\.capacity_gb is 0\.001"):

@@ -15,13 +15,13 @@ import torch
 from penstock.config.models import DataPlaneConfig
 from penstock.config.sections.rollout import FailureConfig
 from penstock.data_plane import claims
-from penstock.data_plane.adapters.shm import client
-from penstock.data_plane.adapters.shm.messages import WhenFull
 from penstock.data_plane.adapters.shm.owner import ShmOwner
 from penstock.data_plane.claims import await_claim
 from penstock.data_plane.client import DataPlaneClient
 from penstock.data_plane.meta import KVBatchMeta
 from penstock.data_plane.opening import connect
+from penstock.data_plane.store import client
+from penstock.data_plane.store.messages import WhenFull
 from penstock.errors import DataPlaneError
 from tests.data_plane.support import LARGE, MB, meta_of
 

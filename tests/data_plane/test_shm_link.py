@@ -10,9 +10,9 @@ from typing import Any, cast
 
 import pytest
 
-from penstock.data_plane.adapters.shm.messages import WhenFull
 from penstock.data_plane.adapters.shm.owner import ShmOwner
 from penstock.data_plane.opening import connect
+from penstock.data_plane.store.messages import WhenFull
 from penstock.errors import DataPlaneError, DataPlaneLost
 from penstock.runtime.wire import framing
 from tests.data_plane.support import LARGE, MB, meta_of

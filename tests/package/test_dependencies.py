@@ -102,17 +102,17 @@ def test_everything_that_is_asked_for_is_imported() -> None:
     names = set().union(*(third_party(imported(tree, at_import=False)) for tree in modules().values()))
     used = set().union(*map(distributions_of, names))
     lazily_by_name = {"peft", "mooncake-transfer-engine-non-cuda"}  # importlib.import_module, behind `require_…`
-    lazily_by_name |= {canonical(line) for line in extras_of_the_project()["transfer_queue"]}
+    lazily_by_name |= {canonical(line) for line in extras_of_the_project()["transfer-queue"]}
     assert (core | extras) - used - lazily_by_name == set()
 
 
 def test_a_development_install_has_every_extra_but_those_of_clusters() -> None:
     everything = next(line for line in table()["optional-dependencies"]["dev"] if line.startswith("penstock["))
     asked = set(everything.removeprefix("penstock[").removesuffix("]").split(","))
-    assert asked == set(extras_of_the_project()) - {"transfer_queue", "mooncake"}
+    assert asked == set(extras_of_the_project()) - {"transfer-queue", "mooncake"}
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     assert "-e '.[dev]'" in makefile, "`make demo` needs it"
-    assert "-e '.[dev,transfer_queue,mooncake]'" in makefile, "`make test-all` needs it"
+    assert "-e '.[dev,transfer-queue,mooncake]'" in makefile, "`make test-all` needs it"
 
 
 def test_every_version_that_tests_need_is_pinned() -> None:

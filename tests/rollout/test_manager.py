@@ -20,8 +20,15 @@ from tests.support.scripted_run import NumberTokenizer, ScriptedEnvironment
 VISIT = PromptVisit(epoch=0, prompt=Prompt("5", "5"))
 
 
-def manager(environment: Any, script: Any, plane: MemoryDataPlane, group_size: int = 3) -> RolloutManager:
-    plane.register_partition(PARTITION, fields.schema(*fields.ROLLOUT_FIELDS, fields.ADVANTAGE))
+SCHEMA = fields.schema(*fields.ROLLOUT_FIELDS, fields.ADVANTAGE)
+
+
+def manager(
+    environment: Any, script: Any, plane: MemoryDataPlane, group_size: int = 3, schema: Any = SCHEMA
+) -> RolloutManager:
+    """Registers the rows' `schema`, if there is one."""
+    if schema is not None:
+        plane.register_partition(PARTITION, schema)
     settings = RolloutSettings(group_size, SamplingParams(max_new_tokens=8), seed=0, generation_timeout_seconds=5)
     return RolloutManager(ScriptedEngine(script), environment, NumberTokenizer(), plane, settings)
 

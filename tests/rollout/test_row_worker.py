@@ -56,7 +56,7 @@ class Rows:
     """Rows in a data plane, and a worker for them."""
 
     def __init__(self, adapter: str, silence_seconds: float = LONG, *, at_once: bool = True) -> None:
-        shm = DataPlaneConfig(adapter="shm", capacity_gb=0.01)
+        shm = DataPlaneConfig(adapter="shm", capacity_gb=0.01, observe=False)
         config = shm if adapter == "shm" else DataPlaneConfig()
         self.plane = open_data_plane(config)
         self.meta = put_groups(self.plane)

@@ -63,7 +63,7 @@ async def test_single_turn_tasks_are_played_and_scored_by_their_own_rewards() ->
         assert shown(model, trajectory) == [(False, "user: say w1<eos>\nassistant: "), (True, "w1<eos>")]
         assert (trajectory.reward, trajectory.response_text, trajectory.truncated) == (1.5, "w1", False)
         assert trajectory.components == {"repeats": 1.0, "speaks": 1.0}, "what verifiers calls them, without weights"
-        assert trajectory.metrics["turns"] == 1.0
+        assert (trajectory.metrics["turns"], trajectory.metrics["tool_calls"]) == (1.0, 0.0)
         wrong = await made.run(train[1], talker(lambda text: "no").handle())
         assert wrong.reward == 0.5
 
@@ -131,6 +131,7 @@ async def test_tools_are_called_and_their_results_are_not_trained_on(adding_serv
         (True, "4<eos>"),
     ]
     assert trajectory.reward == 1.0
+    assert (trajectory.metrics["turns"], trajectory.metrics["tool_calls"]) == (2.0, 1.0)
 
 
 async def test_calls_in_tags_that_are_special_tokens_are_calls(adding_server: str) -> None:

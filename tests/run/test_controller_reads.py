@@ -30,7 +30,9 @@ from tests.support.processes import alive
 
 CONTROLLER = "penstock.data_plane.narrow"
 """The controller's own client."""
-NOT_READERS = ("penstock.data_plane.client", "penstock.data_plane.adapters", "penstock.runtime")
+NOT_READERS = tuple(
+    f"penstock.{name}" for name in ("data_plane.client", "data_plane.adapters", "data_plane.observing", "runtime")
+)
 PER_SAMPLE = 4 + 8 + 1 + 4
 """Reward, length, whether it was truncated, and its mask."""
 EVERYTHING = {

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import penstock
+from penstock.data_plane.observing.events import DataPlaneOperation
 from tests.run.conftest import ConfigMaker
 from tests.run.test_train import lines
 
@@ -64,7 +65,8 @@ def test_every_metric_and_event_is_explained(make_config: ConfigMaker, recipe: s
     known = documented()
     for line in lines(run_dir / "metrics.jsonl"):
         for key in line:
-            plain = re.sub(r"(lag_histogram/|pass@|engine/)(embedded-)?\d+", r"\1*", key).removesuffix(
+            plain = re.sub(r"(lag_histogram/|pass@|engine/)(embedded-)?\d+", r"\1*", key)
+            plain = re.sub(rf"data_plane/({'|'.join(DataPlaneOperation)})/", "data_plane/*/", plain).removesuffix(
                 f"/{config.rollout.environment.kind}"
             )
             assert plain in known, f"{key} is not in docs/metrics.md"

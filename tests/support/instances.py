@@ -22,9 +22,11 @@ from hypothesis import strategies as st
 import penstock
 from penstock.config.reading.yaml_limits import DialectError
 from penstock.config.sections.base import Section
+from penstock.data_plane.adapters.shm.messages import ShmAddress
 from penstock.data_plane.field_spec import DTYPES as FIELD_DTYPES
 from penstock.data_plane.field_spec import FieldKind, FieldSpec
 from penstock.data_plane.meta import KVBatchMeta
+from penstock.data_plane.observing.client import ObservedAddress, Watching
 from penstock.error_form import RemoteError
 from penstock.errors import EngineError, PenstockError
 from penstock.runtime.wire.crossing import field_names, marked_classes
@@ -112,6 +114,9 @@ WITH_INVARIANTS: dict[type, Any] = {
     FieldSpec: st.builds(FieldSpec, TEXT, st.just(FieldKind.FIXED), st.sampled_from(sorted(FIELD_DTYPES))),
 }
 """Classes whose fields depend on each other."""
+WITH_INVARIANTS[ObservedAddress] = st.deferred(
+    lambda: st.builds(ObservedAddress, instances(ShmAddress), instances(Watching))
+)
 WITH_INVARIANTS[WeightManifest] = st.lists(
     st.tuples(TEXT, st.sampled_from(sorted(DTYPE_BYTES)), st.lists(st.integers(0, 3), max_size=3).map(tuple)),
     max_size=4,
@@ -204,7 +209,8 @@ def same(one: Any, other: Any) -> bool:
     if type(one) is not type(other):
         return False
     if isinstance(one, torch.Tensor):
-        raw = [tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in (one, other)]
+        raw = [tensor.detach().clone(memory_format=torch.contiguous_format) for tensor in (one, other)]
+        raw = [tensor.reshape(-1).view(torch.uint8) for tensor in raw]
         return one.dtype == other.dtype and one.shape == other.shape and torch.equal(*raw)
     if isinstance(one, np.ndarray | np.generic):
         return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()

@@ -15,7 +15,6 @@ from penstock.config.models import RunConfig
 from penstock.controller.bookkeeping.traced_trainer import TracedTrainer
 from penstock.controller.controller import SingleController
 from penstock.controller.parts import Parts
-from penstock.data_plane import fields
 from penstock.data_plane.adapters.memory import MemoryDataPlane
 from penstock.data_plane.client import DataPlaneOwner
 from penstock.observe.events import EventLog
@@ -24,6 +23,7 @@ from penstock.observe.timeline import Timeline
 from penstock.rollout.engines.base import GenerationRequest, SamplingParams
 from penstock.rollout.engines.scripted import ScriptedEngine, ScriptedResponse
 from penstock.rollout.environments.base import GenerationHandle, Segment, Split, Trajectory, checked_reward
+from penstock.rollout.environments.extra_columns import declared_columns, row_schema
 from penstock.rollout.fleet import EngineFleet
 from penstock.rollout.manager import PARTITION, RolloutManager, RolloutSettings
 from penstock.rollout.prompts import Prompt, PromptStream
@@ -122,6 +122,8 @@ class ScriptedRun:
     """Awaited where it gives something to await."""
     timeline: Timeline = field(default_factory=Timeline.off)
     samples: SampleLog = field(default_factory=SampleLog)
+    environment: ScriptedEnvironment | None = None
+    """None makes one of `prompts` and `reward`."""
 
     async def run(self, limit_seconds: float = 60.0) -> str:
         """Run to the end, or fail: nothing may hang."""
@@ -131,7 +133,8 @@ class ScriptedRun:
 
     def _build(self) -> None:
         config = self.config
-        environment = ScriptedEnvironment(self.prompts, self.reward)
+        environment = self.environment or ScriptedEnvironment(self.prompts, self.reward)
+        declared = declared_columns(environment)
         names = [f"scripted-{number}" for number in range(self.ranks)] if self.ranks > 1 else ["scripted"]
         self.engine, *others = (ScriptedEngine(self.script, name=name) for name in names)
         self.engines = EngineFleet(
@@ -140,7 +143,7 @@ class ScriptedRun:
             build=self._another,
             replacements=self.config.rollout.failure.engine_replacements,
         )
-        self.data_plane.register_partition(PARTITION, fields.ROW_SCHEMA)
+        self.data_plane.register_partition(PARTITION, row_schema(declared))
         n = config.training.prompt_groups_per_step
         sampler = make_sampler(config.staleness, n, config.deterministic)
         self.buffer = ReplayBuffer(sampler, config.buffer.max_buffered_groups)
@@ -168,6 +171,7 @@ class ScriptedRun:
             events=log,
             timeline=self.timeline,
             samples=self.samples,
+            extra_columns=frozenset(column.name for column in declared),
         )
 
         async def after_step(steps: int, metrics: dict[str, float]) -> None:

@@ -12,8 +12,19 @@ if TYPE_CHECKING:
     from penstock.config.models import RunConfig
     from penstock.config.sections.training import EarlyStopConfig
 
-_FAMILIES = ("train/", "rollout/", "staleness/", "buffer/", "timing/", "throughput/", "failures/", "eval/", "data/")
-_BY_THE_CLOCK = ("timing/", "throughput/")
+_FAMILIES = (
+    "train/",
+    "rollout/",
+    "staleness/",
+    "buffer/",
+    "timing/",
+    "throughput/",
+    "failures/",
+    "eval/",
+    "data/",
+    "data_plane/",
+)
+_BY_THE_CLOCK = ("timing/", "throughput/", "data_plane/")
 _OF_EVALS = (
     "eval/reward_mean",
     "eval/truncation_rate",

@@ -60,6 +60,8 @@ def idle_settings(config: RunConfig) -> dict[str, str]:
     if config.model.lora is not None and config.model.lora.path is not None:
         for name in ("rank", "alpha", "target_modules"):
             idle[f"model.lora.{name}"] = "comes from the adapter in model.lora.path; remove it"
+    if not config.data_plane.observe:
+        idle["data_plane.on_event"] = "has no effect with observe = false, where there are no events; remove it"
     if config.data_plane.adapter == "memory":
         for name in ("capacity_gb", "when_full", "full_seconds"):
             idle[f"data_plane.{name}"] = "has no effect with adapter = memory; remove it, or set adapter to shm"

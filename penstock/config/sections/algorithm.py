@@ -199,6 +199,9 @@ class CustomLoss(Section):
     `logprobs_T`, `old_logprobs_T`, `advantages_T` and more, and the return value is the loss of each token."""
     args: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments for the function or class."""
+    columns: list[str] = Field(default_factory=list)
+    """Columns of the environment's own (`extra_columns`) that it needs: `tokens.columns_T` has those with a value per
+    token, `tokens.columns_R` those with a value per response."""
     aggregation: Aggregation = "token_mean"
     """`token_mean`: every token weighs the same. `sequence_mean`: every response does. `token_sum_norm`: Dr. GRPO."""
     constant_length: PositiveInt | None = None

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from penstock.buffer.slots import SlotState
+from penstock.buffer.state import BufferState
 from penstock.controller.bookkeeping.group_book import BookState, GroupBook
 from penstock.controller.bookkeeping.ledger import Ledger
 from penstock.controller.bookkeeping.snapshot import ControllerSnapshot, ControllerState, SavedController
 from penstock.controller.bookkeeping.throughput import Throughput
 from penstock.controller.failures.drops import DropBook
 from penstock.controller.parts import Parts
-from penstock.data_plane.fields import KEPT_FIELDS
+from penstock.data_plane.fields import KEPT_FIELDS, SPECS
 from penstock.data_plane.meta import KVBatchMeta
 from penstock.data_plane.row_keeper import HeldRows, RowKeeper
 from penstock.errors import SetupError
@@ -83,6 +84,7 @@ class StateKeeper:
                 "data: the prompts, or their order, are not those of the run that is resumed: some prompts could be "
                 "trained twice or never. Use the same data and seed, or start a new run"
             )
+        self._check_columns(BufferState.from_json(state.buffer))
         if saved.rows is not None:
             loaded = await self._rows.load(saved.rows, PARTITION)
             if self._truncates and not set(KEPT_FIELDS) <= loaded.fields:
@@ -98,3 +100,18 @@ class StateKeeper:
         self._drops.restore(state.dropped, state.bound_drops, state.free_drops)
         parts.events.restore_counts(state.events)
         self._throughput.restore(state.tokens_generated, state.elapsed_seconds)
+
+    def _check_columns(self, buffer: BufferState) -> None:
+        """Refuse ready groups with other columns of the environment's own than it declares now."""
+        declared = self._parts.extra_columns
+        for ready in buffer.ready:
+            saved = frozenset(ready.meta.to_meta().fields) - SPECS.keys()
+            if saved != declared:
+                raise SetupError(
+                    f"rollout.environment: its extra_columns are {_listed(declared)}, but the ready groups of the "
+                    f"checkpoint have {_listed(saved)}. Declare the same columns, or start a new run"
+                )
+
+
+def _listed(names: frozenset[str]) -> str:
+    return ", ".join(sorted(names)) or "none"

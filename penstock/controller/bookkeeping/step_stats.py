@@ -11,7 +11,7 @@ from torch import Tensor
 
 from penstock.buffer.slots import Slot
 from penstock.controller.pumps.advantage import ScoredChunk
-from penstock.rollout.environments.rewards.scores import mean_by_name
+from penstock.rollout.environments.rewards.scores import Aggregation, combined_by_name
 
 
 @dataclass
@@ -51,6 +51,8 @@ class StepStats:
     _components: list[Mapping[str, float]] = field(default_factory=list)
     _measured: list[Mapping[str, float]] = field(default_factory=list)
     """What rewards are made of, and what environments measured, by name, of each sample."""
+    _aggregations: dict[str, Aggregation] = field(default_factory=dict)
+    """How numbers that environments measured become one, if that is not their mean."""
 
     def add_chunk(self, chunk: ScoredChunk, slots: Sequence[Slot], trainer_version: int) -> None:
         """A chunk was handed to the trainer."""
@@ -63,6 +65,9 @@ class StepStats:
             {f"{tags['environment']}/{name}": number for name, number in tags.get("metrics", {}).items()}
             for tags in chunk.meta.tags
         ]
+        for tags in chunk.meta.tags:
+            for name, how in tags.get("aggregations", {}).items():
+                self._aggregations[f"{tags['environment']}/{name}"] = how
 
     def add_scored(self, chunk: ScoredChunk, filtered: int) -> None:
         """A chunk has advantages; `filtered` groups of it are replaced and not handed to the trainer."""
@@ -113,8 +118,9 @@ class StepStats:
             "staleness/token_version_span_max": float(max(self._spans)),
         }
         found |= {f"staleness/lag_histogram/{lag}": float(n) for lag, n in sorted(Counter(self._lags).items())}
-        found |= {f"reward/{name}": mean for name, mean in mean_by_name(self._components).items()}
-        found |= {f"rollout/{name}": mean for name, mean in mean_by_name(self._measured).items()}
+        found |= {f"reward/{name}": mean for name, mean in combined_by_name(self._components).items()}
+        measured = combined_by_name(self._measured, self._aggregations)
+        found |= {f"rollout/{name}": number for name, number in measured.items()}
         return found | self._per_environment(
             {
                 "train/reward_mean": rewards_S,

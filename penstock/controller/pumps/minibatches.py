@@ -40,4 +40,5 @@ def merge_results(results: Sequence[StepResult]) -> StepResult:
         version=last.version,
         nonfinite_groups=tuple(group for result in results for group in result.nonfinite_groups),
         measured=measured,
+        data_plane=last.data_plane,
     )

@@ -124,6 +124,16 @@ def seconds(value: float | None) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 
+def byte_size(value: float | None) -> str:
+    """A number of bytes as `812 B`, `3.2 kB`, `1.25 GB`, in powers of 1,000; `–` for none."""
+    if value is None or not math.isfinite(value):
+        return "–"
+    for limit, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if abs(value) >= limit:
+            return f"{value / limit:.3g} {unit}"
+    return f"{value:.0f} B"
+
+
 def counted(count: int, what: str) -> str:
     """`1 group`, `2,500 groups`."""
     return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"

@@ -9,6 +9,8 @@ from importlib import resources
 from penstock.observe.report.data import RunData
 from penstock.observe.report.headline import headline
 from penstock.observe.report.markup import NOTHING, Html, join, tag
+from penstock.observe.report.sections_data_plane import data_plane_section
+from penstock.observe.report.sections_environment import environment_section
 from penstock.observe.report.sections_events import events_section
 from penstock.observe.report.sections_learning import optimisation_section, other_metrics, reward_section, section
 from penstock.observe.report.sections_origin import origin
@@ -38,10 +40,12 @@ def render_page(data: RunData) -> str:
     )
     learned = [
         reward_section(data) or _without_steps(data, "reward", "Reward"),
+        environment_section(data),
         time_section(data) or _without_steps(data, "time", "Where the time goes"),
         staleness_section(data) or _without_steps(data, "staleness", "Staleness"),
         optimisation_section(data) or _without_steps(data, "optimisation", "Optimisation"),
         throughput_section(data) or _without_steps(data, "throughput", "Throughput and responses"),
+        data_plane_section(data),
         samples_section(data) or _without_steps(data, "samples", "Sample responses"),
     ]
     happened = [events_section(data)]

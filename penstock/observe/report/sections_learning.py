@@ -13,6 +13,7 @@ from penstock.observe.report.values import number
 
 COLOURS = ("c1", "c2", "c3", "c4", "c5", "ink")
 _REWARD = "train/reward_mean"
+_BY_ENVIRONMENT = f"{_REWARD}/"
 _COMPONENT = "reward/"
 ENGINE = "rollout/engine/"
 """What the figures of each engine rank begin with."""
@@ -44,6 +45,7 @@ _SHOWN_ELSEWHERE = (
     "staleness/lag_histogram/",
     "timing/",
     "throughput/",
+    "data_plane/",
     ENGINE,
     "rollout/groups_",
     "rollout/prompts_",
@@ -109,10 +111,19 @@ def _components(data: RunData) -> list[Line]:
     return _means(data, [key for key in data.metric_names() if key.startswith(_COMPONENT)], _COMPONENT)
 
 
+def environments(data: RunData) -> list[str]:
+    """The names of the run's environments."""
+    return [key.removeprefix(_BY_ENVIRONMENT) for key in data.metric_names() if key.startswith(_BY_ENVIRONMENT)]
+
+
+def measured_by(environment: str) -> str:
+    """What the metrics that an environment measures begin with."""
+    return f"rollout/{environment}/"
+
+
 def _by_environment(data: RunData) -> list[Line]:
-    prefix = f"{_REWARD}/"
-    keys = [key for key in data.metric_names() if key.startswith(prefix)]
-    return _means(data, keys, prefix) if len(keys) > 1 else []
+    keys = [f"{_BY_ENVIRONMENT}{name}" for name in environments(data)]
+    return _means(data, keys, _BY_ENVIRONMENT) if len(keys) > 1 else []
 
 
 def _means(data: RunData, keys: list[str], prefix: str) -> list[Line]:
@@ -148,10 +159,12 @@ def optimisation_section(data: RunData) -> Html:
 def other_metrics(data: RunData) -> Html:
     """Every metric that changes and has no chart of its own, small, behind a fold."""
     shown = {key for key, _, _ in _SMALL_MULTIPLES} | {"step", _REWARD}
+    measured = tuple(measured_by(environment) for environment in environments(data))
     lines: dict[str, list[Line]] = {}
     for key in data.metric_names():
         values = data.values(key)
-        if key in shown or key.startswith(_SHOWN_ELSEWHERE) or len(values) < 2 or min(values) == max(values):
+        elsewhere = key.startswith(_SHOWN_ELSEWHERE) or key.startswith(measured)
+        if key in shown or elsewhere or len(values) < 2 or min(values) == max(values):
             continue
         lines.setdefault(quantity_of(key), []).append(Line(key, thinned(data.points(key), 120)))
     scales = {quantity: shared_range([[line] for line in found]) for quantity, found in lines.items()}

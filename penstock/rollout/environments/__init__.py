@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from penstock.rollout.environments.base import Environment, GenerationHandle, Segment, Split, Trajectory
     from penstock.rollout.environments.custom import PromptData
+    from penstock.rollout.environments.extra_columns import ExtraColumn
     from penstock.rollout.environments.turns.multi_turn import Done, MultiTurnEnvironment, Observation, Turn
     from penstock.rollout.environments.turns.single_turn import RewardCall, SingleTurnEnvironment
     from penstock.rollout.prompts import Prompt
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Done",
     "Environment",
+    "ExtraColumn",
     "GenerationHandle",
     "MultiTurnEnvironment",
     "Observation",
@@ -37,6 +39,7 @@ _HERE = "penstock.rollout.environments"
 _HOMES = {
     **dict.fromkeys(("Environment", "GenerationHandle", "Segment", "Split", "Trajectory"), f"{_HERE}.base"),
     **dict.fromkeys(("Done", "MultiTurnEnvironment", "Observation", "Turn"), f"{_HERE}.turns.multi_turn"),
+    "ExtraColumn": f"{_HERE}.extra_columns",
     "Prompt": "penstock.rollout.prompts",
     "PromptData": f"{_HERE}.custom",
     **dict.fromkeys(("RewardCall", "SingleTurnEnvironment"), f"{_HERE}.turns.single_turn"),

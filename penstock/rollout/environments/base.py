@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from penstock.errors import WrongReward
 from penstock.rollout.engines.base import FinishReason, GenerationResult
@@ -51,10 +51,17 @@ class Trajectory:
     """What the reward is made of, by name: `reward/<name>` in the metrics."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """What else the environment measured: `rollout/<environment>/<name>` in the metrics."""
+    columns: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    """The sample's values of the environment's `extra_columns`, by name."""
 
     def __post_init__(self) -> None:
         if isinstance(self.response_text, str):
             object.__setattr__(self, "response_text", safe(self.response_text))
+
+    @property
+    def row_length(self) -> int:
+        """Tokens of its row: the prompt, what the model generated, and what the environment said in between."""
+        return sum(len(segment.token_ids) for segment in self.segments)
 
     @property
     def length(self) -> int:
@@ -115,7 +122,11 @@ class GenerationHandle(Protocol):
 
 
 class Environment(Protocol):
-    """Prompts, and the way from a prompt to a scored trajectory."""
+    """Prompts, and the way from a prompt to a scored trajectory.
+
+    One that adds columns of its own to its rows has `extra_columns`, a tuple of `ExtraColumn`, too; each of its
+    trajectories then has a value for each of them in `columns`.
+    """
 
     @property
     def name(self) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from penstock.errors import ConfigError
 from penstock.imports import import_callable
 from penstock.rollout.environments.base import Environment, Split
+from penstock.rollout.environments.extra_columns import declared_columns
 from penstock.rollout.environments.rewards.pool import RewardPool
 from penstock.rollout.environments.turns.multi_turn import check_turn_ends
 from penstock.rollout.prompts import Prompt
@@ -93,7 +94,17 @@ def _check(environment: Any, path: str) -> None:
         check_turn_ends(_get(environment, "turn_ends"))
     except TypeError as error:
         raise ConfigError([f"{_KEY}: {path}: {error}"]) from error
+    _check_columns(environment, path)
     _check_prompts(environment, path)
+
+
+def _check_columns(environment: Any, path: str) -> None:
+    try:
+        declared_columns(environment)
+    except ConfigError as error:
+        raise ConfigError([f"{_KEY}: {path}.{problem}" for problem in error.problems]) from error
+    except BaseException as error:  # a user's property may raise anything, `sys.exit()` included
+        raise ConfigError([f"{_KEY}: {path}.extra_columns raised {named_error(error)}"]) from error
 
 
 def _check_prompts(environment: Any, path: str) -> None:

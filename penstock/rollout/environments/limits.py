@@ -12,6 +12,7 @@ from types import TracebackType
 from penstock.errors import EnvironmentFailure, EnvironmentTimeout, PenstockError
 from penstock.rollout.engines.base import GenerationResult
 from penstock.rollout.environments.base import Environment, GenerationHandle, Split, Trajectory, checked_reward
+from penstock.rollout.environments.extra_columns import ExtraColumn, declared_columns
 from penstock.rollout.environments.rewards.errors import raised_by_user
 from penstock.rollout.environments.rewards.pool import RewardPool
 from penstock.rollout.environments.rewards.scores import checked_numbers
@@ -252,6 +253,10 @@ class LimitedEnvironment:
     @property
     def name(self) -> str:
         return safe(self.environment.name)
+
+    @property
+    def extra_columns(self) -> tuple[ExtraColumn, ...]:
+        return declared_columns(self.environment)
 
     def prompts(self, split: Split) -> Sequence[Prompt]:
         with told_as_failures(f"{self.name}: prompts({split})"):

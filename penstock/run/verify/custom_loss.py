@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from penstock.algorithms.custom import LossTokens, PolicyLoss, custom_loss
 from penstock.config.sections.algorithm import CustomLoss
 from penstock.data_plane import fields
+from penstock.data_plane.columns import JaggedColumn
 from penstock.run.verify.findings import Check, Finding, NotChecked, Status
 from penstock.run.verify.subject import Subject
 from penstock.training.objective import load_loss
+from penstock.training.targets import extra_fields
 
 _BAR = 1e-9
 _SEED = 0
@@ -48,7 +53,8 @@ async def check_custom_loss(subject: Subject) -> Finding:
 
 def _tokens(subject: Subject) -> LossTokens:
     """The sampled tokens with their engine's log-probs, old ones nearby, and a random advantage for each response."""
-    wanted = (fields.TOKEN_MASK, fields.GENERATION_LOGPROBS)
+    extra = extra_fields(subject.config.algorithm)
+    wanted = (fields.TOKEN_MASK, fields.GENERATION_LOGPROBS, *extra)
     batch = subject.data_plane.get_samples(subject.sampled.meta, wanted)
     mask = batch.jagged(fields.TOKEN_MASK)
     inside_S = mask.values.cpu() > 0
@@ -59,17 +65,28 @@ def _tokens(subject: Subject) -> LossTokens:
     rng = torch.Generator().manual_seed(_SEED)
     advantages_R = torch.randn(len(mask), generator=rng, dtype=torch.float64)
     old_T = engine_T + _NOISE * torch.randn(len(engine_T), generator=rng, dtype=torch.float64)
-    return LossTokens(engine_T, old_T, advantages_R[rows_T], engine_T, torch.ones_like(engine_T), rows_T)
+    return LossTokens(
+        logprobs_T=engine_T,
+        old_logprobs_T=old_T,
+        advantages_T=advantages_R[rows_T],
+        engine_logprobs_T=engine_T,
+        mask_T=torch.ones_like(engine_T),
+        rows_T=rows_T,
+        columns_T={n: batch.jagged(n).values.cpu()[inside_S] for n in extra if isinstance(batch[n], JaggedColumn)},
+        columns_R={n: batch.tensor(n).cpu() for n in extra if isinstance(batch[n], Tensor)},
+    )
 
 
 def _only(tokens: LossTokens, row: int) -> LossTokens:
     mine_T = tokens.rows_T == row
-    return LossTokens(**{name: values_T[mine_T] for name, values_T in vars(tokens).items()})
+    own: dict[str, Any] = {n: each[mine_T] for n, each in vars(tokens).items() if isinstance(each, Tensor)}
+    own["columns_T"] = {name: values_T[mine_T] for name, values_T in tokens.columns_T.items()}
+    return replace(tokens, **own)
 
 
 def _gradient(loss: PolicyLoss, tokens: LossTokens, path: str) -> Tensor:
     logprobs_T = tokens.logprobs_T.clone().requires_grad_()
-    given = LossTokens(**{**vars(tokens), "logprobs_T": logprobs_T})
+    given = replace(tokens, logprobs_T=logprobs_T)
     custom_loss(loss, given, tokens.mask_T, path).total.backward()  # type: ignore[no-untyped-call]
     assert logprobs_T.grad is not None
     return logprobs_T.grad

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,8 @@ class ServedTrainer:
 
     def finish_train_step(self, step_id: int, *, last: bool) -> StepResult:
         """Divide, clip, step."""
-        return self._worker.finish(step_id, last=last)
+        result = self._worker.finish(step_id, last=last)
+        return replace(result, data_plane=self._data_plane.use()) if last else result
 
     def abort_train_step(self, step_id: int) -> None:
         """Drop what was accumulated."""

@@ -151,6 +151,7 @@ def _command(program: Path, host: str, port: int) -> list[str]:
         str(program),
         f"--rpc_address={host}",
         f"--rpc_port={port}",
+        f"--metrics_host={host}",
         f"--metrics_port={free_port(host)}",
         "--enable_metric_reporting=false",
         # Rows stay until they are cleared: a store that is full refuses rows, and drops none.

@@ -1,12 +1,11 @@
 """How the columns of a put lie in its buffer, and how to write and read them in place.
 
 Each column's values lie one after the other, aligned; per-token and object columns have `[rows + 1]` int64 offsets of
-their own or shared with others. An object is one byte that says whether it is text or JSON, then its UTF-8.
+their own or shared with others.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,10 +19,9 @@ from torch import Tensor
 from penstock.data_plane.adapters.shm.space import aligned
 from penstock.data_plane.columns import Column, JaggedColumn, ObjectColumn
 from penstock.data_plane.field_spec import FieldKind
+from penstock.data_plane.store.objects import decoded, encoded
 from penstock.runtime.copying import bytes_of, copy_all
 from penstock.runtime.wire.crossing import crosses
-
-_TEXT, _JSON = b"t", b"j"
 
 
 @crosses
@@ -67,7 +65,7 @@ class ColumnLayout:
     def item(self, buffer: memoryview, row: int) -> Any:
         """The object of one row."""
         begin, end = self.bounds(buffer, row)
-        return _object(bytes(buffer[self.values.offset + begin : self.values.offset + end]))
+        return decoded(bytes(buffer[self.values.offset + begin : self.values.offset + end]))
 
     def bounds(self, buffer: memoryview, row: int) -> tuple[int, int]:
         """Where a row begins and ends among the values."""
@@ -84,6 +82,11 @@ class PutLayout:
 
     size: int
     columns: tuple[ColumnLayout, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Its columns."""
+        return tuple(column.name for column in self.columns)
 
     def column(self, name: str) -> ColumnLayout:
         """The named column."""
@@ -118,7 +121,7 @@ class PutPlan:
             values = self._piece(column.values)
             return ColumnLayout(name, FieldKind.PER_TOKEN, values, self._offsets(column.offsets_R1))
         if isinstance(column, ObjectColumn):
-            items = [_encoded(item) for item in column.items]
+            items = [encoded(item) for item in column.items]
             offsets_R1 = torch.tensor([0, *accumulate(map(len, items))])
             joined = bytearray().join(items)
             values_B = torch.frombuffer(joined, dtype=torch.uint8) if joined else torch.empty(0, dtype=torch.uint8)
@@ -136,16 +139,6 @@ class PutPlan:
         self._at += aligned(piece.size)
         self._copies.append((piece, tensor.detach()))
         return piece
-
-
-def _encoded(item: Any) -> bytes:
-    if type(item) is str:
-        return _TEXT + item.encode("utf-8", "surrogatepass")
-    return _JSON + json.dumps(item).encode()
-
-
-def _object(content: bytes) -> Any:
-    return content[1:].decode("utf-8", "surrogatepass") if content[:1] == _TEXT else json.loads(content[1:])
 
 
 def _dtype(name: str) -> torch.dtype:

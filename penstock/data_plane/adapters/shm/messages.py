@@ -1,30 +1,15 @@
-"""What crosses between the owner and its clients in other processes; never the rows themselves."""
+"""Where other processes find rows in shared memory."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
-from typing import Any
 
-from penstock.data_plane.adapters.shm.layout import PutLayout
 from penstock.data_plane.client import DataPlaneAddress
-from penstock.data_plane.meta import Tags
-from penstock.errors import DataPlaneError
+from penstock.data_plane.store.messages import WhenFull
 from penstock.runtime.memory import MemoryAddress
 from penstock.runtime.wire.crossing import crosses
 
-ONE_WAY = 0
-"""The number of calls that nobody waits for."""
-
-
-@crosses
-class WhenFull(Enum):
-    """What happens to a put that the capacity has no room for now."""
-
-    WAIT = "wait"
-    REFUSE = "refuse"
+__all__ = ["ShmAddress", "WhenFull"]
 
 
 @crosses
@@ -37,103 +22,3 @@ class ShmAddress(DataPlaneAddress):
     memory: MemoryAddress
     full_seconds: float
     """How long a put waits for room."""
-
-
-@crosses
-@dataclass(frozen=True)
-class StoreCall:
-    """One call of the store; `number` is the caller's, for the answer."""
-
-    number: int
-    method: str
-    arguments: tuple[Any, ...]
-
-
-@crosses
-@dataclass(frozen=True)
-class StoreAnswer:
-    """What a call returned, or the error it raised."""
-
-    number: int
-    value: Any
-    error: Exception | None = None
-
-
-def packed(sample_ids: Sequence[str]) -> str:
-    """Sample ids as one text: there are many, and JSON is quicker than the wire's own form."""
-    return json.dumps(sample_ids)
-
-
-def unpacked(text: str) -> tuple[str, ...]:
-    """What `packed` made."""
-    return tuple(json.loads(text))
-
-
-@dataclass(frozen=True)
-class PutRequest:
-    """Everything about a put but its bytes."""
-
-    partition_id: str
-    sample_ids: tuple[str, ...]
-    layout: PutLayout
-    tags: tuple[Tags, ...] | None
-
-
-@crosses
-@dataclass(frozen=True)
-class Room:
-    """Memory for a put, to be filled and committed."""
-
-    number: int
-    offset: int
-    size: int
-
-
-@crosses
-@dataclass(frozen=True)
-class LeasedBuffer:
-    """The buffer of an earlier put, leased to a reader until it releases it."""
-
-    number: int
-    offset: int
-    layout: PutLayout
-
-
-@crosses
-@dataclass(frozen=True)
-class RowRun:
-    """Some rows of one buffer: those in `rows`, or `count` of them from `start` on."""
-
-    buffer: int
-    start: int
-    count: int
-    rows: tuple[int, ...] | None
-
-    @classmethod
-    def of(cls, buffer: int, rows: Sequence[int]) -> RowRun:
-        """The named rows."""
-        return cls(buffer, rows[0], len(rows), None if isinstance(rows, range) else tuple(rows))
-
-    @property
-    def indices(self) -> Sequence[int]:
-        """The rows' indices in the buffer."""
-        return range(self.start, self.start + self.count) if self.rows is None else self.rows
-
-
-@crosses
-@dataclass(frozen=True)
-class Found:
-    """Where the fields of some rows lie. Fields that lie in the same places share an entry of `runs`."""
-
-    buffers: tuple[LeasedBuffer, ...]
-    runs: tuple[tuple[RowRun, ...], ...]
-    fields: dict[str, int]
-    """For each field, which of the runs are its."""
-
-
-class PutWithdrawn(DataPlaneError):
-    """A put stopped waiting for room; nothing was written."""
-
-    def __init__(self, used: int, capacity: int) -> None:
-        self.used, self.capacity = used, capacity
-        super().__init__(f"{used / 1e9:.3g} of {capacity / 1e9:.3g} GB are in use")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from penstock.data_plane.adapters.shm.layout import PutLayout
 from penstock.data_plane.columns import Column, ObjectColumn, gather
@@ -22,10 +22,6 @@ class ReadBuffer:
         if layout.kind is not FieldKind.OBJECT:
             return layout.column(self.view), rows
         return ObjectColumn(tuple(layout.item(self.view, row) for row in rows)), range(len(rows))
-
-
-FieldRuns = Mapping[str, Sequence[tuple[ReadBuffer, Sequence[int]]]]
-"""For each field, where its rows are, in order: buffers, and indices of rows in each."""
 
 
 def read_field(name: str, runs: Sequence[tuple[ReadBuffer, Sequence[int]]]) -> Column:

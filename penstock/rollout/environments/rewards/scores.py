@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from penstock.errors import EnvironmentFailure, WrongReward
 from penstock.rollout.environments.base import checked_reward
 from penstock.rollout.prompts import Prompt
 from penstock.text import cut, safe
 
+Aggregation = Literal["mean", "sum", "max"]
+"""How the numbers of several samples become one."""
 _REWARD = "reward"
 _MOST, _LONGEST = 64, 100
 """Limits on the components of one reward, and on the characters of a component's name."""
@@ -70,13 +72,21 @@ def weighted_score(parts: Sequence[tuple[str, float, Score]], prompt: Prompt) ->
     return Score(checked_reward(sum(weight * score.reward for _, weight, score in parts), prompt), components)
 
 
-def mean_by_name(numbers: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """The mean of each name over those that have it."""
+def combined_by_name(
+    numbers: Iterable[Mapping[str, float]], how: Mapping[str, Aggregation] | None = None
+) -> dict[str, float]:
+    """One number for each name, over those that have it: their mean, or what `how` says for the name."""
     found: dict[str, list[float]] = {}
     for each in numbers:
         for name, number in each.items():
             found.setdefault(name, []).append(number)
-    return {name: sum(values) / len(values) for name, values in found.items()}
+    return {name: _combined(values, (how or {}).get(name, "mean")) for name, values in found.items()}
+
+
+def _combined(values: Sequence[float], how: Aggregation) -> float:
+    if how == "max":
+        return max(values)
+    return sum(values) / len(values) if how == "mean" else sum(values)
 
 
 @contextmanager

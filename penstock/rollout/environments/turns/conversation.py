@@ -57,6 +57,11 @@ class Conversation:
         """How many turns the model has had."""
         return len(self._turns)
 
+    @property
+    def tool_calls(self) -> int:
+        """How many tools the model has called, in all of its turns."""
+        return sum(len(turn.message.get("tool_calls") or ()) for turn in self._turns)
+
     def open(self, messages: Sequence[Message], tools: Sequence[Message] = ()) -> None:
         """Begin, or begin again, with a chat that the model should continue."""
         self.segments = []

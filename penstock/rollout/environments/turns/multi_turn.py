@@ -5,10 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from penstock.errors import ConfigError, PromptTooLong
 from penstock.rollout.engines.base import FinishReason
-from penstock.rollout.environments.base import GenerationHandle, Split, Trajectory
+from penstock.rollout.environments.base import GenerationHandle, Segment, Split, Trajectory
+from penstock.rollout.environments.extra_columns import ExtraColumn
 from penstock.rollout.environments.rewards.scores import checked_numbers, checked_score
 from penstock.rollout.environments.turns.conversation import Conversation
 from penstock.rollout.prompts import Prompt
@@ -52,6 +54,8 @@ class MultiTurnEnvironment(ABC):
     max_turns: int = 8
     turn_ends: tuple[str, ...] = ()
     """Texts that end a turn, regardless of their tokenization; such a turn's text ends with the one found."""
+    extra_columns: tuple[ExtraColumn, ...] = ()
+    """Columns that `sample_columns` has values for."""
 
     @property
     def name(self) -> str:
@@ -74,6 +78,13 @@ class MultiTurnEnvironment(ABC):
         """What to measure about a trajectory, however it ended: `rollout/<environment>/<name>` in the metrics.
 
         `turns`, how many turns the model had, is measured for every environment.
+        """
+        return {}
+
+    def sample_columns(self, prompt: Prompt, turns: Sequence[Turn], segments: Sequence[Segment]) -> Mapping[str, Any]:
+        """A trajectory's values of `extra_columns`, by name, however it ended.
+
+        `segments` are the tokens of its row: a per-token column has a value for each, in order.
         """
         return {}
 
@@ -118,8 +129,9 @@ class MultiTurnEnvironment(ABC):
         score = checked_score(value, prompt)
         text = "".join(turn.response + (turn.reply or "") for turn in turns)
         own = checked_numbers(self.sample_metrics(prompt, tuple(turns)), prompt, "metric")
-        metrics = {"turns": float(len(turns)), **own}
-        return Trajectory(tuple(talk.segments), score.reward, text, out_of_room, score.components, metrics)
+        metrics, segments = {"turns": float(len(turns)), **own}, tuple(talk.segments)
+        columns = self.sample_columns(prompt, tuple(turns), segments)
+        return Trajectory(segments, score.reward, text, out_of_room, score.components, metrics, columns)
 
     def _stop_token_ids(self, handle: GenerationHandle) -> frozenset[int]:
         """Those of `turn_ends` that are single tokens, and so are known without reading the text."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.rollout.environments.base import GenerationHandle, Segment, Split, Trajectory
+from penstock.rollout.environments.extra_columns import ExtraColumn
 from penstock.rollout.environments.rewards.pool import FunctionName, RewardPool, described
 from penstock.rollout.environments.rewards.scores import checked_numbers, checked_score, failures_about, failures_of
 from penstock.rollout.prompts import Prompt
@@ -27,6 +28,9 @@ class SingleTurnEnvironment(ABC):
 
     If the reward is a function that can be imported by name, return it from `call`: it then runs in a process.
     """
+
+    extra_columns: tuple[ExtraColumn, ...] = ()
+    """Columns that `sample_columns` has values for."""
 
     def __init__(self, pool: RewardPool) -> None:
         self._pool = pool
@@ -52,22 +56,27 @@ class SingleTurnEnvironment(ABC):
         """What else to measure about a response: `rollout/<environment>/<name>` in the metrics."""
         return {}
 
+    def sample_columns(self, prompt: Prompt, response: str, segments: Sequence[Segment]) -> Mapping[str, Any]:
+        """A response's values of `extra_columns`, by name.
+
+        `segments` are the tokens of its row, prompt and response: a per-token column has a value for each, in order.
+        """
+        return {}
+
     async def run(self, prompt: Prompt, handle: GenerationHandle) -> Trajectory:
         """Generate once, score once."""
         prompt_ids = handle.encode_prompt(prompt.content)
         generation = await handle.generate(prompt_ids)
         response = handle.decode(generation.token_ids)
+        segments = (Segment(prompt_ids), Segment(generation.token_ids, generation))
         call = self.call(prompt, response)
         function = call.function.path if isinstance(call.function, FunctionName) else described(call.function)
         with failures_about(response), failures_of(function):
             score = checked_score(await self._pool.score(call.function, *call.args, **call.kwargs), prompt)
             metrics = checked_numbers(self.sample_metrics(prompt, response), prompt, "metric")
+            columns = self.sample_columns(prompt, response, segments)
         return Trajectory(
-            (Segment(prompt_ids), Segment(generation.token_ids, generation)),
-            score.reward,
-            response,
-            components=score.components,
-            metrics=metrics,
+            segments, score.reward, response, components=score.components, metrics=metrics, columns=columns
         )
 
     async def close(self) -> None:

@@ -126,10 +126,11 @@ def _reward(trace: Any, name: str) -> float:
 
 
 def _numbers(trace: Any, talk: Conversation) -> dict[str, Any]:
-    """What verifiers has by name: rewards, without their weights, and metrics; the turns are counted here."""
+    """What verifiers has by name: rewards, without their weights, and metrics; turns and calls are counted here."""
     components = {name: float(reward.score) for name, reward in trace.rewards.items()}
     metrics = {name: float(value) for name, value in trace.metrics.items() if value is not None}
-    return {"components": components, "metrics": {"turns": float(talk.generations), **metrics}}
+    counts = {"turns": float(talk.generations), "tool_calls": float(talk.tool_calls)}
+    return {"components": components, "metrics": counts | metrics}
 
 
 def _trajectory(talk: Conversation, reward: float, out_of_room: bool) -> Trajectory:

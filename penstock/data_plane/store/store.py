@@ -1,4 +1,4 @@
-"""The owner's side: index, memory, claims and puts that wait."""
+"""The owner's side: index, claims and puts that wait for memory."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from queue import SimpleQueue
+from typing import Any
 
-from penstock.data_plane.adapters.shm.buffers import Buffer, Region, Reservation
-from penstock.data_plane.adapters.shm.messages import PutRequest, PutWithdrawn, WhenFull
-from penstock.data_plane.adapters.shm.space import Space, aligned
 from penstock.data_plane.claims import ClaimWithdrawn
-from penstock.data_plane.field_spec import FieldKind, FieldSpec
+from penstock.data_plane.field_spec import FieldSpec
 from penstock.data_plane.index import RowIndex, Runs
 from penstock.data_plane.meta import KVBatchMeta
 from penstock.data_plane.room import Jam
 from penstock.data_plane.schema import Schema
-from penstock.errors import DataPlaneError, DataPlaneFull
+from penstock.data_plane.store.buffers import Buffer, Memory, Region, Reservation
+from penstock.data_plane.store.messages import PutRequest, PutWithdrawn, WhenFull
+from penstock.errors import DataPlaneError, DataPlaneFull, DataPlaneLost
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,42 +39,42 @@ class _WaitingClaim:
 
 
 class Store:
-    """Rows in one arena of shared memory. Every method may be called from any thread, and none blocks.
+    """Rows in an adapter's memory. Every method may be called from any thread, and none blocks.
 
     A put is two calls: `reserve` gives memory, now or once there is room, and `commit` makes the rows appear, all at
     once. What `find` returns refers to buffers; as long as a reader keeps them, their memory is not used again.
 
     Invariants: memory is used by at most one put at a time; new rows are granted only within `capacity`; puts wait in
-    order, but those that add fields to rows already there go first, and may use all of `memory`; a future ends once.
+    order, but those that add fields to rows already there go first, and may use all of the memory; a future ends once.
 
     Worked example: with room for 100, a put of 80 is granted, and one of 30 waits. The rows of the first are cleared
     while a reader holds them: the second goes on waiting. The reader drops its last view: the second is granted.
     """
 
-    def __init__(self, memory: memoryview, capacity: int, when_full: WhenFull) -> None:
-        self.capacity = aligned(capacity)
+    def __init__(self, memory: Memory, capacity: int, when_full: WhenFull) -> None:
+        self.capacity = capacity
         self._when_full = when_full
-        self._space = Space(len(memory))
         self._memory = memory
         self._lock = threading.RLock()
-        self._index: RowIndex[Buffer] | None = RowIndex(self._tokens)
+        self._index: RowIndex[Buffer] | None = RowIndex(memory.tokens)
+        self._why_closed: DataPlaneError = DataPlaneError("the data plane is closed")
         self._puts: deque[_WaitingPut] = deque()
         self._claims: list[_WaitingClaim] = []
         self.when_full: Callable[[], None] = lambda: None
         """Called, with the lock held, whenever a put begins to wait."""
         self._numbers = 0
-        self._freed: deque[tuple[int, int]] = deque()
+        self._freed: deque[tuple[Any, int]] = deque()
         self._news: SimpleQueue[bool] = SimpleQueue()
         # Memory is freed wherever the last reference is dropped, perhaps in the middle of a method: puts that wait
         # for it are granted in a thread of their own.
-        threading.Thread(target=self._reclaim_forever, name="penstock-shm-reclaim", daemon=True).start()
+        threading.Thread(target=self._reclaim_forever, name="penstock-store-reclaim", daemon=True).start()
 
     @property
     def used(self) -> int:
         """Bytes that rows, readers and writers hold."""
         with self._lock:
             self._reclaim()
-            return self._space.used
+            return self._memory.used
 
     @property
     def waiting_puts(self) -> int:
@@ -87,12 +87,12 @@ class Store:
             self._reclaim()
             if self._index is None or not self._puts:
                 return None
-            rows = {stored.number: aligned(stored.region.size) for stored in self._index.stored(partition_id)}
-            if sum(rows.values()) != self._space.used:
+            rows = {stored.number: stored.region.size for stored in self._index.stored(partition_id)}
+            if sum(rows.values()) != self._memory.used:
                 return None
             first = next((put for put in self._puts if put.adds), self._puts[0])
-            needed, ids = aligned(first.request.layout.size), self._index.sample_ids(partition_id)
-            return Jam(needed, self._space.used, self.capacity, first.adds, ids)
+            needed, ids = first.request.layout.size, self._index.sample_ids(partition_id)
+            return Jam(needed, self._memory.used, self.capacity, first.adds, ids)
 
     def refuse_waiting(self, why: str) -> None:
         """See `DataPlaneOwner.refuse_waiting`."""
@@ -120,9 +120,7 @@ class Store:
         """Memory for a put that has passed the schema's check; `withdraw` ends the wait."""
         with self._lock:
             index = self._open_index()
-            index.schema(request.partition_id).require_known(
-                (column.name for column in request.layout.columns), request.partition_id
-            )
+            index.schema(request.partition_id).require_known(request.layout.names, request.partition_id)
             waiting = _WaitingPut(request, index.has_all(request.partition_id, request.sample_ids))
             self._refuse_if_too_large(waiting)
             self._puts.append(waiting)
@@ -134,12 +132,21 @@ class Store:
                 self.when_full()
             return waiting.future
 
+    def check(self, request: PutRequest) -> None:
+        """Raise `DataPlaneError` unless a put that somebody else has planned can be what it says."""
+        request.check_rows()
+        self._memory.check(request.layout, self.schema(request.partition_id), len(request.sample_ids))
+
+    def place(self, reservation: Reservation, where: Any) -> None:
+        """Where the writer of a put writes it, if that is for the writer to say."""
+        with self._lock:
+            self._memory.place(reservation.buffer.region, where)
+
     def commit(self, reservation: Reservation) -> None:
         """The rows are written: let them appear."""
         request, buffer = reservation.request, reservation.hand_over_buffer()
-        names = [column.name for column in buffer.layout.columns]
         with self._lock:
-            self._open_index().put(request.partition_id, request.sample_ids, names, buffer, request.tags)
+            self._open_index().put(request.partition_id, request.sample_ids, buffer.layout.names, buffer, request.tags)
             self._grant_claims()
 
     def find(self, partition_id: str, sample_ids: Sequence[str], names: Sequence[str]) -> dict[str, Runs[Buffer]]:
@@ -167,7 +174,7 @@ class Store:
         with self._lock:
             for put in [put for put in self._puts if put.future is future]:
                 self._puts.remove(put)
-                put.future.set_exception(PutWithdrawn(self._space.used, self.capacity))
+                put.future.set_exception(PutWithdrawn(self._memory.used, self.capacity))
                 self._grant_puts()
             for claim in [claim for claim in self._claims if claim.future is future]:
                 self._claims.remove(claim)
@@ -198,24 +205,36 @@ class Store:
             return self._open_index().count(partition_id)
 
     def close(self) -> None:
-        """Forget everything; whoever waits gets an error. Views that readers hold stay valid."""
+        """Forget everything; whoever waits gets an error. What readers hold stays valid."""
+        self._end(self._why_closed)
+
+    def lose(self, why: str) -> None:
+        """The rows are lost: every call, also those that wait, raises `DataPlaneLost` from now on."""
+        self._end(DataPlaneLost(why))
+
+    def _end(self, why: DataPlaneError) -> None:
         with self._lock:
-            self._index = None
+            if self._index is None:
+                return
+            self._index, self._why_closed = None, why
             waiting: list[_WaitingPut | _WaitingClaim] = [*self._puts, *self._claims]
             self._puts.clear()
             self._claims.clear()
-            self._memory = memoryview(b"")
+            self._memory.close()
         for each in waiting:
-            each.future.set_exception(DataPlaneError("the data plane is closed"))
+            each.future.set_exception(self._ended())
         self._news.put(False)
+
+    def _ended(self) -> DataPlaneError:
+        return type(self._why_closed)(*self._why_closed.args)
 
     def _open_index(self) -> RowIndex[Buffer]:
         if self._index is None:
-            raise DataPlaneError("the data plane is closed")
+            raise self._ended()
         return self._index
 
     def _refuse_if_too_large(self, put: _WaitingPut) -> None:
-        size, most = put.request.layout.size, self._space.size if put.adds else self.capacity
+        size, most = put.request.layout.size, self._memory.size if put.adds else self.capacity
         if size > most:
             raise DataPlaneFull(
                 f"a put of {size / 1e9:.3g} GB can never fit: data_plane.capacity_gb is {self.capacity / 1e9:.3g}; "
@@ -224,7 +243,7 @@ class Store:
 
     def _full(self, put: _WaitingPut) -> str:
         return (
-            f"the data plane is full: {self._space.used / 1e9:.3g} of {self.capacity / 1e9:.3g} GB are in use, and a "
+            f"the data plane is full: {self._memory.used / 1e9:.3g} of {self.capacity / 1e9:.3g} GB are in use, and a "
             f"put needs {put.request.layout.size / 1e9:.3g} GB (data_plane.capacity_gb, data_plane.when_full)"
         )
 
@@ -241,22 +260,25 @@ class Store:
 
     def _take(self, put: _WaitingPut) -> Buffer | None:
         size = put.request.layout.size
-        if not put.adds and self._space.used + aligned(size) > self.capacity:
+        if not put.adds and self._memory.used + size > self.capacity:
             return None
-        offset = self._space.take(size)
-        if offset is None:
+        where = self._memory.take(put.request.layout)
+        if where is None:
             return None
         self._numbers += 1
-        return Buffer(self._numbers, Region(offset, size, self._free), put.request.layout)
+        return Buffer(self._numbers, Region(where, size, self._free), put.request.layout)
 
-    def _free(self, offset: int, size: int) -> None:
+    def _free(self, where: Any, size: int) -> None:
         """Called wherever the last reference to a region is dropped, so it takes no lock."""
-        self._freed.append((offset, size))
+        self._memory.dispose(where, size, self._freed_again)
+
+    def _freed_again(self, where: Any, size: int) -> None:
+        self._freed.append((where, size))
         self._news.put(True)
 
     def _reclaim(self) -> None:
         while self._freed:
-            self._space.give(*self._freed.popleft())
+            self._memory.give(*self._freed.popleft())
 
     def _reclaim_forever(self) -> None:
         while self._news.get():
@@ -270,11 +292,3 @@ class Store:
             if meta is not None:
                 self._claims.remove(claim)
                 claim.future.set_result(meta)
-
-    def _tokens(self, buffer: Buffer, name: str, row: int) -> int:
-        """Tokens of a row, read where they lie."""
-        layout = buffer.layout.column(name)
-        if layout.kind is not FieldKind.PER_TOKEN:
-            return 0
-        begin, end = layout.bounds(self._memory[buffer.region.offset :], row)
-        return end - begin

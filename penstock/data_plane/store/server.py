@@ -1,23 +1,25 @@
-"""Serves clients of other processes: a thread with an event loop and a socket that has no name in a file system."""
+"""Serves clients of other processes: a thread with an event loop."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import secrets
 import socket
-import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
-from penstock.data_plane.adapters.shm.buffers import Buffer, Reservation
-from penstock.data_plane.adapters.shm.layout import PutLayout
-from penstock.data_plane.adapters.shm.messages import (
+from penstock.data_plane.field_spec import FieldSpec
+from penstock.data_plane.index import Runs
+from penstock.data_plane.meta import KVBatchMeta, Tags
+from penstock.data_plane.store.buffers import Buffer, Reservation
+from penstock.data_plane.store.messages import (
+    LONGEST_CALL,
     ONE_WAY,
     Found,
+    Layout,
     LeasedBuffer,
     PutRequest,
     Room,
@@ -26,34 +28,35 @@ from penstock.data_plane.adapters.shm.messages import (
     StoreCall,
     unpacked,
 )
-from penstock.data_plane.adapters.shm.store import Store
-from penstock.data_plane.field_spec import FieldSpec
-from penstock.data_plane.index import Runs
-from penstock.data_plane.meta import KVBatchMeta, Tags
+from penstock.data_plane.store.store import Store
 from penstock.errors import DataPlaneError, WireError
 from penstock.runtime.wire import framing
 
 _BACKLOG = 128
 _CLOSE_SECONDS = 5.0
+_MALFORMED = (ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+"""What a call with arguments of wrong types or values raises."""
+
+
+Admission = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[bool]]
+"""Whether whoever has connected is a client."""
 
 
 class StoreServer:
-    """Accepts connections of this user's processes until it is closed; each is one client.
+    """Accepts connections of clients until it is closed; each is one client.
 
     Whatever a client holds (memory it is writing to, buffers it reads, calls that wait) ends with its connection, so a
     client that is killed leaves nothing behind.
     """
 
-    def __init__(self, store: Store) -> None:
-        self.socket_name = f"penstock-{os.getpid()}-{secrets.token_hex(8)}"
-        self._store = store
-        self._socket = socket.socket(socket.AF_UNIX)
-        self._socket.bind(f"\0{self.socket_name}")
+    def __init__(self, store: Store, listener: socket.socket, admits: Admission) -> None:
+        """Serve on a socket that is bound, which is this server's from now on."""
+        self._store, self._socket, self._admits = store, listener, admits
         self._socket.listen(_BACKLOG)
         self._connections: set[asyncio.Task[None]] = set()
         self._loop = asyncio.SelectorEventLoop()
         self._ended = asyncio.Event()
-        self._thread = threading.Thread(target=self._run, name="penstock-shm-server", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="penstock-store-server", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
@@ -68,39 +71,44 @@ class StoreServer:
             self._loop.close()
 
     async def _serve(self) -> None:
-        server = await asyncio.start_unix_server(self._connected, sock=self._socket)
+        start = asyncio.start_unix_server if self._socket.family == socket.AF_UNIX else asyncio.start_server
+        server = await start(self._accept, sock=self._socket)
         try:
             await self._ended.wait()
         finally:
             server.close()
-            for task in self._connections:
+            await self._end_connections()
+
+    async def _end_connections(self) -> None:
+        """Also those that were accepted a moment ago: whoever has connected hears that it is over."""
+        end, own = self._loop.time() + _CLOSE_SECONDS, asyncio.current_task()
+        while (others := asyncio.all_tasks() - {own}) and self._loop.time() < end:
+            for task in others:
                 task.cancel()
-            if self._connections:
-                await asyncio.wait(self._connections, timeout=_CLOSE_SECONDS)
+            await asyncio.wait(others, timeout=_CLOSE_SECONDS)
+            await asyncio.sleep(0)  # what an accepted connection does next is begun, to be ended too
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # Not a coroutine: one that is cancelled before its first step does nothing, and the client would wait for good.
+        task = self._loop.create_task(self._connected(reader, writer))
+        self._connections.add(task)
+        task.add_done_callback(self._connections.discard)
+        task.add_done_callback(lambda ended: writer.transport.abort())
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._connections.add(task)
-        try:
-            # The client is gone, or does not speak as one, or the server is being closed.
-            with contextlib.suppress(EOFError, WireError, asyncio.CancelledError):
-                if _is_own_user(writer):
-                    await _Connection(self._store, writer).serve(reader)
-        finally:
-            self._connections.discard(task)
-            writer.transport.abort()
-
-
-def _is_own_user(writer: asyncio.StreamWriter) -> bool:
-    """Names in the abstract namespace can be found by every user."""
-    connection = writer.get_extra_info("socket")
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    return bool(struct.unpack("3i", credentials)[1] == os.getuid())
+        # The client is gone, or does not speak as one, or the server is being closed.
+        with contextlib.suppress(EOFError, ConnectionError, WireError, asyncio.CancelledError):
+            if await self._admits(reader, writer):
+                await _Connection(self._store, writer).serve(reader)
 
 
 class _Connection:
-    """One client: carries out its calls, and knows what it holds."""
+    """One client: carries out its calls, and knows what it holds.
+
+    Invariants: nothing that a call says is believed before it is checked, and a call that makes no sense is answered
+    with an error and changes nothing; rows that were granted stay claimed once the client has said that it took them,
+    and are free again if its connection ends before; no further call is read while the client does not read answers.
+    """
 
     def __init__(self, store: Store, writer: asyncio.StreamWriter) -> None:
         self._store, self._writer = store, writer
@@ -108,17 +116,21 @@ class _Connection:
         self._waiting: dict[int, Future[Any]] = {}
         self._reserved: dict[int, Reservation] = {}
         self._leases: dict[int, list[Buffer]] = {}
+        self._untaken: dict[int, KVBatchMeta] = {}
+        """Rows that were granted, by the number of their claim, until the client says that it has them."""
         self._is_open = True
         self._calls: dict[str, Callable[..., Any]] = {
             "register": self._register,
             "schema": self._schema,
+            "place": self._place,
             "commit": self._commit,
             "abandon": self._abandon,
             "find": self._find,
             "link_rows": self._link_rows,
             "release": self._release,
             "withdraw": self._withdraw,
-            "give_back": store.give_back,
+            "taken": self._taken,
+            "give_back": self._give_back,
             "status": store.status,
             "clear": self._clear,
             "count": store.count,
@@ -128,30 +140,40 @@ class _Connection:
         """Until the client is gone."""
         try:
             while True:
-                call = await framing.read(reader)
+                call = await framing.read(reader, LONGEST_CALL)
                 if not isinstance(call, StoreCall):
                     raise WireError(f"expected a call, got a {type(call).__name__}")
                 self._carry_out(call)
+                await self._writer.drain()
         finally:
             self._is_open = False
             for number in tuple(self._reserved):
                 self._abandon(number)
             self._leases.clear()
+            for meta in self._untaken.values():
+                self._store.give_back(meta)
             for future in tuple(self._waiting.values()):
                 self._store.withdraw(future)
 
     def _carry_out(self, call: StoreCall) -> None:
         try:
             if call.method == "reserve":
+                self._require_unused(call.number)
                 self._later(call, self._reserve(*call.arguments), self._room)
             elif call.method == "claim":
-                self._later(call, self._store.claim(*call.arguments), lambda meta: meta)
+                self._require_unused(call.number)
+                self._later(call, self._store.claim(*call.arguments), partial(self._grant, call.number))
             else:
                 self._answer(call.number, self._calls[call.method](*call.arguments))
         except DataPlaneError as error:
             self._answer(call.number, None, error)
-        except (KeyError, TypeError, ValueError) as error:
+        except _MALFORMED as error:
             self._answer(call.number, None, DataPlaneError(f"{call.method}: {type(error).__name__}: {error}"))
+
+    def _require_unused(self, number: int) -> None:
+        """A wait is known by its number: without one of its own, nobody could end it."""
+        if number == ONE_WAY or number in self._waiting or number in self._untaken:
+            raise WireError(f"a call that waits has the number {number}, which is not its own")
 
     def _answer(self, number: int, value: Any, error: Exception | None = None) -> None:
         if number != ONE_WAY and self._is_open:
@@ -183,9 +205,11 @@ class _Connection:
             granted.hand_over_buffer()
 
     def _reserve(
-        self, partition_id: str, sample_ids: str, layout: PutLayout, tags: tuple[Tags, ...] | None
+        self, partition_id: str, sample_ids: str, layout: Layout, tags: tuple[Tags, ...] | None
     ) -> Future[Reservation]:
-        return self._store.reserve(PutRequest(partition_id, unpacked(sample_ids), layout, tags))
+        request = PutRequest(partition_id, unpacked(sample_ids), layout, tags)
+        self._store.check(request)
+        return self._store.reserve(request)
 
     def _clear(self, sample_ids: str, partition_id: str) -> None:
         self._store.clear(unpacked(sample_ids), partition_id)
@@ -193,7 +217,21 @@ class _Connection:
     def _room(self, reservation: Reservation) -> Room:
         buffer = reservation.buffer
         self._reserved[buffer.number] = reservation
-        return Room(buffer.number, buffer.region.offset, buffer.region.size)
+        return Room(buffer.number, buffer.region.where, buffer.region.size)
+
+    def _grant(self, number: int, meta: KVBatchMeta) -> KVBatchMeta:
+        self._untaken[number] = meta
+        return meta
+
+    def _taken(self, number: int, is_wanted: bool) -> None:
+        meta = self._untaken.pop(number, None)
+        if meta is not None and is_wanted is not True:
+            self._store.give_back(meta)
+
+    def _give_back(self, meta: KVBatchMeta) -> None:
+        if not isinstance(meta, KVBatchMeta) or type(meta.task_name) is not str:
+            raise DataPlaneError("only rows that a task has claimed can be given back")
+        self._store.give_back(meta)
 
     def _register(self, partition_id: str, fields: tuple[FieldSpec, ...]) -> None:
         self._store.register(partition_id, fields)
@@ -201,11 +239,22 @@ class _Connection:
     def _schema(self, partition_id: str) -> tuple[FieldSpec, ...]:
         return tuple(self._store.schema(partition_id).specs.values())
 
+    def _place(self, number: int, where: Any) -> None:
+        self._store.place(self._reservation(number), where)
+
     def _commit(self, number: int) -> None:
-        self._store.commit(self._reserved.pop(number))
+        self._store.commit(self._reservation(number))
+        del self._reserved[number]
 
     def _abandon(self, number: int) -> None:
-        self._reserved.pop(number).hand_over_buffer()
+        self._reservation(number).hand_over_buffer()
+        del self._reserved[number]
+
+    def _reservation(self, number: int) -> Reservation:
+        reservation = self._reserved.get(number)
+        if reservation is None:
+            raise DataPlaneError(f"this client has no memory with the number {number} to write to")
+        return reservation
 
     def _find(self, partition_id: str, sample_ids: str, names: tuple[str, ...]) -> Found:
         buffers: dict[Buffer, int] = {}
@@ -219,7 +268,7 @@ class _Connection:
             fields[name] = len(distinct) - 1
         for buffer in buffers:
             self._leases.setdefault(buffer.number, []).append(buffer)
-        found = tuple(LeasedBuffer(each.number, each.region.offset, each.layout) for each in buffers)
+        found = tuple(LeasedBuffer(each.number, each.region.where, each.layout) for each in buffers)
         return Found(found, tuple(distinct), fields)
 
     def _link_rows(self, partition_id: str, sample_ids: str, names: tuple[str, ...], other_id: str) -> None:

@@ -1,4 +1,4 @@
-"""The link of clients in other processes: metadata over a socket, rows through the shared memory."""
+"""The link of clients in other processes: metadata over a socket."""
 
 from __future__ import annotations
 
@@ -8,61 +8,74 @@ import socket
 import struct
 import threading
 import weakref
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as WaitedTooLong
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from penstock.data_plane.adapters.shm.messages import (
+from penstock.data_plane.field_spec import FieldSpec
+from penstock.data_plane.meta import KVBatchMeta
+from penstock.data_plane.schema import Schema
+from penstock.data_plane.store.link import FieldRuns
+from penstock.data_plane.store.messages import (
+    LONGEST_CALL,
     ONE_WAY,
     Found,
+    LeasedBuffer,
     PutRequest,
     Room,
-    ShmAddress,
     StoreAnswer,
     StoreCall,
     packed,
 )
-from penstock.data_plane.adapters.shm.reading import FieldRuns, ReadBuffer
-from penstock.data_plane.field_spec import FieldSpec
-from penstock.data_plane.meta import KVBatchMeta
-from penstock.data_plane.schema import Schema
 from penstock.errors import DataPlaneError, DataPlaneLost, MemoryLost, WireError
-from penstock.runtime.memory import SharedMemory
 from penstock.runtime.wire import framing
 
-_ANSWER_SECONDS = 60.0
-"""For calls that do not wait for anybody but the owner."""
+ANSWER_SECONDS = 60.0
+"""For calls that do not wait for anybody but the owner, unless an adapter has a setting for it."""
 
 
-class RemoteLink:
+@dataclass(frozen=True)
+class _Receipt:
+    """Tells the owner that rows which it granted have arrived; only then has anybody here got them.
+
+    So the owner knows of everybody who may have done something with claimed rows. Whoever is killed before has seen
+    none of them, and they are free again.
+    """
+
+    message: list[Any]
+    sent: Callable[[], None]
+
+
+def owner_gone(owner: str) -> DataPlaneLost:
+    """The error of every call once the owner, `process 123`, is gone."""
+    return DataPlaneLost(f"the data plane is gone: its owner, {owner}, has closed it or has ended; its rows are lost")
+
+
+class RemoteLink(ABC):
     """One connection to the owner, for any number of threads.
 
     Two threads belong to it: one takes answers to those who wait for them, one sends, so that nobody who makes a call,
     an event loop for one, is held up by an owner that does not read. Invariants: messages are sent in the order of the
-    calls; as long as a view or a reserved piece of memory is in use here, the connection stays open, also after
+    calls; as long as a lease or a reserved piece of memory is in use here, the connection stays open, also after
     `close` and after a message that could not be sent, because the owner uses that memory again once the connection
-    is gone; once the owner is gone, every call, also those that wait, raises `DataPlaneLost`; when the connection is
-    over, only views keep the memory.
+    is gone; once the owner is gone, every call, also those that wait, raises `DataPlaneLost`.
     """
 
-    def __init__(self, address: ShmAddress) -> None:
-        self.full_seconds = address.full_seconds
-        self._owner = address.memory.process
-        self._socket = socket.socket(socket.AF_UNIX)
-        try:
-            memory = SharedMemory.open(address.memory)
-            self._memory: memoryview | None = memory.view(0, memory.size)
-            memory.close()
-            self._socket.settimeout(_ANSWER_SECONDS)
-            self._socket.connect(f"\0{address.socket}")
-            self._socket.settimeout(None)
-            # An owner that is stopped must not hold up the thread that sends; answers are waited for elsewhere.
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(_ANSWER_SECONDS), 0))
-        except (OSError, MemoryLost) as error:
-            self._socket.close()
-            raise self._lost() from error
+    def __init__(
+        self, connection: socket.socket, owner: str, full_seconds: float, answer_seconds: float = ANSWER_SECONDS
+    ) -> None:
+        """`connection` is this link's from now on; `owner` says who is on its other end."""
+        self.full_seconds = full_seconds
+        self._owner, self._answer_seconds = owner, answer_seconds
+        self._socket = connection
+        self._socket.settimeout(None)
+        # An owner that is stopped must not hold up the thread that sends; answers are waited for elsewhere.
+        patience = struct.pack("ll", int(answer_seconds), int(answer_seconds % 1 * 1e6))
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, patience)
         self._lock = threading.Lock()
         self._numbers = itertools.count(ONE_WAY + 1)
         self._calls: dict[int, Future[Any]] = {}
@@ -70,10 +83,10 @@ class RemoteLink:
         self._is_closed = self._is_lost = self._is_ended = False
         self._holds = 0
         """Leases and reservations that are in use here."""
-        self._to_send: SimpleQueue[list[Any] | int | None] = SimpleQueue()
-        """Messages; numbers of buffers that are no longer read; None to look whether it is over."""
+        self._to_send: SimpleQueue[list[Any] | int | _Receipt | None] = SimpleQueue()
+        """Messages; receipts; numbers of buffers that are no longer read; None to look whether it is over."""
         for target, name in ((self._receive, "answers"), (self._send_all, "calls")):
-            threading.Thread(target=target, name=f"penstock-shm-{name}", daemon=True).start()
+            threading.Thread(target=target, name=f"penstock-store-{name}", daemon=True).start()
 
     def register(self, partition_id: str, fields: Sequence[FieldSpec]) -> None:
         """See `Link`."""
@@ -87,12 +100,9 @@ class RemoteLink:
         """See `Link`."""
         return self._begin("reserve", request.partition_id, packed(request.sample_ids), request.layout, request.tags)
 
-    def memory_of(self, reserved: Room) -> memoryview:
+    def place(self, reserved: Room, where: Any) -> None:
         """See `Link`."""
-        memory = self._memory
-        if memory is None:
-            raise self._lost()
-        return memory[reserved.offset : reserved.offset + reserved.size]
+        self._tell("place", reserved.number, where)
 
     def commit(self, reserved: Room) -> None:
         """See `Link`."""
@@ -106,9 +116,9 @@ class RemoteLink:
         self._tell("abandon", reserved.number)
         self._holds_less(1)
 
-    def find(self, partition_id: str, sample_ids: Sequence[str], names: Sequence[str]) -> FieldRuns:
+    def find(self, partition_id: str, sample_ids: Sequence[str], names: Sequence[str]) -> FieldRuns[Any]:
         """See `Link`."""
-        found: FieldRuns = self._call("find", partition_id, packed(sample_ids), tuple(names))
+        found: FieldRuns[Any] = self._call("find", partition_id, packed(sample_ids), tuple(names))
         return found
 
     def link_rows(self, partition_id: str, sample_ids: Sequence[str], names: Sequence[str], other_id: str) -> None:
@@ -154,10 +164,10 @@ class RemoteLink:
     def _call(self, method: str, *arguments: Any, even_closed: bool = False) -> Any:
         future = self._begin(method, *arguments, even_closed=even_closed)
         try:
-            return future.result(_ANSWER_SECONDS)
+            return future.result(self._answer_seconds)
         except WaitedTooLong:
             raise DataPlaneLost(
-                f"the owner of the data plane, process {self._owner}, has not answered for {_ANSWER_SECONDS:g} s"
+                f"the owner of the data plane, {self._owner}, has not answered for {self._answer_seconds:g} s"
             ) from None
 
     def _begin(self, method: str, *arguments: Any, even_closed: bool = False) -> Future[Any]:
@@ -170,7 +180,11 @@ class RemoteLink:
                 raise self._lost()
             self._calls[number] = future
             self._numbers_of[future] = number
-        self._send(StoreCall(number, method, arguments))
+        try:
+            self._send(StoreCall(number, method, arguments))
+        except WireError as error:
+            self._calls.pop(number, None)
+            raise DataPlaneError(f"{method}: {error}") from error
         return future
 
     def _tell(self, method: str, *arguments: Any) -> None:
@@ -178,7 +192,10 @@ class RemoteLink:
         self._send(StoreCall(ONE_WAY, method, arguments))
 
     def _send(self, call: StoreCall) -> None:
-        self._to_send.put(framing.message(call))
+        message = framing.message(call)
+        if sum(map(len, message)) > LONGEST_CALL:
+            raise WireError(f"more than {LONGEST_CALL / 1e6:.0f} MB of ids and tags in one call; use several")
+        self._to_send.put(message)
 
     def _receive(self) -> None:
         try:
@@ -200,28 +217,46 @@ class RemoteLink:
         with self._lock:
             future = self._calls.pop(answer.number, None)
             self._holds += isinstance(value, Room)
+            if isinstance(value, KVBatchMeta):
+                self._to_send.put(self._receipt(answer.number, value, future))
+                return
         if future is None:
             if isinstance(value, Room):
                 self.abandon(value)
-            elif isinstance(value, KVBatchMeta):
-                self.give_back(value)
         elif answer.error is not None:
             future.set_exception(answer.error)
         else:
             future.set_result(value)
 
-    def _leased(self, found: Found) -> FieldRuns:
-        memory = self._memory
-        if memory is None:
-            return {}  # the connection is over, and nobody waits for this any more
-        buffers = []
+    def _receipt(self, number: int, meta: KVBatchMeta, future: Future[Any] | None) -> _Receipt:
+        def sent() -> None:
+            if future is not None:
+                if self._is_lost:
+                    future.set_exception(self._lost())
+                else:
+                    future.set_result(meta)
+
+        return _Receipt(framing.message(StoreCall(ONE_WAY, "taken", (number, future is not None))), sent)
+
+    @abstractmethod
+    def _reader(self, buffer: LeasedBuffer) -> tuple[object, Any]:
+        """The lease of a buffer, which lasts as long as this object lives, and what reads the buffer.
+
+        `MemoryLost` if the connection is over, and nobody waits for it any more.
+        """
+
+    def _leased(self, found: Found) -> FieldRuns[Any]:
+        readers = []
         for buffer in found.buffers:
-            view = memory[buffer.offset : buffer.offset + buffer.layout.size]
+            try:
+                lease, reader = self._reader(buffer)
+            except MemoryLost:
+                return {}
             with self._lock:
                 self._holds += 1
-            weakref.finalize(view, self._to_send.put, buffer.number).atexit = False
-            buffers.append(ReadBuffer(view, buffer.layout))
-        runs_of = [[(buffers[run.buffer], run.indices) for run in runs] for runs in found.runs]
+            weakref.finalize(lease, self._to_send.put, buffer.number).atexit = False
+            readers.append(reader)
+        runs_of = [[(readers[run.buffer], run.indices) for run in runs] for runs in found.runs]
         return {name: runs_of[which] for name, which in found.fields.items()}
 
     def _send_all(self) -> None:
@@ -236,14 +271,20 @@ class RemoteLink:
             if gone:
                 self._send_now(framing.message(StoreCall(ONE_WAY, "release", (tuple(gone),))))
                 self._holds_less(len(gone))
-            if message is not None:
+            if isinstance(message, _Receipt):
+                self._send_now(message.message)
+                message.sent()
+            elif message is not None:
                 self._send_now(message)
             with self._lock:
                 no_more = (self._is_closed or self._is_lost) and self._holds <= 0
                 over = self._is_ended or (no_more and self._to_send.empty())
         self._end()
+        while not self._to_send.empty():
+            if isinstance(message := self._next_at_once(), _Receipt):
+                message.sent()
 
-    def _next_at_once(self) -> list[Any] | int | None:
+    def _next_at_once(self) -> list[Any] | int | _Receipt | None:
         try:
             return self._to_send.get_nowait()
         except Empty:
@@ -275,13 +316,15 @@ class RemoteLink:
         with self._lock:
             first, self._is_ended = not self._is_ended, True
         self._lose()
-        self._memory = None
+        self._let_go()
         if first:
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)
             self._to_send.put(None)
 
+    @abstractmethod
+    def _let_go(self) -> None:
+        """The connection is over: keep nothing that only calls need."""
+
     def _lost(self) -> DataPlaneLost:
-        return DataPlaneLost(
-            f"the data plane is gone: its owner, process {self._owner}, has closed it or has ended; its rows are lost"
-        )
+        return owner_gone(self._owner)

@@ -1,0 +1,79 @@
+"""The user's own function for events (`data_plane.on_event`), kept apart from the operations it is told about."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+
+from penstock.data_plane.observing.events import DataPlaneEvent
+from penstock.text import named_error
+
+MOST_WAITING = 10_000
+"""Events that may wait for a slow function, a few megabytes; more are dropped and counted."""
+CLOSE_SECONDS = 1.0
+"""How long the function may take, at the end, for the events that wait."""
+
+_log = logging.getLogger(__name__)
+
+
+class EventCallback:
+    """Calls a function with every event, one at a time and in order, in a thread of its own.
+
+    Whoever made the event never waits for the function, and gets none of its errors: the first one is logged, all are
+    counted. Events that come while `MOST_WAITING` others wait are dropped and counted.
+
+    Invariant: every event is called with, dropped, or waits.
+
+    Worked example: the function takes a second for each event. Of 10,002 events that come at once, it is called with
+    the first, 10,000 wait, and one is dropped. `close` waits for a second, and drops those it has not been called with.
+    """
+
+    def __init__(self, function: Callable[[DataPlaneEvent], object], name: str) -> None:
+        """`name` is how settings call the function, for the log."""
+        self._function = function
+        self._name = name
+        self._waiting: SimpleQueue[DataPlaneEvent | None] = SimpleQueue()
+        self._starting = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+        self.dropped = 0
+        self.failed = 0
+
+    def hear(self, event: DataPlaneEvent) -> None:
+        """Have the function called with it, soon."""
+        if self._closed or self._waiting.qsize() >= MOST_WAITING:
+            self.dropped += 1
+            return
+        self._waiting.put(event)
+        if self._thread is None:
+            self._start()
+
+    def close(self) -> None:
+        """Wait a moment for the function, then drop what it has not been called with; a second call is a no-op."""
+        with self._starting:
+            closed, self._closed = self._closed, True
+        if closed or self._thread is None:
+            return
+        self._waiting.put(None)
+        self._thread.join(CLOSE_SECONDS)
+        if self._thread.is_alive():
+            left = self._waiting.qsize()
+            self.dropped += max(left - 1, 0)
+            _log.warning("%s is still busy with events of the data plane; %d are dropped", self._name, left)
+
+    def _start(self) -> None:
+        with self._starting:
+            if self._thread is None and not self._closed:
+                self._thread = threading.Thread(target=self._run, name="penstock-on-event", daemon=True)
+                self._thread.start()
+
+    def _run(self) -> None:
+        while (event := self._waiting.get()) is not None:
+            try:
+                self._function(event)
+            except BaseException as error:  # noqa: BLE001 - whatever the user's function raises, the run goes on
+                self.failed += 1
+                if self.failed == 1:
+                    _log.warning("data_plane.on_event: %s failed: %s", self._name, named_error(error), exc_info=error)
