@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from penstock.data_plane.schema import Schema
 from penstock.data_plane.store.messages import Layout, PutRequest
 from penstock.errors import DataPlaneError
 
@@ -44,6 +45,9 @@ class Memory(Protocol):
     @property
     def used(self) -> int:
         """Bytes that are taken."""
+
+    def check(self, layout: Layout, schema: Schema, rows: int) -> None:
+        """Raise `DataPlaneError` unless a client's layout is one, and its columns are the fields of so many rows."""
 
     def take(self, layout: Layout) -> Any | None:
         """Where a put may be written; None if there is no room for it now."""

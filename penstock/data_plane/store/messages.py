@@ -9,11 +9,16 @@ from enum import Enum
 from typing import Any, Protocol
 
 from penstock.data_plane.meta import Tags
+from penstock.data_plane.schema import check_sample_ids, check_tags
 from penstock.errors import DataPlaneError
 from penstock.runtime.wire.crossing import crosses
 
 ONE_WAY = 0
 """The number of calls that nobody waits for."""
+
+
+LONGEST_CALL = 1 << 26
+"""Bytes of a call: enough for the ids and tags of a million rows; the rows themselves are not part of it."""
 
 
 @crosses
@@ -33,6 +38,10 @@ class StoreCall:
     method: str
     arguments: tuple[Any, ...]
 
+    def __post_init__(self) -> None:
+        if type(self.number) is not int or type(self.method) is not str or type(self.arguments) is not tuple:
+            raise DataPlaneError("a call has a number, a method's name and a tuple of arguments")
+
 
 @crosses
 @dataclass(frozen=True)
@@ -50,8 +59,12 @@ def packed(sample_ids: Sequence[str]) -> str:
 
 
 def unpacked(text: str) -> tuple[str, ...]:
-    """What `packed` made."""
-    return tuple(json.loads(text))
+    """What `packed` made; raises `DataPlaneError` if it is something else."""
+    found = json.loads(text)
+    if type(found) is not list:
+        raise DataPlaneError("sample ids are not a list")
+    check_sample_ids(found)
+    return tuple(found)
 
 
 class Layout(Protocol):
@@ -74,6 +87,13 @@ class PutRequest:
     sample_ids: tuple[str, ...]
     layout: Layout
     tags: tuple[Tags, ...] | None
+
+    def check_rows(self) -> None:
+        """Raise `DataPlaneError` unless its rows are such as a client's own check lets pass."""
+        if len(set(self.sample_ids)) != len(self.sample_ids):
+            raise DataPlaneError("a sample id occurs twice in one put")
+        if self.tags is not None:
+            check_tags(self.sample_ids, self.tags)
 
 
 @crosses

@@ -9,9 +9,10 @@ import struct
 import threading
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as WaitedTooLong
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -20,6 +21,7 @@ from penstock.data_plane.meta import KVBatchMeta
 from penstock.data_plane.schema import Schema
 from penstock.data_plane.store.link import FieldRuns
 from penstock.data_plane.store.messages import (
+    LONGEST_CALL,
     ONE_WAY,
     Found,
     LeasedBuffer,
@@ -34,6 +36,18 @@ from penstock.runtime.wire import framing
 
 ANSWER_SECONDS = 60.0
 """For calls that do not wait for anybody but the owner, unless an adapter has a setting for it."""
+
+
+@dataclass(frozen=True)
+class _Receipt:
+    """Tells the owner that rows which it granted have arrived; only then has anybody here got them.
+
+    So the owner knows of everybody who may have done something with claimed rows. Whoever is killed before has seen
+    none of them, and they are free again.
+    """
+
+    message: list[Any]
+    sent: Callable[[], None]
 
 
 def owner_gone(owner: str) -> DataPlaneLost:
@@ -69,8 +83,8 @@ class RemoteLink(ABC):
         self._is_closed = self._is_lost = self._is_ended = False
         self._holds = 0
         """Leases and reservations that are in use here."""
-        self._to_send: SimpleQueue[list[Any] | int | None] = SimpleQueue()
-        """Messages; numbers of buffers that are no longer read; None to look whether it is over."""
+        self._to_send: SimpleQueue[list[Any] | int | _Receipt | None] = SimpleQueue()
+        """Messages; receipts; numbers of buffers that are no longer read; None to look whether it is over."""
         for target, name in ((self._receive, "answers"), (self._send_all, "calls")):
             threading.Thread(target=target, name=f"penstock-store-{name}", daemon=True).start()
 
@@ -166,7 +180,11 @@ class RemoteLink(ABC):
                 raise self._lost()
             self._calls[number] = future
             self._numbers_of[future] = number
-        self._send(StoreCall(number, method, arguments))
+        try:
+            self._send(StoreCall(number, method, arguments))
+        except WireError as error:
+            self._calls.pop(number, None)
+            raise DataPlaneError(f"{method}: {error}") from error
         return future
 
     def _tell(self, method: str, *arguments: Any) -> None:
@@ -174,7 +192,10 @@ class RemoteLink(ABC):
         self._send(StoreCall(ONE_WAY, method, arguments))
 
     def _send(self, call: StoreCall) -> None:
-        self._to_send.put(framing.message(call))
+        message = framing.message(call)
+        if sum(map(len, message)) > LONGEST_CALL:
+            raise WireError(f"more than {LONGEST_CALL / 1e6:.0f} MB of ids and tags in one call; use several")
+        self._to_send.put(message)
 
     def _receive(self) -> None:
         try:
@@ -196,15 +217,26 @@ class RemoteLink(ABC):
         with self._lock:
             future = self._calls.pop(answer.number, None)
             self._holds += isinstance(value, Room)
+            if isinstance(value, KVBatchMeta):
+                self._to_send.put(self._receipt(answer.number, value, future))
+                return
         if future is None:
             if isinstance(value, Room):
                 self.abandon(value)
-            elif isinstance(value, KVBatchMeta):
-                self.give_back(value)
         elif answer.error is not None:
             future.set_exception(answer.error)
         else:
             future.set_result(value)
+
+    def _receipt(self, number: int, meta: KVBatchMeta, future: Future[Any] | None) -> _Receipt:
+        def sent() -> None:
+            if future is not None:
+                if self._is_lost:
+                    future.set_exception(self._lost())
+                else:
+                    future.set_result(meta)
+
+        return _Receipt(framing.message(StoreCall(ONE_WAY, "taken", (number, future is not None))), sent)
 
     @abstractmethod
     def _reader(self, buffer: LeasedBuffer) -> tuple[object, Any]:
@@ -239,14 +271,20 @@ class RemoteLink(ABC):
             if gone:
                 self._send_now(framing.message(StoreCall(ONE_WAY, "release", (tuple(gone),))))
                 self._holds_less(len(gone))
-            if message is not None:
+            if isinstance(message, _Receipt):
+                self._send_now(message.message)
+                message.sent()
+            elif message is not None:
                 self._send_now(message)
             with self._lock:
                 no_more = (self._is_closed or self._is_lost) and self._holds <= 0
                 over = self._is_ended or (no_more and self._to_send.empty())
         self._end()
+        while not self._to_send.empty():
+            if isinstance(message := self._next_at_once(), _Receipt):
+                message.sent()
 
-    def _next_at_once(self) -> list[Any] | int | None:
+    def _next_at_once(self) -> list[Any] | int | _Receipt | None:
         try:
             return self._to_send.get_nowait()
         except Empty:

@@ -8,6 +8,7 @@ import socket
 import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 from penstock.data_plane.field_spec import FieldSpec
@@ -15,6 +16,7 @@ from penstock.data_plane.index import Runs
 from penstock.data_plane.meta import KVBatchMeta, Tags
 from penstock.data_plane.store.buffers import Buffer, Reservation
 from penstock.data_plane.store.messages import (
+    LONGEST_CALL,
     ONE_WAY,
     Found,
     Layout,
@@ -32,6 +34,8 @@ from penstock.runtime.wire import framing
 
 _BACKLOG = 128
 _CLOSE_SECONDS = 5.0
+_MALFORMED = (ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+"""What a call with arguments of wrong types or values raises."""
 
 
 Admission = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[bool]]
@@ -68,32 +72,43 @@ class StoreServer:
 
     async def _serve(self) -> None:
         start = asyncio.start_unix_server if self._socket.family == socket.AF_UNIX else asyncio.start_server
-        server = await start(self._connected, sock=self._socket)
+        server = await start(self._accept, sock=self._socket)
         try:
             await self._ended.wait()
         finally:
             server.close()
-            for task in self._connections:
+            await self._end_connections()
+
+    async def _end_connections(self) -> None:
+        """Also those that were accepted a moment ago: whoever has connected hears that it is over."""
+        end, own = self._loop.time() + _CLOSE_SECONDS, asyncio.current_task()
+        while (others := asyncio.all_tasks() - {own}) and self._loop.time() < end:
+            for task in others:
                 task.cancel()
-            if self._connections:
-                await asyncio.wait(self._connections, timeout=_CLOSE_SECONDS)
+            await asyncio.wait(others, timeout=_CLOSE_SECONDS)
+            await asyncio.sleep(0)  # what an accepted connection does next is begun, to be ended too
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # Not a coroutine: one that is cancelled before its first step does nothing, and the client would wait for good.
+        task = self._loop.create_task(self._connected(reader, writer))
+        self._connections.add(task)
+        task.add_done_callback(self._connections.discard)
+        task.add_done_callback(lambda ended: writer.transport.abort())
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._connections.add(task)
-        try:
-            # The client is gone, or does not speak as one, or the server is being closed.
-            with contextlib.suppress(EOFError, WireError, asyncio.CancelledError):
-                if await self._admits(reader, writer):
-                    await _Connection(self._store, writer).serve(reader)
-        finally:
-            self._connections.discard(task)
-            writer.transport.abort()
+        # The client is gone, or does not speak as one, or the server is being closed.
+        with contextlib.suppress(EOFError, ConnectionError, WireError, asyncio.CancelledError):
+            if await self._admits(reader, writer):
+                await _Connection(self._store, writer).serve(reader)
 
 
 class _Connection:
-    """One client: carries out its calls, and knows what it holds."""
+    """One client: carries out its calls, and knows what it holds.
+
+    Invariants: nothing that a call says is believed before it is checked, and a call that makes no sense is answered
+    with an error and changes nothing; rows that were granted stay claimed once the client has said that it took them,
+    and are free again if its connection ends before; no further call is read while the client does not read answers.
+    """
 
     def __init__(self, store: Store, writer: asyncio.StreamWriter) -> None:
         self._store, self._writer = store, writer
@@ -101,6 +116,8 @@ class _Connection:
         self._waiting: dict[int, Future[Any]] = {}
         self._reserved: dict[int, Reservation] = {}
         self._leases: dict[int, list[Buffer]] = {}
+        self._untaken: dict[int, KVBatchMeta] = {}
+        """Rows that were granted, by the number of their claim, until the client says that it has them."""
         self._is_open = True
         self._calls: dict[str, Callable[..., Any]] = {
             "register": self._register,
@@ -112,7 +129,8 @@ class _Connection:
             "link_rows": self._link_rows,
             "release": self._release,
             "withdraw": self._withdraw,
-            "give_back": store.give_back,
+            "taken": self._taken,
+            "give_back": self._give_back,
             "status": store.status,
             "clear": self._clear,
             "count": store.count,
@@ -122,30 +140,40 @@ class _Connection:
         """Until the client is gone."""
         try:
             while True:
-                call = await framing.read(reader)
+                call = await framing.read(reader, LONGEST_CALL)
                 if not isinstance(call, StoreCall):
                     raise WireError(f"expected a call, got a {type(call).__name__}")
                 self._carry_out(call)
+                await self._writer.drain()
         finally:
             self._is_open = False
             for number in tuple(self._reserved):
                 self._abandon(number)
             self._leases.clear()
+            for meta in self._untaken.values():
+                self._store.give_back(meta)
             for future in tuple(self._waiting.values()):
                 self._store.withdraw(future)
 
     def _carry_out(self, call: StoreCall) -> None:
         try:
             if call.method == "reserve":
+                self._require_unused(call.number)
                 self._later(call, self._reserve(*call.arguments), self._room)
             elif call.method == "claim":
-                self._later(call, self._store.claim(*call.arguments), lambda meta: meta)
+                self._require_unused(call.number)
+                self._later(call, self._store.claim(*call.arguments), partial(self._grant, call.number))
             else:
                 self._answer(call.number, self._calls[call.method](*call.arguments))
         except DataPlaneError as error:
             self._answer(call.number, None, error)
-        except (KeyError, TypeError, ValueError) as error:
+        except _MALFORMED as error:
             self._answer(call.number, None, DataPlaneError(f"{call.method}: {type(error).__name__}: {error}"))
+
+    def _require_unused(self, number: int) -> None:
+        """A wait is known by its number: without one of its own, nobody could end it."""
+        if number == ONE_WAY or number in self._waiting or number in self._untaken:
+            raise WireError(f"a call that waits has the number {number}, which is not its own")
 
     def _answer(self, number: int, value: Any, error: Exception | None = None) -> None:
         if number != ONE_WAY and self._is_open:
@@ -179,7 +207,9 @@ class _Connection:
     def _reserve(
         self, partition_id: str, sample_ids: str, layout: Layout, tags: tuple[Tags, ...] | None
     ) -> Future[Reservation]:
-        return self._store.reserve(PutRequest(partition_id, unpacked(sample_ids), layout, tags))
+        request = PutRequest(partition_id, unpacked(sample_ids), layout, tags)
+        self._store.check(request)
+        return self._store.reserve(request)
 
     def _clear(self, sample_ids: str, partition_id: str) -> None:
         self._store.clear(unpacked(sample_ids), partition_id)
@@ -189,6 +219,20 @@ class _Connection:
         self._reserved[buffer.number] = reservation
         return Room(buffer.number, buffer.region.where, buffer.region.size)
 
+    def _grant(self, number: int, meta: KVBatchMeta) -> KVBatchMeta:
+        self._untaken[number] = meta
+        return meta
+
+    def _taken(self, number: int, is_wanted: bool) -> None:
+        meta = self._untaken.pop(number, None)
+        if meta is not None and is_wanted is not True:
+            self._store.give_back(meta)
+
+    def _give_back(self, meta: KVBatchMeta) -> None:
+        if not isinstance(meta, KVBatchMeta) or type(meta.task_name) is not str:
+            raise DataPlaneError("only rows that a task has claimed can be given back")
+        self._store.give_back(meta)
+
     def _register(self, partition_id: str, fields: tuple[FieldSpec, ...]) -> None:
         self._store.register(partition_id, fields)
 
@@ -196,13 +240,21 @@ class _Connection:
         return tuple(self._store.schema(partition_id).specs.values())
 
     def _place(self, number: int, where: Any) -> None:
-        self._store.place(self._reserved[number], where)
+        self._store.place(self._reservation(number), where)
 
     def _commit(self, number: int) -> None:
-        self._store.commit(self._reserved.pop(number))
+        self._store.commit(self._reservation(number))
+        del self._reserved[number]
 
     def _abandon(self, number: int) -> None:
-        self._reserved.pop(number).hand_over_buffer()
+        self._reservation(number).hand_over_buffer()
+        del self._reserved[number]
+
+    def _reservation(self, number: int) -> Reservation:
+        reservation = self._reserved.get(number)
+        if reservation is None:
+            raise DataPlaneError(f"this client has no memory with the number {number} to write to")
+        return reservation
 
     def _find(self, partition_id: str, sample_ids: str, names: tuple[str, ...]) -> Found:
         buffers: dict[Buffer, int] = {}

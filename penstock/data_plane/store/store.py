@@ -132,6 +132,11 @@ class Store:
                 self.when_full()
             return waiting.future
 
+    def check(self, request: PutRequest) -> None:
+        """Raise `DataPlaneError` unless a put that somebody else has planned can be what it says."""
+        request.check_rows()
+        self._memory.check(request.layout, self.schema(request.partition_id), len(request.sample_ids))
+
     def place(self, reservation: Reservation, where: Any) -> None:
         """Where the writer of a put writes it, if that is for the writer to say."""
         with self._lock:

@@ -64,10 +64,15 @@ def write(writer: asyncio.StreamWriter, value: Any) -> None:
         writer.write(piece)
 
 
-async def read(reader: asyncio.StreamReader) -> Any:
-    """The next value of a stream. Raises `EOFError` when the other side is gone, else `WireError`."""
+async def read(reader: asyncio.StreamReader, longest: int = LONGEST_HEAD + LONGEST_BODY) -> Any:
+    """The next value of a stream. Raises `EOFError` when the other side is gone, else `WireError`.
+
+    A message of more than `longest` bytes is refused before anything of it is read.
+    """
     try:
         head_size, body_size = _sizes(await reader.readexactly(_LENGTHS.size))
+        if head_size + body_size > longest:
+            raise WireError(f"a message of {head_size + body_size:,} bytes is longer than {longest:,}")
         head = await reader.readexactly(head_size)
         body = bytearray()
         while len(body) < body_size:

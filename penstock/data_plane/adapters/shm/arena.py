@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from penstock.data_plane.adapters.shm.layout import PutLayout
+from penstock.data_plane.adapters.shm.layout_check import check_layout
 from penstock.data_plane.adapters.shm.space import Space, aligned
 from penstock.data_plane.field_spec import FieldKind
+from penstock.data_plane.schema import Schema
 from penstock.data_plane.store.buffers import Buffer, Region
 from penstock.data_plane.store.messages import Layout
 from penstock.errors import DataPlaneError
@@ -36,6 +38,10 @@ class Arena:
     def used(self) -> int:
         """See `Memory`."""
         return self._space.used
+
+    def check(self, layout: Layout, schema: Schema, rows: int) -> None:
+        """See `Memory`."""
+        check_layout(layout, schema, rows)
 
     def take(self, layout: Layout) -> int | None:
         """See `Memory`."""
