@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.support.codec import codec_us
+from benchmarks.support.plane_cases import FEW, Case
+from benchmarks.support.plane_opening import OPENERS, opened
+from benchmarks.support.plane_timing import time_case
 from benchmarks.support.published_weights import cpu_case, publish_figures
 from benchmarks.support.router import router_us
 from benchmarks.support.shm_speed import memory_put_get_us, shm_speed
@@ -34,3 +37,15 @@ def test_figures_of_several_processes() -> None:
     assert shm_speed(rows=8, tokens=64, repeats=2)["shm_put_get_gb_s"] > 0
     case = replace(cpu_case(quick=True), config=cpu_case(quick=True).config | {"num_hidden_layers": 1})
     assert rank_figures(case, passes=1)["two_ranks_over_one"] > 0
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_figures_of_the_data_plane_from_every_route_that_is_installed() -> None:
+    pytest.importorskip("ray")
+    with opened() as routes:
+        timings = time_case(routes.routes, routes.reader, Case(4, 16, FEW), repeats=2, warm_ups=1)
+    assert {"shm", "ray"} <= set(timings.trips) | set(routes.left_out)
+    assert set(timings.trips) | set(routes.left_out) == set(OPENERS)
+    assert all(trip.put > 0 and trip.get > 0 for trips in timings.trips.values() for trip in trips)
+    assert {len(trips) for trips in timings.trips.values()} == {2}

@@ -10,11 +10,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from benchmarks.support.plane_raw import simple_storage
+from benchmarks.support.plane_raw import mooncake_store, simple_storage
 from benchmarks.support.plane_routes import AdapterRoute, RayRoute, Route
 from benchmarks.support.plane_timing import Reader
 from penstock.config.models import DataPlaneConfig
 from penstock.data_plane.opening import open_data_plane
+from penstock.errors import PenstockError
 
 _CAPACITY_GB = 1.0
 _ROOT = Path(__file__).parents[2]
@@ -50,6 +51,8 @@ def opened() -> Iterator[Opened]:
 def _start_ray(stack: contextlib.ExitStack) -> Any:
     # Workers find the benchmark's own modules by it.
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
+    # More are never used, and it warns of them at every call.
+    os.environ["TQ_NUM_THREADS"] = str(min(8, os.cpu_count() or 1))
     import ray
 
     ray.init(
@@ -68,7 +71,10 @@ def _start_ray(stack: contextlib.ExitStack) -> Any:
 def _open(name: str, opener: Callable[[], Route | str], result: Opened, stack: contextlib.ExitStack) -> None:
     import ray
 
-    route = opener()
+    try:
+        route = opener()
+    except (PenstockError, ImportError) as error:  # it is installed, and does not work here
+        route = str(error)
     if isinstance(route, str):
         result.left_out[name] = route
         return
@@ -87,5 +93,16 @@ def _tq_raw() -> Route | str:
     return simple_storage()
 
 
-OPENERS: dict[str, Callable[[], Route | str]] = {"shm": _shm, "ray": RayRoute, "tq_raw": _tq_raw}
+def _mooncake_raw() -> Route | str:
+    if find_spec("mooncake") is None:
+        return "Mooncake is not installed: pip install 'penstock[mooncake]'"
+    return mooncake_store()
+
+
+OPENERS: dict[str, Callable[[], Route | str]] = {
+    "shm": _shm,
+    "ray": RayRoute,
+    "tq_raw": _tq_raw,
+    "mooncake_raw": _mooncake_raw,
+}
 """By route; a text says why there is none."""

@@ -209,7 +209,8 @@ def same(one: Any, other: Any) -> bool:
     if type(one) is not type(other):
         return False
     if isinstance(one, torch.Tensor):
-        raw = [tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in (one, other)]
+        raw = [tensor.detach().clone(memory_format=torch.contiguous_format) for tensor in (one, other)]
+        raw = [tensor.reshape(-1).view(torch.uint8) for tensor in raw]
         return one.dtype == other.dtype and one.shape == other.shape and torch.equal(*raw)
     if isinstance(one, np.ndarray | np.generic):
         return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()

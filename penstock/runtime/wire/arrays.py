@@ -72,7 +72,9 @@ def _tensor(encoder: Encoder, value: torch.Tensor) -> None:
     encoder.out.append(tags.TENSOR)
     encoder.write_all((name, tuple(plain.shape)))
     if plain.numel():
-        encoder.write_buffer(plain.reshape(-1).view(torch.uint8).numpy().data)
+        # Not `reshape`: a tensor with one element counts as contiguous whatever its strides are, and would keep them.
+        flat = plain.as_strided((plain.numel(),), (1,))
+        encoder.write_buffer(flat.view(torch.uint8).numpy().data)
 
 
 def read_array(dtype: Any, shape: Any, take: Take) -> np.ndarray[Any, Any]:

@@ -72,6 +72,7 @@ ARRAYS = [
 ]
 TENSORS = [
     *(torch.tensor(7), torch.tensor(True), torch.empty(0), torch.empty(3, 0, 2), torch.randn(3, 5).T),
+    torch.randn(2, 2)[:1, 0],
     *(
         torch.randn(4, 5).bfloat16(),
         torch.randn(7).half()[::2],
