@@ -67,15 +67,21 @@ def with_columns(trajectory: Trajectory, declared: Sequence[ExtraColumn], enviro
     return replace(trajectory, columns=columns, metrics=metrics)
 
 
-def stacked(trajectories: Sequence[Trajectory], declared: Sequence[ExtraColumn]) -> dict[str, Column]:
-    """The environment's own columns of a group, one row per trajectory; from what `with_columns` gives."""
+def stacked(
+    trajectories: Sequence[Trajectory], declared: Sequence[ExtraColumn], offsets_R1: Tensor
+) -> dict[str, Column]:
+    """The environment's own columns of a group, one row per trajectory; from what `with_columns` gives.
+
+    Per-token columns share the `offsets_R1` of the group's tokens: where rows begin is stored and sent once.
+    """
     found: dict[str, Column] = {}
     for column in declared:
         values = [trajectory.columns[column.name] for trajectory in trajectories]
         if column.kind == "object":
             found[column.name] = ObjectColumn(tuple(values))
         else:
-            found[column.name] = torch.stack(values) if column.kind == "fixed" else JaggedColumn.from_rows(values)
+            is_fixed = column.kind == "fixed"
+            found[column.name] = torch.stack(values) if is_fixed else JaggedColumn(torch.cat(values), offsets_R1)
     return found
 
 

@@ -88,7 +88,7 @@ class RolloutManager(GroupSource):
     async def generate_and_push(self, visit: PromptVisit, group_id: str, start_version: int) -> PushedGroup:
         """Generate, score and write one group. Rows are in the data plane if and only if this returns."""
         trajectories, is_cut = await self._sample(visit, group_id)
-        columns = group_columns(trajectories) | stacked(trajectories, self._extra)
+        columns = self._columns(trajectories)
         sample_ids = [fields.sample_id(group_id, i) for i in range(len(trajectories))]
         pushed = _describe(sample_ids, columns, trajectories, start_version, self._environment.name, self._extra)
         try:
@@ -119,6 +119,12 @@ class RolloutManager(GroupSource):
     async def _run_one(self, prompt: Prompt, index: int, handle: SampleHandle) -> Trajectory:
         with failures_about(None, index):
             return await self._environment.run(prompt, handle)
+
+    def _columns(self, trajectories: Sequence[Trajectory]) -> dict[str, Column]:
+        columns = group_columns(trajectories)
+        input_ids = columns[fields.INPUT_IDS]
+        assert isinstance(input_ids, JaggedColumn)
+        return columns | stacked(trajectories, self._extra, input_ids.offsets_R1)
 
     def _with_columns(self, trajectory: Trajectory, index: int, group_id: str) -> Trajectory:
         with failures_about(trajectory.response_text, index):

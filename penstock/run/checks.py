@@ -18,7 +18,7 @@ from penstock.observe.loggers.checks import check_loggers
 from penstock.rollout.dataset_size import count_records
 from penstock.rollout.datasets import read_prompts
 from penstock.rollout.engines.context import check_context
-from penstock.rollout.environments.extra_columns import declared_columns
+from penstock.rollout.environments.extra_columns import ExtraColumn, declared_columns
 from penstock.rollout.environments.factory import check_functions, first_records, make_environment
 from penstock.run.cautions import (
     beginnings_cut,
@@ -182,8 +182,17 @@ def _check_prompts(config: RunConfig, found: Problems) -> int | None:
     run_loop(made.close())
     whose = f"the environment {made.name}"
     found.attempt(partial(refuse_unknown_columns, config.algorithm, declared_columns(made), whose))
+    _check_room_for_columns(config, declared_columns(made), found)
     _warn_of_cut_evaluation(config, found)
     return found.attempt(partial(_data_steps, config))
+
+
+def _check_room_for_columns(config: RunConfig, declared: Sequence[ExtraColumn], found: Problems) -> None:
+    """Whether rows fit with the environment's own columns too, if they do without."""
+    if not any(steps_that_never_fit(config)):
+        found.error(steps_that_never_fit(config, declared))
+    if not any(steps_that_may_not_fit(config)):
+        found.warn(steps_that_may_not_fit(config, declared))
 
 
 def _warn_of_cut_evaluation(config: RunConfig, found: Problems) -> None:

@@ -73,7 +73,10 @@ def carrying(meta: KVBatchMeta, plan: ShardPlan, rule: PlanRule, share: RankShar
 def plan_for(meta: KVBatchMeta, facts: Sequence[RowFacts], rule: PlanRule) -> MicrobatchPlan:
     """What one rank computes: its share as it came, else the plan that was made for rows with these facts, else a new
     one."""
-    return share_plan(meta) or carried_plan(meta, facts, rule) or plan_rows(facts, rule)
+    carried = RowPlan.of(meta.extra_info, len(meta))
+    if carried is None or (carried.share is None and not _is_made_for(carried, facts, rule, 1)):
+        return plan_rows(facts, rule)
+    return _shards(carried).ranks[0]
 
 
 def carried_plan(meta: KVBatchMeta, facts: Sequence[RowFacts], rule: PlanRule) -> MicrobatchPlan | None:

@@ -10,6 +10,8 @@ import pytest
 import penstock
 from penstock.config.models import RunConfig
 from penstock.config.reading.yaml_dialect import parse_yaml
+from penstock.controller.bookkeeping.snapshot import ControllerSnapshot
+from penstock.controller.bookkeeping.state_keeper import StateKeeper
 from penstock.data_plane.archive import load_rows
 from penstock.errors import ConfigError, SetupError
 from penstock.observe.report.build import write_report
@@ -18,6 +20,7 @@ from penstock.run.checks import check_config
 from penstock.run.train import resume
 from tests.rollout.test_environment_page import HEADING, PAGE, digits
 from tests.run.conftest import ConfigMaker
+from tests.run.test_resume import cut_back
 from tests.run.test_train import lines, steps
 from tests.run.verifying import run_verify
 from tests.support.tiny_models import char_tokenizer
@@ -131,7 +134,21 @@ def test_a_replay_of_the_recording_has_the_same_losses_and_numbers(
         check_config(refused)
 
 
+@pytest.fixture
+def ready_after_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checkpoint after the first step waits until a group is ready, however slow the machine is."""
+    take = StateKeeper.take
+
+    async def take_with_ready(self: StateKeeper) -> ControllerSnapshot:
+        if self._parts.buffer.clock.step == 1:
+            await self._parts.buffer.wait_selectable(1)
+        return await take(self)
+
+    monkeypatch.setattr(StateKeeper, "take", take_with_ready)
+
+
 @pytest.mark.long
+@pytest.mark.usefixtures("ready_after_one_step")
 @pytest.mark.parametrize("adapter", ADAPTERS)
 def test_ready_groups_of_a_checkpoint_are_trained_with_their_columns(
     make_config: ConfigMaker, page: dict[str, Any], tmp_path: Path, adapter: str
@@ -139,30 +156,27 @@ def test_ready_groups_of_a_checkpoint_are_trained_with_their_columns(
     settings = {
         "data": {"train_size": 64, "eval_size": 4},
         "staleness": {"policy": "windowed", "max_staleness": 3},
-        "checkpoint.every_steps": 1,
-        "training.max_steps": 2,
+        "checkpoint": {"every_steps": 1, "keep_latest": 100},
+        "training.max_steps": 3,
         "eval": {"at_start": False, "at_end": False},
         **ADAPTERS[adapter],
     }
     run_dir = penstock.train(configured(make_config, page, **settings)).run_dir
-    saved = sorted(run_dir.glob("checkpoints/*/controller/rows"))
-    assert saved, "no checkpoint has ready groups"
-    assert all(load_rows(folder).columns.keys() >= COLUMNS for folder in saved)
+    assert load_rows(run_dir / "checkpoints/step_1/controller/rows").columns.keys() >= COLUMNS
+    cut_back(run_dir, 1)
     module = tmp_path / "my_environments.py"
     source = module.read_text(encoding="utf-8")
-    module.write_text(
-        source.replace('        ExtraColumn("guesses", "object"),\n', "").replace(
-            '            "guesses": guesses,\n', ""
-        ),
-        encoding="utf-8",
+    fewer = source.replace('        ExtraColumn("guesses", "object"),\n', "").replace(
+        '            "guesses": guesses,\n', ""
     )
+    module.write_text(fewer, encoding="utf-8")
     forget_module()
     with pytest.raises(SetupError, match=r"extra_columns are board, distance, numbers, turn, but .* guesses"):
-        resume(run_dir, ["training.max_steps=4"])
+        resume(run_dir)
     module.write_text(source, encoding="utf-8")
     forget_module()
-    resume(run_dir, ["training.max_steps=4"])
-    assert [line["step"] for line in steps(run_dir)] == [1, 2, 3, 4]
+    resume(run_dir)
+    assert [line["step"] for line in steps(run_dir)] == [1, 2, 3]
     assert all(line["rollout/scored/numbers"] > 0 for line in steps(run_dir))
 
 

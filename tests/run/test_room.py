@@ -14,10 +14,15 @@ from hypothesis import strategies as st
 
 import penstock
 from penstock.config.models import RunConfig
+from penstock.config.reading.environment_args import CalculatorArgs
 from penstock.data_plane.adapters.shm.layout import PutPlan
+from penstock.data_plane.field_spec import DTYPES
 from penstock.errors import CannotStart, DataPlaneFull
 from penstock.rollout.engines.base import FinishReason, GenerationResult
 from penstock.rollout.environments.base import Segment, Trajectory
+from penstock.rollout.environments.extra_columns import ExtraColumn
+from penstock.rollout.environments.tasks.calculator import CalculatorEnvironment
+from penstock.rollout.extra_values import stacked, with_columns
 from penstock.rollout.sample_columns import group_columns
 from penstock.run.checks import find_problems
 from penstock.run.problems import Level
@@ -30,6 +35,50 @@ from tests.run.conftest import ConfigMaker
 def test_the_size_of_a_group_is_that_of_its_put(rows: int, tokens: int, kept: int) -> None:
     columns = group_columns([trajectory(tokens, kept) for _ in range(rows)])
     assert group_bytes(rows, tokens, kept * (tokens - 1)) == PutPlan(columns).layout.size
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    rows=st.integers(1, 5),
+    tokens=st.integers(2, 40),
+    forms=st.lists(
+        st.tuples(
+            st.sampled_from(["per_token", "fixed"]),
+            st.sampled_from(sorted(DTYPES)),
+            st.lists(st.integers(0, 3), max_size=2),
+        ),
+        max_size=4,
+    ),
+)
+def test_columns_of_the_environments_own_take_what_they_take(
+    rows: int, tokens: int, forms: list[tuple[Any, str, list[int]]]
+) -> None:
+    declared = [
+        ExtraColumn(f"own{place}", kind, dtype, shape=tuple(shape), optional=True)
+        for place, (kind, dtype, shape) in enumerate(forms)
+    ]
+    played = [with_columns(trajectory(tokens, 0), declared, "game", "g_g0") for _ in range(rows)]
+    columns: Any = group_columns(played)
+    columns |= stacked(played, declared, columns["input_ids"].offsets_R1)
+    assert group_bytes(rows, tokens, 0, declared) == PutPlan(columns).layout.size
+
+
+class WithPictures(CalculatorEnvironment):
+    """Each sample has a picture of a megabyte."""
+
+    extra_columns = (ExtraColumn("picture", "fixed", "uint8", shape=(1000, 1000)),)
+
+    def __init__(self) -> None:
+        super().__init__(CalculatorArgs(), train_size=1, eval_size=1, seed=0)
+
+
+def test_columns_of_the_environments_own_must_fit(make_config: ConfigMaker) -> None:
+    """4 groups of 3."""
+    own = {"rollout.environment": {"kind": "custom", "import_path": f"{__name__}:WithPictures"}, "data": None}
+    (found,) = problems(with_capacity(make_config, 11e6, **own), Level.ERROR)
+    assert "is too small for a step" in found
+    assert "take at least 0.012 GB" in found
+    assert problems(with_capacity(make_config, 13e6, **own), Level.ERROR) == []
 
 
 def trajectory(tokens: int, kept: int) -> Trajectory:
