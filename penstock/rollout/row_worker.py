@@ -5,6 +5,7 @@ from __future__ import annotations
 from penstock.config.models import DataPlaneConfig
 from penstock.config.sections.timeouts import TimeoutsConfig
 from penstock.data_plane.client import DataPlaneAddress, DataPlaneClient, DataPlaneOwner
+from penstock.data_plane.observing.totals import ClientUse
 from penstock.data_plane.opening import connect
 from penstock.data_plane.row_files import RowFiles
 from penstock.rollout.sample_texts import SampleReader
@@ -24,12 +25,19 @@ class RowWorker(RowFiles, SampleReader):
         RowFiles.__init__(self, client)
         SampleReader.__init__(self, client)
 
+    async def data_plane_use(self) -> ClientUse | None:
+        """What its own client has done so far; None if it has none, or does not observe it."""
+        return None
+
     def close(self) -> None:
         """The client belongs to whoever made it."""
 
 
 class _ConnectedRowWorker(RowWorker):
     """One with a connection of its own."""
+
+    async def data_plane_use(self) -> ClientUse | None:
+        return self._client.use()
 
     def close(self) -> None:
         self._client.close()

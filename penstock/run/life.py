@@ -226,7 +226,9 @@ class RunLife:
             data_plane=training.data_plane,
             extra_columns=frozenset(column.name for column in declared_columns(serving.environment)),
             room=training.data_plane,
-            use=watched_use(training.data_plane, log.timeline if self._config.observe.trace else None),
+            use=watched_use(
+                training.data_plane, log.timeline if self._config.observe.trace else None, training.row_worker
+            ),
             events=log.events,
             timeline=log.timeline,
             samples=log.samples,

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from penstock.config.models import DataPlaneConfig
 from penstock.data_plane.adapters.memory import MemoryDataPlane
 from penstock.data_plane.adapters.shm.owner import ShmOwner
-from penstock.data_plane.client import DataPlaneClient
+from penstock.data_plane.client import DataPlaneClient, DataPlaneOwner
 from penstock.data_plane.columns import JaggedColumn, ObjectColumn
 from penstock.data_plane.narrow import NarrowClient
 from penstock.data_plane.observing import meter
@@ -199,6 +199,12 @@ async def test_a_put_that_is_cancelled_is_counted_as_such() -> None:
         await put
     assert [facts(event) for event in events] == [("put", "p", 1, OperationStatus.CANCELLED)]
     assert observed.count_samples("p") == 1
+
+
+def test_nothing_passes_by_unmeasured_or_is_left_to_a_default() -> None:
+    made_of_others = {"claim_meta", "claim_meta_async", "close_async"}
+    names = {name for name in dir(DataPlaneOwner) if not name.startswith("_")}
+    assert {name for name in names if getattr(ObservedOwner, name) is getattr(DataPlaneOwner, name)} == made_of_others
 
 
 def test_the_controllers_client_is_counted_too(observed: ObservedClient) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 import time
@@ -85,6 +86,27 @@ def test_a_process_that_begins_anew_takes_nothing_away(own: ObservedOwner) -> No
     assert steps.of_step()["data_plane/get/count"] == 2.0
     steps.heard("row worker", use(3))
     assert steps.of_step()["data_plane/get/count"] == 1.0
+
+
+async def test_the_row_worker_is_asked_without_waiting_for_it(own: ObservedOwner) -> None:
+    answers: asyncio.Queue[ClientUse | None] = asyncio.Queue()
+    asked = 0
+
+    async def ask() -> ClientUse | None:
+        nonlocal asked
+        asked += 1
+        return await answers.get()
+
+    steps = StepUse(own, ask_row_worker=ask)
+    for _ in range(3):
+        assert "data_plane/get/count" not in steps.of_step()
+        await asyncio.sleep(0)
+    assert asked == 1
+    answers.put_nowait(use(4))
+    while answers.qsize():  # noqa: ASYNC110 - another task takes it
+        await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert steps.of_step()["data_plane/get/count"] == 4.0
 
 
 def test_what_is_not_observed_has_no_metrics() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import penstock
+from penstock.errors import ConfigError
 from tests.run.conftest import ConfigMaker
 
 PREFIX = "data_plane/"
@@ -50,6 +51,26 @@ def test_a_run_measures_its_data_plane(make_config: ConfigMaker) -> None:
     assert "<code>put</code>" in page
 
 
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        ({"observe": False, "on_event": "my_module:f"}, r"data_plane\.on_event: has no effect with observe = false"),
+        ({"on_event": "my_module.f"}, r"data_plane\.on_event: .*is not module:thing"),
+    ],
+)
+def test_settings_that_cannot_be_honoured_are_refused(
+    make_config: ConfigMaker, settings: dict[str, Any], match: str
+) -> None:
+    with pytest.raises(ConfigError, match=match):
+        make_config(data_plane=settings)
+
+
+def test_a_function_that_is_not_there_ends_the_run_before_it_begins(make_config: ConfigMaker) -> None:
+    with pytest.raises(ConfigError, match=r"data_plane\.on_event: module 'no_such_module' cannot be imported"):
+        penstock.train(make_config(**{"data_plane.on_event": "no_such_module:f"}))
+
+
+@pytest.mark.long
 def test_a_run_that_is_not_observed_has_none_of_it(make_config: ConfigMaker) -> None:
     result = penstock.train(make_config(**{"training.max_steps": 1, "data_plane.observe": False}))
     assert not [key for step in steps_of(result.run_dir) for key in step if key.startswith(PREFIX)]
@@ -60,13 +81,14 @@ def test_a_run_that_is_not_observed_has_none_of_it(make_config: ConfigMaker) -> 
 @pytest.mark.long
 def test_what_the_trainers_process_reads_is_counted(make_config: ConfigMaker, tmp_path: Path) -> None:
     settings: dict[str, Any] = {
-        "training.max_steps": 2,
+        "training.max_steps": 4,
         "runtime.trainer_process": True,
         "data_plane": {"adapter": "shm", "capacity_gb": 0.05},
     }
     result = penstock.train(make_config(**settings))
     tracks = tracks_of(result.run_dir)
     assert tracks["trainer: get"] >= 2
+    assert tracks["row worker: get"] >= 1, "samples of the first steps, which are shown"
     in_thread = penstock.train(
         make_config(**{**settings, "runtime.trainer_process": False, "run_dir": str(tmp_path / "other")})
     )

@@ -35,16 +35,19 @@ class EventCallback:
         self._function = function
         self._name = name
         self._waiting: SimpleQueue[DataPlaneEvent | None] = SimpleQueue()
-        self._starting = threading.Lock()
+        self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._closed = False
+        self._abandoned = False
+        """Whether those that wait count as dropped."""
         self.dropped = 0
         self.failed = 0
 
     def hear(self, event: DataPlaneEvent) -> None:
         """Have the function called with it, soon."""
         if self._closed or self._waiting.qsize() >= MOST_WAITING:
-            self.dropped += 1
+            with self._lock:
+                self.dropped += 1
             return
         self._waiting.put(event)
         if self._thread is None:
@@ -52,25 +55,27 @@ class EventCallback:
 
     def close(self) -> None:
         """Wait a moment for the function, then drop what it has not been called with; a second call is a no-op."""
-        with self._starting:
+        with self._lock:
             closed, self._closed = self._closed, True
         if closed or self._thread is None:
             return
         self._waiting.put(None)
         self._thread.join(CLOSE_SECONDS)
         if self._thread.is_alive():
-            left = self._waiting.qsize()
-            self.dropped += max(left - 1, 0)
+            left = max(self._waiting.qsize() - 1, 0)  # the last one says that it is closed
+            with self._lock:
+                self.dropped += left
+                self._abandoned = True
             _log.warning("%s is still busy with events of the data plane; %d are dropped", self._name, left)
 
     def _start(self) -> None:
-        with self._starting:
+        with self._lock:
             if self._thread is None and not self._closed:
                 self._thread = threading.Thread(target=self._run, name="penstock-on-event", daemon=True)
                 self._thread.start()
 
     def _run(self) -> None:
-        while (event := self._waiting.get()) is not None:
+        while (event := self._waiting.get()) is not None and not self._abandoned:
             try:
                 self._function(event)
             except BaseException as error:  # noqa: BLE001 - whatever the user's function raises, the run goes on

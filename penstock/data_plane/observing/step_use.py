@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
 from penstock.data_plane.client import DataPlaneClient
 from penstock.data_plane.observing.events import DataPlaneOperation
 from penstock.data_plane.observing.spans import OperationSpans
 from penstock.data_plane.observing.totals import ClientTotals, ClientUse, OperationTotals, together
+from penstock.errors import PenstockError
 
+AskWorker = Callable[[], Awaitable[ClientUse | None]]
+"""Asks another process what its client has done; None if it cannot say."""
 _PERCENTILES = (50, 95, 99)
+_log = logging.getLogger(__name__)
 
 
 class StepUse:
@@ -20,9 +28,14 @@ class StepUse:
     `of_step` gives `data_plane/put/count` 8.
     """
 
-    def __init__(self, own: DataPlaneClient, spans: OperationSpans | None = None) -> None:
+    def __init__(
+        self, own: DataPlaneClient, spans: OperationSpans | None = None, ask_row_worker: AskWorker | None = None
+    ) -> None:
+        """`ask_row_worker` is called when a step has ended; nobody waits for it, so its answer counts for the next."""
         self._own = own
         self._spans = spans
+        self._ask = ask_row_worker
+        self._asking: asyncio.Task[None] | None = None
         self._others: dict[str, ClientTotals] = {}
         self._ended: list[ClientTotals] = []
         """Of processes that are gone."""
@@ -39,6 +52,12 @@ class StepUse:
         if self._spans is not None:
             self._spans.add(name, use.events)
 
+    async def _hear_row_worker(self, ask: AskWorker) -> None:
+        try:
+            self.heard("row worker", await ask())
+        except PenstockError as error:
+            _log.warning("the row worker does not say what it did in the data plane: %s", error)
+
     def of_step(self) -> dict[str, float]:
         """Flat keys for the metrics of the step that has ended; none if nothing is observed."""
         own = self._own.use()
@@ -46,6 +65,8 @@ class StepUse:
             return {}
         if self._spans is not None:
             self._spans.outstanding(own.totals.outstanding_bytes)
+        if self._ask is not None and (self._asking is None or self._asking.done()):
+            self._asking = asyncio.get_running_loop().create_task(self._hear_row_worker(self._ask))
         now = together([own.totals, *self._others.values(), *self._ended])
         before, self._before = self._before, now
         found = {"data_plane/time_s": _seconds(now) - _seconds(before)}

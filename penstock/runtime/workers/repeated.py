@@ -91,6 +91,16 @@ class RepeatedCalls:
                 self._losses = 0
                 return value
 
+    async def ask(self, method: str) -> Any:
+        """As `call`, of a worker that is there anyway; None if none is, or if it is lost: none is started for this."""
+        handle = self._handle
+        if handle is None or not handle.is_built:
+            return None
+        try:
+            return await handle.call(method)
+        except WorkerLost:
+            return None
+
     def call_blocking(self, method: str, *args: Any, seconds: float, **kwargs: Any) -> Any:
         """As `call`, for callers without an event loop. Raises `TimeoutError` if it takes longer than that."""
         until = time.monotonic() + seconds

@@ -123,3 +123,17 @@ async def test_none_is_started_after_the_end(started: Started) -> None:
     with pytest.raises(WorkerClosed):
         await fresh.calls.call("add", 1)
     assert not fresh.handles
+
+
+@pytest.mark.long
+async def test_what_is_only_asked_starts_no_worker(started: Started) -> None:
+    assert await started.calls.ask("at_once") is None
+    assert not started.handles
+    assert await started.calls.call("add", 1) == 11
+    assert await started.calls.ask("at_once") == await started.calls.call("at_once")
+    asked = asyncio.create_task(started.calls.ask("hold"))
+    await started.calls.call("at_once")  # it is under way
+    started.kill()
+    assert await asyncio.wait_for(asked, LONG) is None
+    assert len(started.handles) == 1
+    assert started.told == []
