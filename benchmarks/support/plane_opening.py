@@ -10,14 +10,16 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from benchmarks.support.plane_raw import mooncake_store, simple_storage
+from benchmarks.support.plane_raw import UNITS, mooncake_store, simple_storage
 from benchmarks.support.plane_routes import AdapterRoute, RayRoute, Route
 from benchmarks.support.plane_timing import Reader
 from penstock.config.models import DataPlaneConfig
-from penstock.data_plane.opening import open_data_plane
+from penstock.data_plane.opening import ADAPTERS, open_data_plane
 from penstock.errors import PenstockError
 
 _CAPACITY_GB = 1.0
+_LOOPBACK = "127.0.0.2"
+"""Ray takes 127.0.0.1 for the machine's address in its network, and this one as it is."""
 _ROOT = Path(__file__).parents[2]
 
 
@@ -62,7 +64,7 @@ def _start_ray(stack: contextlib.ExitStack) -> Any:
         logging_level="ERROR",
         namespace=f"penstock-benchmark-{os.getpid()}",
         object_store_memory=500_000_000,
-        _node_ip_address="127.0.0.1",
+        _node_ip_address=_LOOPBACK,
     )
     stack.callback(ray.shutdown)
     return ray
@@ -87,6 +89,13 @@ def _shm() -> Route:
     return AdapterRoute("shm", open_data_plane(DataPlaneConfig(adapter="shm", capacity_gb=_CAPACITY_GB)))
 
 
+def _transfer_queue() -> Route | str:
+    if "transfer_queue" not in ADAPTERS:
+        return "there is no such adapter"
+    settings = {"adapter": "transfer_queue", "capacity_gb": _CAPACITY_GB, "storage_units": UNITS}
+    return AdapterRoute("transfer_queue", open_data_plane(DataPlaneConfig.model_validate(settings)))
+
+
 def _tq_raw() -> Route | str:
     if find_spec("transfer_queue") is None:
         return "TransferQueue is not installed: pip install 'penstock[transfer_queue]'"
@@ -102,6 +111,7 @@ def _mooncake_raw() -> Route | str:
 OPENERS: dict[str, Callable[[], Route | str]] = {
     "shm": _shm,
     "ray": RayRoute,
+    "transfer_queue": _transfer_queue,
     "tq_raw": _tq_raw,
     "mooncake_raw": _mooncake_raw,
 }
