@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -100,11 +101,12 @@ def problem_with_rows(columns: Mapping[str, Column], declared: Sequence[ExtraCol
 
 
 def _checked(value: object, column: ExtraColumn, length: int, where: str) -> Any:
+    """The value as its row holds it; always a copy, as the environment may use its own memory for the next sample."""
     if column.kind == "object":
         problem = problem_with(value)
         if problem is not None:
             raise _wrong(where, column, f"{problem}; text, None, and lists and dicts of JSON's types are allowed")
-        return value
+        return deepcopy(value)
     tensor = _as_tensor(value, column, where)
     shape = (length, *column.shape) if column.kind == "per_token" else column.shape
     if tuple(tensor.shape) != shape:
@@ -114,10 +116,7 @@ def _checked(value: object, column: ExtraColumn, length: int, where: str) -> Any
 
 
 def _as_tensor(value: object, column: ExtraColumn, where: str) -> Tensor:
-    """Arrays and tensors keep their dtype, which must be the declared one; plain numbers have none and get it.
-
-    Always a copy: the environment may use its own memory for the next sample.
-    """
+    """Arrays and tensors keep their dtype, which must be the declared one; plain numbers have none and get it."""
     dtype = getattr(torch, str(column.dtype))
     is_plain = not isinstance(value, Tensor | np.ndarray)
     try:
@@ -128,10 +127,22 @@ def _as_tensor(value: object, column: ExtraColumn, where: str) -> Tensor:
         return tensor
     if not is_plain:
         raise _wrong(where, column, f"the dtype {str(tensor.dtype).removeprefix('torch.')}")
-    made = tensor.to(dtype)
-    if not dtype.is_floating_point and not dtype.is_complex and not torch.equal(made.to(tensor.dtype), tensor):
+    if not _can_hold(dtype, tensor):
         raise _wrong(where, column, f"{cut(safe(repr(value)), 100)}, which {column.dtype} cannot hold")
-    return made
+    return tensor.to(dtype)
+
+
+def _can_hold(dtype: torch.dtype, tensor: Tensor) -> bool:
+    """Whether these numbers are the same with this dtype, but for their rounding."""
+    if tensor.is_complex() and not dtype.is_complex:
+        return False
+    if not dtype.is_floating_point and not dtype.is_complex:
+        return torch.equal(tensor.to(dtype).to(tensor.dtype), tensor)
+    wide = torch.view_as_real(tensor) if tensor.is_complex() else tensor.to(torch.float64)
+    is_held = (wide.abs() <= torch.finfo(dtype).max) | wide.isnan()
+    if dtype is not torch.float8_e4m3fn:  # which has no infinity
+        is_held |= wide.isinf()
+    return bool(is_held.all())
 
 
 def _copied(value: Any) -> Tensor:
@@ -144,6 +155,8 @@ def _of_numbers(value: Any) -> Tensor:
     """Plain numbers, with as much precision as Python has."""
     plain = value.item() if isinstance(value, np.generic) else value
     tensor = torch.tensor(plain)
+    if tensor.is_complex():
+        return torch.tensor(plain, dtype=torch.complex128)
     return torch.tensor(plain, dtype=torch.float64) if tensor.is_floating_point() else tensor
 
 

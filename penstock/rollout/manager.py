@@ -111,14 +111,16 @@ class RolloutManager(GroupSource):
         handles = [self._handle(group_id, index, seed) for index, seed in enumerate(seeds)]
         if isinstance(self._environment, GroupEnvironment):
             trajectories = await self._environment.run_group(visit.prompt, handles)
+            played = [self._with_columns(each, index, group_id) for index, each in enumerate(trajectories)]
         else:
-            trajectories = await together(*(self._run_one(visit.prompt, *each) for each in enumerate(handles)))
-        played = [self._with_columns(each, index, group_id) for index, each in enumerate(trajectories)]
+            played = await together(*(self._run_one(visit.prompt, *each, group_id) for each in enumerate(handles)))
         return played, any(handle.prompt_cut for handle in handles)
 
-    async def _run_one(self, prompt: Prompt, index: int, handle: SampleHandle) -> Trajectory:
+    async def _run_one(self, prompt: Prompt, index: int, handle: SampleHandle, group_id: str) -> Trajectory:
         with failures_about(None, index):
-            return await self._environment.run(prompt, handle)
+            trajectory = await self._environment.run(prompt, handle)
+        # At once: the environment may use the memory of its columns again for the next sample.
+        return self._with_columns(trajectory, index, group_id)
 
     def _columns(self, trajectories: Sequence[Trajectory]) -> dict[str, Column]:
         columns = group_columns(trajectories)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError, field_validator
 
-from penstock.errors import RecordError, SetupError
+from penstock.errors import ConfigError, RecordError, SetupError
 from penstock.observe.jsonl import writing
 from penstock.rollout.environments.extra_columns import ExtraColumn
 from penstock.text import safe_value
@@ -44,7 +44,8 @@ _WHERE_UNNAMED = {"rollout.sampling.min_p": 0.0}
 class RecordingInfo(BaseModel):
     """What all groups of a recording have in common."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    # A column's `missing` may be NaN or infinite, which JSON has no numbers for.
+    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="strings")
 
     format: Literal[1] = 1
     settings: dict[str, Any]
@@ -195,7 +196,7 @@ def read_info(run_dir: str | Path) -> RecordingInfo:
 def _read_info(path: Path) -> RecordingInfo:
     try:
         return RecordingInfo.model_validate_json(path.read_bytes())
-    except (OSError, ValidationError) as error:
+    except (OSError, ValidationError, ConfigError) as error:
         raise SetupError(f"{str(path)!r} cannot be used: {_reason(error)}") from error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from penstock.config.sections.rollout import EnvironmentConfig
 from penstock.controller.failures.classify import classify
 from penstock.data_plane import fields
 from penstock.data_plane.adapters.memory import MemoryDataPlane
+from penstock.data_plane.field_spec import DTYPES
 from penstock.errors import ConfigError, FailureKind, WrongColumn
 from penstock.rollout.environments import (
     Done,
@@ -104,11 +106,45 @@ class TestDeclarations:
             ({"name": "a", "kind": "fixed", "dtype": "int64", "missing": 2.0}, "every row must have it"),
             ({"name": "a", "kind": "fixed", "dtype": "int8", "optional": True, "missing": 0.5}, "whole numbers"),
             ({"name": "a", "kind": "fixed", "dtype": "int8", "optional": True, "missing": float("nan")}, "whole"),
+            ({"name": "a", "kind": "fixed", "dtype": "int8", "optional": True, "missing": float("inf")}, "whole"),
+            *(
+                ({"name": "a", "kind": "fixed", "dtype": dtype, "optional": True, "missing": missing}, why)
+                for dtype, missing, why in (
+                    ("uint8", -1, "'a' has -1 for rows without it, which uint8 cannot hold: use 0 to 255"),
+                    ("int64", 2**63, "which int64 cannot hold"),
+                    ("int64", 2**63 - 1, "which a float cannot hold exactly"),
+                    ("bool", 0.5, "whole numbers"),
+                    ("bool", 2, "which bool cannot hold: use 0 to 1"),
+                    ("int64", "none", "'a' has 'none' for rows without it, which is not a number"),
+                    ("float32", None, "None for rows without it, which is not a number"),
+                    ("float16", 1e5, "has 100000.0 for rows without it, which float16 cannot hold"),
+                    ("float64", 10**400, "which float64 cannot hold"),
+                    ("float8_e4m3fn", float("inf"), "inf for rows without it, which float8_e4m3fn cannot hold"),
+                )
+            ),
         ],
     )
     def test_what_cannot_be_stored_is_refused(self, column: dict[str, Any], why: str) -> None:
         with pytest.raises(ConfigError, match=why):
             ExtraColumn(**column)
+
+    @pytest.mark.parametrize("dtype", sorted(DTYPES))
+    def test_the_largest_number_of_a_dtype_may_stand_for_a_missing_one(self, dtype: str) -> None:
+        kind = getattr(torch, dtype)
+        is_real = kind.is_floating_point or kind.is_complex
+        # The next below 2**63 that a float holds.
+        largest = 1 if kind is torch.bool else torch.finfo(kind).max if is_real else torch.iinfo(kind).max
+        largest = 2**63 - 1024 if kind is torch.int64 else largest
+        column = ExtraColumn("own", "fixed", dtype, optional=True, missing=largest)
+        found = with_columns(trajectory({}), (column,), "game", "g_g0").columns["own"]
+        assert found.dtype == kind
+        assert found.item() == largest
+
+    def test_columns_with_nan_for_a_missing_value_are_the_same(self) -> None:
+        one, other = (replace(PER_TOKEN, optional=True, missing=float("nan")) for _ in range(2))
+        assert one == other
+        assert hash(one) == hash(other)
+        assert one != replace(one, missing=0.0)
 
     def test_a_column_that_is_declared_twice_is_refused(self) -> None:
         with pytest.raises(ConfigError, match="'notes' is declared twice"):
@@ -146,6 +182,8 @@ class TestValues:
             ("features", np.zeros((2, 3)), "the dtype float64"),
             ("features", torch.zeros(3, 2), r"the shape \[3, 2\], not \[2, 3\]"),
             ("hints", 1.5, "1.5, which int64 cannot hold"),
+            ("confidence", [0.5] * 3 + [1e39], r"1e\+39.*, which float32 cannot hold"),
+            ("confidence", [0.5] * 3 + [1j], "which float32 cannot hold"),
             ("hints", [1], r"the shape \[1\], not \[\]"),
             ("hints", torch.tensor(1, dtype=torch.int32), "the dtype int32"),
             ("notes", {"a": {1, 2}}, "a set; text, None, and lists"),
@@ -203,6 +241,27 @@ class TestValues:
         assert found.columns["features"].tolist() == [[1.0] * 3] * 2
         assert found.columns["confidence"].tolist() == [1.0] * 4
 
+    @pytest.mark.parametrize(
+        ("dtype", "number"),
+        [
+            ("float16", 70_000),
+            ("bfloat16", 1e39),
+            ("float8_e4m3fn", 500.0),
+            ("float8_e4m3fn", float("inf")),
+            ("complex64", 1e39 + 0j),
+        ],
+    )
+    def test_a_number_that_its_dtype_makes_infinite_is_a_failure(self, dtype: str, number: float) -> None:
+        column = ExtraColumn("own", "fixed", dtype)
+        with pytest.raises(WrongColumn, match=f"which {dtype} cannot hold"):
+            with_columns(trajectory({"own": number}), (column,), "game", "g_g0")
+
+    @pytest.mark.parametrize("number", [float("inf"), float("nan"), 1e-30])
+    def test_a_number_that_is_only_rounded_or_not_finite_anyway_is_kept(self, number: float) -> None:
+        column = ExtraColumn("own", "fixed", "float16")
+        found = with_columns(trajectory({"own": number}), (column,), "game", "g_g0").columns["own"]
+        assert torch.equal(found, torch.tensor(number, dtype=torch.float16)) or found.isnan()
+
     @settings(max_examples=60, deadline=None)
     @given(
         st.sampled_from(["float64", "float32", "bfloat16", "int64", "int32", "int8", "uint8", "bool"]),
@@ -248,6 +307,24 @@ class TestGroups:
         assert [tags["metrics"] for tags in pushed.meta.tags] == [{"hints": 3.0}] * 3
         assert [tags["aggregations"] for tags in pushed.meta.tags] == [{"hints": "sum"}] * 3
 
+    async def test_an_environment_may_use_its_memory_for_the_next_sample(self) -> None:
+        array, note, count = np.zeros((2, 3), dtype=np.float32), {"seen": [0]}, itertools.count(1)
+
+        def gives(length: int) -> dict[str, Any]:
+            number = next(count)
+            array[:], note["seen"][0] = number, number
+            return values(length, features=array, hints=number, notes=note)
+
+        environment = Giving(1, gives=gives)
+        plane = self.plane(environment)
+        pushed = await manager(environment, answer, plane, schema=None).generate_and_push(VISIT, "grp", 0)
+        note["seen"].append(0)
+        batch = plane.get_samples(pushed.meta, ["features", "hints", "notes"])
+        numbers = batch.tensor("hints").tolist()
+        assert sorted(numbers) == [1, 2, 3]
+        assert batch.tensor("features")[:, 0, 0].tolist() == numbers
+        assert batch.objects("notes").items == tuple({"seen": [number]} for number in numbers)
+
     async def test_one_wrong_sample_fails_its_group_as_data_and_leaves_no_rows(self) -> None:
         counts = iter((4, 4, 9))
         environment = Giving(1, gives=lambda length: values(next(counts)))
@@ -281,6 +358,22 @@ class Talking(MultiTurnEnvironment):
     def sample_columns(self, prompt: Prompt, turns: Any, segments: Any) -> dict[str, Any]:
         generated = [segment.generation is not None for segment in segments for _ in segment.token_ids]
         return {"generated": generated, "letters": len(turns[-1].response)}
+
+
+class CountingTurns(Talking):
+    """Its `turns` are a column, and the sum of them its metric."""
+
+    extra_columns = (ExtraColumn("turns", "fixed", "int64", metric="sum"),)
+
+    def sample_columns(self, prompt: Prompt, turns: Any, segments: Any) -> dict[str, Any]:
+        return {"turns": 10 * len(turns)}
+
+
+async def test_a_column_may_take_the_place_of_the_number_of_turns() -> None:
+    environment = CountingTurns()
+    found = await environment.run(environment.prompts(Split.TRAIN)[0], Talker(lambda text: "four").handle())
+    checked = with_columns(found, declared_columns(environment), "talking", "g_g0")
+    assert checked.metrics == {"turns": 10.0}
 
 
 class TalkingOnce(SingleTurnEnvironment):

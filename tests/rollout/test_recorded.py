@@ -18,6 +18,7 @@ from penstock.data_plane import archive
 from penstock.data_plane.archive import load_rows
 from penstock.data_plane.client import SampleBatch
 from penstock.errors import RecordError, SetupError
+from penstock.rollout.environments.extra_columns import ExtraColumn
 from penstock.rollout.recorded import FOLDER, RecordedGroup, Recording, RecordingFolder, RecordingInfo
 
 INFO = RecordingInfo(settings={"rollout.group_size": 2}, tokenizer="digits")
@@ -71,6 +72,28 @@ def test_any_prompt_id_is_found_again_under_its_own_epoch(keys: list[tuple[int, 
         assert all(len(path.name.encode()) < 100 for path in inside)
         assert [found.key for found in Recording.read(name).groups] == keys
         assert [reward_of(Path(name), prompt_id, epoch) for epoch, prompt_id in keys] == list(range(len(keys)))
+
+
+@pytest.mark.parametrize("missing", [float("nan"), float("inf"), -1.5])
+def test_a_recording_is_found_again_whatever_stands_for_a_missing_value(tmp_path: Path, missing: float) -> None:
+    def info(number: float) -> RecordingInfo:
+        column = ExtraColumn("score", "fixed", "float32", optional=True, missing=number)
+        return RecordingInfo(settings={}, tokenizer="digits", columns=(column,))
+
+    RecordingFolder(tmp_path / FOLDER, info(missing)).write(group(), rows())
+    assert Recording.read(tmp_path).info == info(missing)
+    RecordingFolder(tmp_path / FOLDER, info(missing)).write(group("other"), rows())
+    with pytest.raises(SetupError, match=r"different settings \(the environment's extra_columns\)"):
+        RecordingFolder(tmp_path / FOLDER, info(2.0))
+
+
+def test_a_recording_whose_column_is_damaged_is_named(tmp_path: Path) -> None:
+    columns = (ExtraColumn("score", "fixed", "float32"),)
+    RecordingFolder(tmp_path / FOLDER, INFO.model_copy(update={"columns": columns})).write(group(), rows())
+    path = tmp_path / FOLDER / "recording.json"
+    path.write_text(path.read_text().replace("float32", "float33"))
+    with pytest.raises(SetupError, match=r"recording\.json' cannot be used: .*'score' has the dtype 'float33'"):
+        Recording.read(tmp_path)
 
 
 def test_groups_come_in_the_order_of_dispatch(tmp_path: Path) -> None:

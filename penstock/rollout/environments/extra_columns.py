@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
+import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from numbers import Real
 from typing import Any, Literal, get_args
 
 from penstock.data_plane import fields
@@ -15,7 +18,22 @@ from penstock.rollout.environments.rewards.scores import Aggregation
 Kind = Literal["per_token", "fixed", "object"]
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,99}")
 _RESERVED = frozenset(fields.SPECS) | {fields.VALID_TOKENS}
-_WHOLE = frozenset({"int64", "int32", "int16", "int8", "uint8"})
+_WHOLE = {
+    **{f"int{bits}": (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) for bits in (8, 16, 32, 64)},
+    "uint8": (0, 255),
+    "bool": (0, 1),
+}
+"""The least and the largest of the dtypes of whole numbers."""
+_LARGEST = {
+    **dict.fromkeys(("float64", "complex128"), sys.float_info.max),
+    **dict.fromkeys(("float32", "complex64"), (2 - 2**-23) * 2.0**127),
+    "bfloat16": (2 - 2**-7) * 2.0**127,
+    "float16": 65504.0,
+    "float8_e5m2": 57344.0,
+    "float8_e4m3fn": 448.0,
+}
+"""The largest finite number of the others."""
+_WITHOUT_INFINITY = "float8_e4m3fn"
 
 
 @dataclass(frozen=True)
@@ -48,6 +66,13 @@ class ExtraColumn:
         problem = self._problem()
         if problem is not None:
             raise ConfigError([f"extra_columns: {self.name!r} {problem}"])
+        missing = float(self.missing or 0)
+        object.__setattr__(self, "missing", math.nan if math.isnan(missing) else missing)
+
+    def __eq__(self, other: object) -> bool:
+        """As of any dataclass, but a `missing` that is NaN is the same as another that is."""
+        # All NaNs are one object here, and tuples compare their items by identity first.
+        return astuple(self) == astuple(other) if isinstance(other, ExtraColumn) else NotImplemented
 
     @property
     def spec(self) -> FieldSpec:
@@ -90,10 +115,27 @@ class ExtraColumn:
         return self._problem_of_missing()
 
     def _problem_of_missing(self) -> str | None:
-        if self.missing and not self.optional:
+        missing: Any = self.missing
+        if not isinstance(missing, Real):
+            return f"has {missing!r} for rows without it, which is not a number"
+        if missing and not self.optional:
             return "has a value for rows without it, but every row must have it; set optional, or remove missing"
-        if self.dtype in _WHOLE and not float(self.missing).is_integer():
-            return f"holds whole numbers, so {self.missing} cannot stand for a missing one"
+        if self.dtype in _WHOLE:
+            return self._problem_of_whole_missing()
+        is_too_large = _LARGEST[str(self.dtype)] < abs(missing) < math.inf
+        if is_too_large or (abs(missing) == math.inf and self.dtype == _WITHOUT_INFINITY):
+            return f"has {missing} for rows without it, which {self.dtype} cannot hold"
+        return None
+
+    def _problem_of_whole_missing(self) -> str | None:
+        missing = self.missing
+        if missing % 1:  # NaN for what is not finite
+            return f"holds whole numbers, so {missing} cannot stand for a missing one"
+        low, high = _WHOLE[str(self.dtype)]
+        if not low <= missing <= high:
+            return f"has {missing} for rows without it, which {self.dtype} cannot hold: use {low} to {high}"
+        if float(missing) != missing:
+            return f"has {missing} for rows without it, which a float cannot hold exactly; use a smaller number"
         return None
 
 

@@ -15,6 +15,9 @@ from penstock.rollout.environments.rewards.scores import checked_numbers, checke
 from penstock.rollout.environments.turns.conversation import Conversation
 from penstock.rollout.prompts import Prompt
 
+_TURNS = "turns"
+"""The metric that every environment has; a column of an environment's own takes its place."""
+
 
 @dataclass(frozen=True)
 class Turn:
@@ -77,7 +80,8 @@ class MultiTurnEnvironment(ABC):
     def sample_metrics(self, prompt: Prompt, turns: Sequence[Turn]) -> Mapping[str, float]:
         """What to measure about a trajectory, however it ended: `rollout/<environment>/<name>` in the metrics.
 
-        `turns`, how many turns the model had, is measured for every environment.
+        `turns`, how many turns the model had, is measured for every environment, unless a column of this name is
+        its metric.
         """
         return {}
 
@@ -129,7 +133,9 @@ class MultiTurnEnvironment(ABC):
         score = checked_score(value, prompt)
         text = "".join(turn.response + (turn.reply or "") for turn in turns)
         own = checked_numbers(self.sample_metrics(prompt, tuple(turns)), prompt, "metric")
-        metrics, segments = {"turns": float(len(turns)), **own}, tuple(talk.segments)
+        is_column = any(column.name == _TURNS and column.metric for column in self.extra_columns)
+        metrics = own if is_column else {_TURNS: float(len(turns)), **own}
+        segments = tuple(talk.segments)
         columns = self.sample_columns(prompt, tuple(turns), segments)
         return Trajectory(segments, score.reward, text, out_of_room, score.components, metrics, columns)
 
