@@ -60,11 +60,11 @@ def find_problems(
 ) -> Problems:
     """Everything that can be said about a run before it is built, after the `contradictions` between its settings.
 
-    Builds the staleness policy, imports a custom loss or advantage, reads the data, and builds the environment, so
-    tasks, reward functions and dataset files are really inspected. Reads what the model's folder says about itself, and
-    checks whether the folders can be written and the loggers could start. If rollouts are replayed there is no
-    environment; the recording is inspected instead. Model weights are not loaded, nothing is downloaded, and nothing is
-    left behind.
+    Builds the staleness policy, imports `data_plane.on_event` and a custom loss or advantage, reads the data, and
+    builds the environment, so tasks, reward functions and dataset files are really inspected. Reads what the model's
+    folder says about itself, and checks whether the folders can be written and the loggers could start. If rollouts are
+    replayed there is no environment; the recording is inspected instead. Model weights are not loaded, nothing is
+    downloaded, and nothing is left behind.
     """
     found = Problems()
     found.error(contradictions)
@@ -75,13 +75,15 @@ def find_problems(
     _check_device(config, found)
     found.error(steps_that_never_fit(config))
     found.warn(steps_that_may_not_fit(config))
+    if config.data_plane.on_event is not None:
+        found.attempt(partial(import_callable, config.data_plane.on_event, "data_plane.on_event", "callable"))
     if contradictions:  # policy and environment can only be built from consistent settings
         return found
     found.attempt(partial(_check_policy, config))
     _check_algorithm(config, found)
     data_steps = None
     if config.rollout.replay_from is not None:
-        found.attempt(partial(_check_recording, config))
+        _check_recording(config, found)
     else:
         data_steps = _check_prompts(config, found)
     found.warn(beginnings_cut(config))
@@ -109,10 +111,12 @@ def _check_algorithm(config: RunConfig, found: Problems) -> None:
         found.attempt(partial(load_estimator, config.algorithm))
 
 
-def _check_recording(config: RunConfig) -> None:
+def _check_recording(config: RunConfig, found: Problems) -> None:
     from penstock.run.rollouts import check_recording  # imports torch, which other runs' checks can do without
 
-    check_recording(config)
+    info = found.attempt(partial(check_recording, config))
+    if info is not None:
+        _check_room_for_columns(config, info.columns, found)
 
 
 def _check_model(config: RunConfig, found: Problems) -> None:

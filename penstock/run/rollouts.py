@@ -29,12 +29,16 @@ def shared_settings(config: RunConfig) -> dict[str, Any]:
     }
 
 
-def check_recording(config: RunConfig) -> None:
-    """Raise if `rollout.replay_from` is not a recording, or one made with other settings; needs no model."""
+def check_recording(config: RunConfig) -> RecordingInfo:
+    """What the recording in `rollout.replay_from` says about itself; needs no model.
+
+    Raises if there is none, or it was made with other settings.
+    """
     assert config.rollout.replay_from is not None
     info = read_info(config.rollout.replay_from)
     check_settings(info, shared_settings(config), config.rollout.replay_from)
     refuse_unknown_columns(config.algorithm, info.columns, f"the recording in {config.rollout.replay_from!r}")
+    return info
 
 
 def open_recording(config: RunConfig, tokenizer: Any, facts: TokenFacts) -> Recording:

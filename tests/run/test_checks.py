@@ -72,6 +72,20 @@ def test_everything_is_told_at_once_a_run_in_the_folder_next_to_the_rest(
     assert [line.partition(":")[0] for line in refused.value.warnings] == ["staleness.lookahead"]
 
 
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [
+        ("no_such_module:record", "module 'no_such_module' cannot be imported"),
+        ("tests.support.rewards:lenght", "has no callable 'lenght'; did you mean length?"),
+        ("tests.support.rewards:length", None),
+    ],
+)
+def test_the_function_for_events_of_the_data_plane(make_config: ConfigMaker, path: str, reason: str | None) -> None:
+    told = errors(make_config(**{"data_plane.on_event": path, "rollout.environment": {"kind": "calculator"}}))
+    assert told.keys() == ({"data_plane.on_event"} if reason else set())
+    assert (reason or "") in told.get("data_plane.on_event", "")
+
+
 def test_contradictions_between_settings_are_told_next_to_the_rest(make_config: ConfigMaker, tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     path.write_text(dump_config(function_run(make_config, tmp_path, **{"model.path": str(tmp_path / "nowhere")})))

@@ -23,9 +23,11 @@ from penstock.rollout.environments.base import Segment, Trajectory
 from penstock.rollout.environments.extra_columns import ExtraColumn
 from penstock.rollout.environments.tasks.calculator import CalculatorEnvironment
 from penstock.rollout.extra_values import stacked, with_columns
+from penstock.rollout.recorded import FOLDER, RecordingFolder, RecordingInfo
 from penstock.rollout.sample_columns import group_columns
 from penstock.run.checks import find_problems
 from penstock.run.problems import Level
+from penstock.run.rollouts import shared_settings
 from penstock.run.room import group_bytes
 from tests.run.conftest import ConfigMaker
 
@@ -79,6 +81,17 @@ def test_columns_of_the_environments_own_must_fit(make_config: ConfigMaker) -> N
     assert "is too small for a step" in found
     assert "take at least 0.012 GB" in found
     assert problems(with_capacity(make_config, 13e6, **own), Level.ERROR) == []
+
+
+def test_columns_of_a_recording_must_fit(make_config: ConfigMaker, tmp_path: Path) -> None:
+    replay = {"rollout.replay_from": str(tmp_path / "recorded"), "eval": {"at_start": False, "at_end": False}}
+    config = with_capacity(make_config, 11e6, **replay)
+    info = RecordingInfo(settings=shared_settings(config), tokenizer="any", columns=WithPictures.extra_columns)
+    RecordingFolder(tmp_path / "recorded" / FOLDER, info)
+    (found,) = problems(config, Level.ERROR)
+    assert "take at least 0.012 GB" in found
+    larger = config.data_plane.model_copy(update={"capacity_gb": 0.013})
+    assert problems(config.model_copy(update={"data_plane": larger}), Level.ERROR) == []
 
 
 def trajectory(tokens: int, kept: int) -> Trajectory:
