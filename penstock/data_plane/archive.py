@@ -1,7 +1,8 @@
 """Rows on disk: tensors as safetensors, everything else as JSON; nothing is pickled.
 
 A folder of an archive holds `rows.safetensors`, with `field/values` and `field/offsets` of per-token columns and
-`field/tensor` of fixed-shape ones, and `rows.json`, with the sample ids and the non-tensor columns.
+`field/tensor` of fixed-shape ones, and `rows.json`, with the sample ids and the non-tensor columns. Complex numbers are
+pairs of numbers, and `/complex` follows their names.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from penstock.data_plane.columns import Column, JaggedColumn, ObjectColumn
 from penstock.errors import DataPlaneError
 
 _TENSORS, _REST = "rows.safetensors", "rows.json"
+_COMPLEX = "/complex"
 
 
 def save_rows(folder: Path, batch: SampleBatch) -> None:
@@ -44,9 +46,25 @@ def save_rows(folder: Path, batch: SampleBatch) -> None:
             f"rows cannot be saved: {', '.join(objects)} must be text or JSON-like: {error}"
         ) from error
     # Written from here, not by safetensors, whose own error for a full disk is not an OSError.
-    content = save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()})
+    content = save(dict(_storable(name, tensor) for name, tensor in tensors.items()))
     (folder / _TENSORS).write_bytes(content)
     (folder / _REST).write_text(rest, encoding="utf-8")
+
+
+def _storable(key: str, tensor: Tensor) -> tuple[str, Tensor]:
+    """A tensor and its key in the file; safetensors does not know all complex dtypes."""
+    own = tensor.detach().cpu().contiguous().clone()
+    return (f"{key}{_COMPLEX}", torch.view_as_real(own)) if own.is_complex() else (key, own)
+
+
+def _as_stored(key: str, tensor: Tensor) -> tuple[str, Tensor]:
+    """What `_storable` was given."""
+    if not key.endswith(_COMPLEX):
+        return key, tensor
+    try:
+        return key.removesuffix(_COMPLEX), torch.view_as_complex(tensor)
+    except RuntimeError as error:
+        raise ValueError(f"{key} has no pairs of numbers") from error
 
 
 def load_rows(folder: Path) -> SampleBatch:
@@ -59,7 +77,7 @@ def load_rows(folder: Path) -> SampleBatch:
         raise DataPlaneError(f"the rows in {str(folder)!r} cannot be read: {error}") from error
     columns: dict[str, Column] = {name: ObjectColumn(tuple(items)) for name, items in objects.items()}
     try:
-        columns |= _tensor_columns(tensors)
+        columns |= _tensor_columns(dict(_as_stored(*each) for each in tensors.items()))
     except ValueError as error:
         raise DataPlaneError(f"the rows in {str(folder)!r} are damaged: {error}") from error
     wrong = [name for name, column in columns.items() if len(column) != len(sample_ids)]

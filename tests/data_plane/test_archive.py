@@ -19,7 +19,9 @@ from safetensors.torch import load_file, save_file
 from penstock.data_plane.archive import load_rows, save_rows
 from penstock.data_plane.client import SampleBatch
 from penstock.data_plane.columns import Column, JaggedColumn, ObjectColumn
+from penstock.data_plane.field_spec import DTYPES
 from penstock.errors import DataPlaneError
+from tests.data_plane.support import any_bits, cells_of
 
 dtypes = st.sampled_from(
     [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.int32, torch.int8, torch.bool]
@@ -48,6 +50,20 @@ def columns(draw: st.DrawFn, rows: int) -> Column:
 def batches(draw: st.DrawFn) -> SampleBatch:
     sample_ids = tuple(draw(st.lists(names, min_size=1, max_size=5, unique=True)))
     return SampleBatch(sample_ids, draw(st.dictionaries(names, columns(len(sample_ids)), max_size=4)))
+
+
+@pytest.mark.parametrize("dtype", sorted(DTYPES))
+def test_numbers_of_every_dtype_come_back_to_the_bit(tmp_path: Path, dtype: str) -> None:
+    numbers = any_bits((3, 2), getattr(torch, dtype), torch.Generator().manual_seed(0))
+    batch = SampleBatch(
+        ("a", "b"), {"fixed": numbers[:2], "tokens": JaggedColumn.from_rows([numbers[:1], numbers[1:]])}
+    )
+    save_rows(tmp_path, batch)
+    found = load_rows(tmp_path)
+    assert {name: cells_of(found, name) for name in batch.columns} == {
+        name: cells_of(batch, name) for name in batch.columns
+    }
+    assert found.tensor("fixed").dtype == numbers.dtype
 
 
 def same(left: Column, right: Column) -> bool:
