@@ -54,8 +54,8 @@ class Parts:
     """Gives the texts of the samples that are shown; None: reads them in this process, responses only."""
     rows: RowKeeper | None = None
     """Keeps the rows of ready groups for checkpoints; None: reads and writes them in this process."""
-    extra_columns: frozenset[str] = frozenset()
-    """Names of the columns that rows have besides Penstock's own."""
+    extra_columns: Mapping[str, str] = field(default_factory=dict)
+    """The columns that rows have besides Penstock's own, by name: what each holds, in words."""
     room: DataPlaneOwner | None = None
     """Says when the data plane is too small for a step; None: it has no limit."""
     use: StepUse | None = None

@@ -224,7 +224,7 @@ class RunLife:
             trainer=trainer,
             buffer=training.buffer,
             data_plane=training.data_plane,
-            extra_columns=frozenset(column.name for column in declared_columns(serving.environment)),
+            extra_columns={column.name: str(column) for column in declared_columns(serving.environment)},
             room=training.data_plane,
             use=watched_use(
                 training.data_plane, log.timeline if self._config.observe.trace else None, training.row_worker

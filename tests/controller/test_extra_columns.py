@@ -65,6 +65,16 @@ async def test_ready_groups_are_restored_with_them(tmp_path: Path) -> None:
             (HINTS,),
             "extra_columns are hints, but the ready groups of the checkpoint have hints, place",
         ),
+        (
+            (HINTS,),
+            (ExtraColumn("hints", "fixed", "int32"),),
+            "its column 'hints' is fixed int32, but in the ready groups of the checkpoint it is fixed int64",
+        ),
+        (
+            (PLACE, HINTS),
+            (ExtraColumn("place", "per_token", "int64", shape=(2,)), HINTS),
+            r"its column 'place' is per-token int64 of shape \[2\], but in the ready .* it is per-token int64\.",
+        ),
         ((), (HINTS,), "its extra_columns are hints, but the ready groups of the checkpoint have none"),
     ],
 )

@@ -171,7 +171,7 @@ class ScriptedRun:
             events=log,
             timeline=self.timeline,
             samples=self.samples,
-            extra_columns=frozenset(column.name for column in declared),
+            extra_columns={column.name: str(column) for column in declared},
         )
 
         async def after_step(steps: int, metrics: dict[str, float]) -> None:

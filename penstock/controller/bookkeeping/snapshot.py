@@ -48,6 +48,8 @@ class ControllerState(BaseModel):
     tokens_generated: NonNegativeInt
     elapsed_seconds: NonNegativeFloat
     buffer: dict[str, Any]
+    extra_columns: dict[str, str] = {}
+    """`Parts.extra_columns`; empty in a checkpoint that does not say."""
 
 
 @dataclass(frozen=True)

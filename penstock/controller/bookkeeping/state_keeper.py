@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 from penstock.buffer.slots import SlotState
 from penstock.buffer.state import BufferState
 from penstock.controller.bookkeeping.group_book import BookState, GroupBook
@@ -65,6 +67,7 @@ class StateKeeper:
             tokens_generated=self._throughput.tokens,
             elapsed_seconds=self._throughput.elapsed,
             buffer=parts.buffer.state_dict(with_ready=keeps_ready),
+            extra_columns=dict(parts.extra_columns),
         )
         return ControllerSnapshot(state, ends, await self._held_rows() if keeps_ready else None)
 
@@ -84,7 +87,7 @@ class StateKeeper:
                 "data: the prompts, or their order, are not those of the run that is resumed: some prompts could be "
                 "trained twice or never. Use the same data and seed, or start a new run"
             )
-        self._check_columns(BufferState.from_json(state.buffer))
+        self._check_columns(BufferState.from_json(state.buffer), state.extra_columns)
         if saved.rows is not None:
             loaded = await self._rows.load(saved.rows, PARTITION)
             if self._truncates and not set(KEPT_FIELDS) <= loaded.fields:
@@ -101,17 +104,26 @@ class StateKeeper:
         parts.events.restore_counts(state.events)
         self._throughput.restore(state.tokens_generated, state.elapsed_seconds)
 
-    def _check_columns(self, buffer: BufferState) -> None:
-        """Refuse ready groups with other columns of the environment's own than it declares now."""
+    def _check_columns(self, buffer: BufferState, before: Mapping[str, str]) -> None:
+        """Refuse ready groups with other columns of the environment's own than it declares now.
+
+        `before` is what it declared when they were written.
+        """
         declared = self._parts.extra_columns
         for ready in buffer.ready:
             saved = frozenset(ready.meta.to_meta().fields) - SPECS.keys()
-            if saved != declared:
+            if saved != declared.keys():
                 raise SetupError(
                     f"rollout.environment: its extra_columns are {_listed(declared)}, but the ready groups of the "
                     f"checkpoint have {_listed(saved)}. Declare the same columns, or start a new run"
                 )
+            other = [name for name in sorted(saved) if before.get(name, declared[name]) != declared[name]]
+            if other:
+                raise SetupError(
+                    f"rollout.environment: its column {other[0]!r} is {declared[other[0]]}, but in the ready groups of "
+                    f"the checkpoint it is {before[other[0]]}. Declare it as before, or start a new run"
+                )
 
 
-def _listed(names: frozenset[str]) -> str:
+def _listed(names: Iterable[str]) -> str:
     return ", ".join(sorted(names)) or "none"
