@@ -6,6 +6,7 @@ import asyncio
 import json
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 from penstock.data_plane.adapters.memory import MemoryDataPlane
+from penstock.data_plane.adapters.shm.owner import ShmOwner
 from penstock.data_plane.observing.client import ObservedOwner
 from penstock.data_plane.observing.events import DataPlaneEvent, DataPlaneOperation, OperationStatus
 from penstock.data_plane.observing.latencies import Latencies
@@ -20,6 +22,7 @@ from penstock.data_plane.observing.spans import OperationSpans
 from penstock.data_plane.observing.step_use import StepUse
 from penstock.data_plane.observing.totals import ClientTotals, ClientUse, OperationTotals
 from penstock.data_plane.observing.watched import watched_use
+from penstock.data_plane.opening import connect
 from penstock.errors import MissingRowError
 from penstock.observe.timeline import Timeline
 from tests.data_plane.support import SCHEMA, columns, meta_of
@@ -32,11 +35,11 @@ def own() -> ObservedOwner:
     return made
 
 
-def use(count: int, *, size: int = 10, seconds: float = 0.001) -> ClientUse:
+def use(count: int, client: str = "trainer", *, size: int = 10, seconds: float = 0.001) -> ClientUse:
     """A client that has made so many gets."""
     times = Latencies.of([seconds] * count)
     gets = OperationTotals(DataPlaneOperation.GET, count, count, size * count, seconds * count, latencies=times)
-    return ClientUse(ClientTotals((gets,)))
+    return ClientUse(ClientTotals((gets,)), client)
 
 
 def test_a_step_has_what_is_new_in_it(own: ObservedOwner) -> None:
@@ -70,7 +73,7 @@ def test_other_processes_are_added(own: ObservedOwner) -> None:
     steps.heard("trainer", use(2))
     assert steps.of_step()["data_plane/get/count"] == 2.0
     steps.heard("trainer", use(5, seconds=0.004))
-    steps.heard("row worker", use(1, size=100))
+    steps.heard("row worker", use(1, "row worker", size=100))
     found = steps.of_step()
     assert (found["data_plane/get/count"], found["data_plane/get/bytes"]) == (4.0, 130.0)
     assert found["data_plane/get/p99_ms"] == pytest.approx(4.0, rel=0.05)
@@ -80,12 +83,27 @@ def test_other_processes_are_added(own: ObservedOwner) -> None:
 
 def test_a_process_that_begins_anew_takes_nothing_away(own: ObservedOwner) -> None:
     steps = StepUse(own)
-    steps.heard("row worker", use(7))
+    steps.heard("row worker", use(7, "first"))
     steps.of_step()
-    steps.heard("row worker", use(2))
+    steps.heard("row worker", use(2, "second"))
     assert steps.of_step()["data_plane/get/count"] == 2.0
-    steps.heard("row worker", use(3))
+    steps.heard("row worker", use(3, "second"))
     assert steps.of_step()["data_plane/get/count"] == 1.0
+
+
+def test_a_process_that_begins_anew_may_do_more_than_the_one_before(own: ObservedOwner) -> None:
+    with closing(ShmOwner(1_000_000)) as owner:
+        owner.register_partition("p", SCHEMA)
+        address, steps = ObservedOwner(owner).address(), StepUse(own)
+        steps.of_step()
+        for puts in (1, 3):
+            client = connect(address)
+            for number in range(puts):
+                client.put_samples([f"{puts}-{number}"], {"reward": torch.ones(1)}, "p")
+            steps.heard("row worker", client.use())
+            found = steps.of_step()
+            assert (found["data_plane/put/count"], found["data_plane/put/bytes"]) == (puts, 4.0 * puts)
+            client.close()
 
 
 async def test_the_row_worker_is_asked_without_waiting_for_it(own: ObservedOwner) -> None:
@@ -136,7 +154,7 @@ def test_operations_are_spans_of_the_timeline(own: ObservedOwner, tmp_path: Path
         own.get_samples(meta_of("p", "x"), ["reward"])
     after = timeline.now()
     trained = DataPlaneEvent(DataPlaneOperation.GET, "p", 4, 99, 2.0, OperationStatus.OK, 0.0, time.monotonic())
-    steps.heard("trainer", ClientUse(use(1).totals, (trained,)))
+    steps.heard("trainer", ClientUse(use(1).totals, "trainer", (trained,)))
     steps.of_step()
     timeline.close()
     put, get, other = spans_in(tmp_path / "trace.json")

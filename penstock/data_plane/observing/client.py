@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import uuid
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -62,6 +63,7 @@ class ObservedClient(DataPlaneClient):
     def __init__(self, client: DataPlaneClient, watching: Watching = _PLAIN) -> None:
         self._client = client
         self._watching = watching
+        self._id = uuid.uuid4().hex
         self._meter = ClientMeter()
         self._kept: deque[DataPlaneEvent] = deque(maxlen=MOST_KEPT)
         self._callback: EventCallback | None = None
@@ -71,7 +73,6 @@ class ObservedClient(DataPlaneClient):
             self._meter.listen(self._callback.hear)
         operations = self._meter.operations
         self._put, self._get = operations[DataPlaneOperation.PUT], operations[DataPlaneOperation.GET]
-        self._clear = operations[DataPlaneOperation.CLEAR]
 
     def listen(self, hear: Hear) -> None:
         """Tell this one about every operation, in the thread that made it: it must return at once and never raise."""
@@ -83,7 +84,7 @@ class ObservedClient(DataPlaneClient):
 
     def use(self) -> ClientUse:
         events = tuple(self._kept.popleft() for _ in range(len(self._kept)))
-        return ClientUse(self.totals(), events)
+        return ClientUse(self.totals(), self._id, events)
 
     def totals(self) -> ClientTotals:
         """What it has done so far."""

@@ -37,18 +37,14 @@ class StepUse:
         self._ask = ask_row_worker
         self._asking: asyncio.Task[None] | None = None
         self._others: dict[str, ClientTotals] = {}
-        self._ended: list[ClientTotals] = []
-        """Of processes that are gone."""
+        """By client, those of processes that are gone too."""
         self._before = ClientTotals()
 
     def heard(self, name: str, use: ClientUse | None) -> None:
         """What the client of another process says; None if it does not observe itself."""
         if use is None:
             return
-        known = self._others.get(name)
-        if known is not None and _operations(use.totals) < _operations(known):
-            self._ended.append(known)
-        self._others[name] = use.totals
+        self._others[use.client] = use.totals
         if self._spans is not None:
             self._spans.add(name, use.events)
 
@@ -67,7 +63,7 @@ class StepUse:
             self._spans.outstanding(own.totals.outstanding_bytes)
         if self._ask is not None and (self._asking is None or self._asking.done()):
             self._asking = asyncio.get_running_loop().create_task(self._hear_row_worker(self._ask))
-        now = together([own.totals, *self._others.values(), *self._ended])
+        now = together([own.totals, *self._others.values()])
         before, self._before = self._before, now
         found = {"data_plane/time_s": _seconds(now) - _seconds(before)}
         for operation in DataPlaneOperation:
@@ -104,7 +100,3 @@ def _new(now: OperationTotals, before: OperationTotals) -> dict[str, float]:
 
 def _seconds(totals: ClientTotals) -> float:
     return sum(each.seconds for each in totals.operations)
-
-
-def _operations(totals: ClientTotals) -> int:
-    return sum(each.count for each in totals.operations)

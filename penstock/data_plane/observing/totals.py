@@ -66,6 +66,8 @@ class ClientUse:
     """What a client says about itself when it is asked."""
 
     totals: ClientTotals
+    client: str
+    """Different for each client there ever was: one that takes the place of another begins at zero."""
     events: tuple[DataPlaneEvent, ...] = ()
     """The latest since it was asked before, if it keeps them."""
 
