@@ -7,6 +7,8 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
 
 import pytest
 import torch
@@ -136,6 +138,83 @@ def test_every_event_is_called_with_or_dropped(monkeypatch: pytest.MonkeyPatch) 
     assert len(seen) + made.dropped == 2000
     made.hear(EVENT)
     assert len(seen) + made.dropped == 2001
+
+
+class Meddled(SimpleQueue[Any]):
+    """A queue in which something else happens first: `before_put`, and `after_get` of an event."""
+
+    before_put: Callable[[], object] = staticmethod(lambda: None)
+    after_get: Callable[[], object] = staticmethod(lambda: None)
+
+    def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
+        if item is not None:
+            self.before_put()
+        super().put(item)
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        item = super().get()
+        if item is not None:
+            self.after_get()
+        return item
+
+
+def test_an_event_that_comes_while_it_is_closed_is_called_with_or_dropped() -> None:
+    seen: list[DataPlaneEvent] = []
+    made = EventCallback(seen.append, "here")
+    closing = threading.Thread(target=made.close)
+    queue = made._waiting = Meddled()
+
+    def close() -> None:
+        closing.start()
+        closing.join(0.05)
+
+    queue.before_put = close
+    made.hear(EVENT)
+    closing.join(LONG)
+    assert not closing.is_alive()
+    assert len(seen) + made.dropped == 1
+
+
+def test_an_event_that_is_taken_too_late_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(callback, "CLOSE_SECONDS", 0.0)
+    seen: list[DataPlaneEvent] = []
+    made = EventCallback(seen.append, "here")
+    taken, go = threading.Event(), threading.Event()
+    queue = made._waiting = Meddled()
+    queue.after_get = lambda: (taken.set(), go.wait(LONG))
+    made.hear(EVENT)
+    assert taken.wait(LONG)
+    made.close()
+    go.set()
+    assert made._thread is not None
+    made._thread.join(LONG)
+    assert (len(seen), made.dropped) == (0, 1)
+
+
+def test_an_operation_succeeds_where_no_thread_can_be_started(
+    hears: Callable[[Callable[[DataPlaneEvent], None]], None],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    events: list[DataPlaneEvent] = []
+    hears(events.append)
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    plane = open_data_plane(DataPlaneConfig(on_event=f"{__name__}:on_event"))
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        plane.register_partition("p", SCHEMA)
+        put(plane, 1)
+    assert totals(plane).events_dropped == 2
+    (warning,) = [record.getMessage() for record in caplog.records if record.name == callback.__name__]
+    assert warning.startswith("data_plane.on_event: ")
+    assert "is not called: RuntimeError: can't start new thread" in warning
+    assert plane.count_samples("p") == 1
+    plane.close()
+    assert [event.operation for event in events] == [DataPlaneOperation.COUNT]
+    assert totals(plane).events_dropped == 2
 
 
 @pytest.mark.parametrize(
