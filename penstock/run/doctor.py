@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from penstock.data_plane.adapters.mooncake.libraries import about_missing, missing_library
+from penstock.data_plane.adapters.mooncake.libraries import about_missing, missing_library, needs_library
 from penstock.data_plane.adapters.mooncake.wheel import OLDEST, WHEELS, requirement_here
 
 IMPORT_SECONDS = 120.0
@@ -52,6 +52,8 @@ class Part:
     """The extra of Penstock that brings it."""
     requirement_here: Callable[[], str] | None = None
     """What to install on this machine, if that depends on it; the extra brings `requirement`."""
+    about_library: Callable[[str], str] = needs_library
+    """What to say about a native library that it needs and the machine lacks."""
 
     @property
     def install(self) -> str | None:
@@ -177,6 +179,7 @@ PARTS: tuple[Part, ...] = (
         probe=_MOONCAKE_PROBE,
         extra="mooncake",
         requirement_here=requirement_here,
+        about_library=about_missing,
     ),
     Part("vllm", "generation engine", "vllm", ("vllm",), "vllm"),
     Part("megatron-core", "parallel training", "megatron.core", ("megatron-core",), "megatron-core"),
@@ -237,17 +240,18 @@ def examine(part: Part, seconds: float = IMPORT_SECONDS) -> Diagnosis:
     except subprocess.TimeoutExpired:
         return Diagnosis(part, PartStatus.BROKEN, version, f"did not import within {seconds:g} s")
     if process.returncode != 0:
-        return Diagnosis(part, PartStatus.BROKEN, version, failure_reason(process.returncode, process.stderr))
+        reason = failure_reason(process.returncode, process.stderr, part.about_library)
+        return Diagnosis(part, PartStatus.BROKEN, version, reason)
     return Diagnosis(part, PartStatus.WORKS, version, _detail(process.stdout) if part.probe else "")
 
 
-def failure_reason(returncode: int, stderr: str) -> str:
+def failure_reason(returncode: int, stderr: str, about_library: Callable[[str], str] = needs_library) -> str:
     """Why an import failed, from how its process ended: names the missing library or package if it says so."""
     if returncode < 0:
         return f"crashed on import with {_signal_name(-returncode)}"
     library = missing_library(stderr)
     if library is not None:
-        return about_missing(library)
+        return about_library(library)
     module = re.search(r"No module named '([\w.]+)'", stderr)
     if module:
         return f"needs the Python package {module[1]}, which is not installed"

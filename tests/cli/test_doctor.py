@@ -69,6 +69,13 @@ def test_library_of_an_import_error_is_named() -> None:
     assert failure_reason(1, stderr).startswith("needs the native library libcudart.so.12")
 
 
+@pytest.mark.parametrize("library", ["libcudart.so.12", "libnuma.so.1"])
+def test_only_mooncake_gets_mooncakes_advice(library: str) -> None:
+    diagnosis = examine(part(f"raise ImportError('{library}: cannot open shared object file')"))
+    assert diagnosis.detail == f"needs the native library {library}, which this machine does not have"
+    assert [each.name for each in PARTS if each.about_library is not _STDLIB.about_library] == ["mooncake"]
+
+
 def test_old_python_is_broken() -> None:
     assert examine_python((3, 10, 1)).is_fatal
     assert not examine_python().is_fatal

@@ -24,6 +24,7 @@ from penstock.run.doctor import PARTS, PartStatus, examine, failure_reason
 from tests.data_plane.mooncake_here import needs_mooncake
 
 ROOT = Path(__file__).parents[2]
+MOONCAKE = next(part for part in PARTS if part.name == "mooncake")
 
 
 @pytest.mark.parametrize(("library", "package"), DEBIAN_PACKAGES.items())
@@ -35,7 +36,7 @@ def test_the_package_of_a_missing_library_is_named(library: str, package: str, m
         f"needs the native library {library}, which this machine does not have; on Debian and Ubuntu: apt-get install"
     )
     assert about_missing(library) == f"{text} {package}"
-    assert failure_reason(1, said) == f"{text} {package}", "doctor says the same"
+    assert failure_reason(1, said, MOONCAKE.about_library) == f"{text} {package}", "doctor says the same"
 
 
 def test_all_missing_libraries_are_installed_in_one_go(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,7 +104,8 @@ def test_a_missing_wheel_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_wheel_with_cuda_on_a_machine_without_it_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wheel, "_driver_version", lambda: None)
-    text = failure_reason(1, "ImportError: libcudart.so.12: cannot open shared object file: No such file or directory")
+    said = "ImportError: libcudart.so.12: cannot open shared object file: No such file or directory"
+    text = failure_reason(1, said, MOONCAKE.about_library)
     assert text.endswith(f"it comes with CUDA; wheel for this machine (no CUDA): {wheel_for(None)}")
 
 

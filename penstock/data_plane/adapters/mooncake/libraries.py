@@ -33,9 +33,14 @@ def missing_library(message: str) -> str | None:
     return found[1] if found else None
 
 
+def needs_library(library: str) -> str:
+    """What is missing, whoever needs it."""
+    return f"needs the native library {library}, which this machine does not have"
+
+
 def about_missing(library: str) -> str:
     """What is missing and what to do about it; names Mooncake's other missing libraries too, to install all at once."""
-    text = f"needs the native library {library}, which this machine does not have"
+    text = needs_library(library)
     if re.match(r"libcud(a|art)\.so", library):
         return f"{text}: it comes with CUDA; {wheel_here()}"
     if library not in DEBIAN_PACKAGES:
