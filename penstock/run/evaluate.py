@@ -147,7 +147,8 @@ async def _play(
     try:
         played = await environment.run(prompt, handle)
         with failures_about(played.response_text, sample):
-            return with_columns(played, declared_columns(environment), environment.name, handle.sample)
+            checked = with_columns(played, declared_columns(environment), environment.name, handle.sample)
+        return replace(checked, columns={})  # the report has their metrics; the columns of all responses are large
     except Exception as error:  # noqa: BLE001 - as in training, whatever a sample raises is that sample's failure
         if isinstance(error, EnvironmentFailure):
             error.sample = sample

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
+import torch
 
 from penstock.config.models import RunConfig
 from penstock.errors import EnvironmentFailure, EvaluationError
@@ -17,9 +19,12 @@ from penstock.observe.timeline import Timeline
 from penstock.rollout.engines.base import GenerationRequest, SamplingParams
 from penstock.rollout.engines.scripted import ScriptedEngine, ScriptedResponse
 from penstock.rollout.environments.base import GenerationHandle, Trajectory
+from penstock.rollout.environments.extra_columns import ExtraColumn
+from penstock.rollout.extra_values import with_columns
 from penstock.rollout.fleet import EngineFleet
 from penstock.rollout.prompts import Prompt, derive_seed
-from penstock.run.eval_report import EvalReport, PassAtK
+from penstock.run import evaluate
+from penstock.run.eval_report import EvalReport, PassAtK, make_report
 from penstock.run.evaluate import evaluate_prompts
 from penstock.run.periodic_eval import Evaluations
 from tests.support.publications import without_tensors
@@ -65,6 +70,36 @@ class EvalSetup:
         report = await evaluate_prompts(self, config)
         assert report is not None
         return report
+
+
+@dataclass
+class PicturesEnvironment(ScriptedEnvironment):
+    """Every response has a picture."""
+
+    extra_columns: tuple[ExtraColumn, ...] = (ExtraColumn("picture", "fixed", "uint8", shape=(2, 2)),)
+
+    async def run(self, prompt: Prompt, handle: GenerationHandle) -> Trajectory:
+        return replace(await super().run(prompt, handle), columns={"picture": torch.zeros(2, 2, dtype=torch.uint8)})
+
+
+async def test_columns_of_responses_are_checked_and_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    pictures: list[weakref.ref[torch.Tensor]] = []
+
+    def watched(*given: Any) -> Trajectory:
+        found = with_columns(*given)
+        pictures.append(weakref.ref(found.columns["picture"]))
+        return found
+
+    def reported(*given: Any) -> EvalReport:
+        assert [picture() for picture in pictures] == [None] * 3
+        return make_report(*given)
+
+    monkeypatch.setattr(evaluate, "with_columns", watched)
+    monkeypatch.setattr(evaluate, "make_report", reported)
+    assert (await EvalSetup(PicturesEnvironment(3)).evaluate(scripted_config())).responses == 3
+    wrong = PicturesEnvironment(3, extra_columns=(ExtraColumn("picture", "fixed", "uint8", shape=(3, 3)),))
+    with pytest.raises(EvaluationError, match="the column 'picture' is declared as"):
+        await EvalSetup(wrong).evaluate(scripted_config())
 
 
 def rewards(table: dict[int, list[float | None]]) -> SampleEnvironment:
