@@ -115,9 +115,10 @@ class ExtraColumn:
         return self._problem_of_missing()
 
     def _problem_of_missing(self) -> str | None:
-        missing: Any = self.missing
-        if not isinstance(missing, Real):
-            return f"has {missing!r} for rows without it, which is not a number"
+        given: object = self.missing
+        if not isinstance(given, Real):
+            return f"has {given!r} for rows without it, which is not a number"
+        missing = self.missing
         if missing and not self.optional:
             return "has a value for rows without it, but every row must have it; set optional, or remove missing"
         if self.dtype in _WHOLE:
