@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import select
 import shutil
 import signal
 import socket
@@ -61,12 +62,12 @@ def owner_process() -> Iterator[tuple[subprocess.Popen[str], int, int, Path]]:
         process.wait(LONG)
 
 
-def wait_for_end(pid: int) -> None:
-    """Return when a process that is not our child is gone."""
-    handle = os.pidfd_open(pid)
+@contextmanager
+def ending(pid: int) -> Iterator[None]:
+    """The block ends a process that is not our child; wait until it is gone."""
+    handle = os.pidfd_open(pid)  # before its end, after which nobody knows the number
     try:
-        import select
-
+        yield
         assert select.select([handle], [], [], LONG)[0], f"process {pid} is still there"
     finally:
         os.close(handle)
@@ -117,8 +118,8 @@ def test_two_owners_have_a_master_each_and_one_may_go(master: MooncakeMaster) ->
 @pytest.mark.long
 def test_it_ends_with_an_owner_that_is_killed(master: MooncakeMaster) -> None:
     with owner_process() as (owner, pid, port, log):
-        owner.kill()
-        wait_for_end(pid)
+        with ending(pid):
+            owner.kill()
         assert not answers(port)
         log.unlink()
     assert answers(master.port)
