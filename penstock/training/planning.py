@@ -131,14 +131,8 @@ def _require_rule(plan: RowPlan, share: RankShare, rule: PlanRule) -> None:
     if plan.rule == own:
         return
     names = [each.name for each in fields(PlanRule)]
-    if len(plan.rule) == len(own):
-        differ = [
-            f"{name} is {theirs}, and {mine} here"
-            for name, theirs, mine in zip(names, plan.rule, own, strict=True)
-            if theirs != mine
-        ]
-    else:  # of another version
-        differ = [f"{plan.rule} is not a rule of {', '.join(names)}"]
+    pairs = zip(names, plan.rule, own, strict=False)  # another version's rule may have other parts
+    differ = [f"{name} is {theirs}, and {mine} here" for name, theirs, mine in pairs if theirs != mine]
     raise DataPlaneError(
         f"the share of rank {share.rank} of {share.ranks} was planned by another rule than this rank's: "
         f"{'; '.join(differ)}; divide the chunk by the rule of the backend that trains it"
