@@ -20,6 +20,7 @@ from penstock.errors import PenstockError
 _CAPACITY_GB = 1.0
 _LOOPBACK = "127.0.0.2"
 """Ray takes 127.0.0.1 for the machine's address in its network, and this one as it is."""
+NO_ADAPTER = "there is no such adapter yet"
 _ROOT = Path(__file__).parents[2]
 
 
@@ -38,10 +39,11 @@ def opened() -> Iterator[Opened]:
     """A Ray cluster of this process alone, on loopback, and all routes; everything is ended afterwards."""
     result = Opened()
     if find_spec("ray") is None:
-        result.left_out = dict.fromkeys(OPENERS, "Ray is not installed: pip install 'penstock[transfer_queue]'")
+        result.left_out = dict.fromkeys(OPENERS, "Ray is not installed: pip install 'penstock[transfer-queue]'")
         yield result
         return
     with contextlib.ExitStack() as stack:
+        stack.callback(_restore, dict(os.environ))
         ray = _start_ray(stack)
         result.reader = ray.remote(Reader).remote()
         for name, opener in OPENERS.items():
@@ -70,6 +72,13 @@ def _start_ray(stack: contextlib.ExitStack) -> Any:
     return ray
 
 
+def _restore(environment: dict[str, str]) -> None:
+    """Undo what was set here, and by the routes and their libraries."""
+    for name in os.environ.keys() - environment.keys():
+        del os.environ[name]
+    os.environ.update(environment)
+
+
 def _open(name: str, opener: Callable[[], Route | str], result: Opened, stack: contextlib.ExitStack) -> None:
     import ray
 
@@ -91,14 +100,18 @@ def _shm() -> Route:
 
 def _transfer_queue() -> Route | str:
     if "transfer_queue" not in ADAPTERS:
-        return "there is no such adapter"
+        return NO_ADAPTER
     settings = {"adapter": "transfer_queue", "capacity_gb": _CAPACITY_GB, "storage_units": UNITS}
     return AdapterRoute("transfer_queue", open_data_plane(DataPlaneConfig.model_validate(settings)))
 
 
+def _mooncake() -> str:
+    return NO_ADAPTER
+
+
 def _tq_raw() -> Route | str:
     if find_spec("transfer_queue") is None:
-        return "TransferQueue is not installed: pip install 'penstock[transfer_queue]'"
+        return "TransferQueue is not installed: pip install 'penstock[transfer-queue]'"
     return simple_storage()
 
 
@@ -113,6 +126,7 @@ OPENERS: dict[str, Callable[[], Route | str]] = {
     "ray": RayRoute,
     "transfer_queue": _transfer_queue,
     "tq_raw": _tq_raw,
+    "mooncake": _mooncake,
     "mooncake_raw": _mooncake_raw,
 }
 """By route; a text says why there is none."""

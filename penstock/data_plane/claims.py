@@ -33,7 +33,7 @@ class PendingClaim(Protocol):
         """Ask for its end: `future` ends soon, with `ClaimWithdrawn` unless the rows were granted before."""
 
     def give_back(self, meta: KVBatchMeta) -> None:
-        """Rows that were granted to somebody who no longer wants them become free again."""
+        """The rows that `future` ended with become free again, as far as they are still those: nobody wants them."""
 
 
 def wait_for_claim(pending: PendingClaim, timeout: float | None, wanted: str) -> KVBatchMeta:

@@ -23,6 +23,8 @@ class _Row(Generic[S]):
     cells: dict[str, tuple[S, int]]
     """Where each field lives: what a put stored, and the row's index in it; one tuple for all fields of a put."""
     tags: dict[str, object] | None
+    granted: dict[str, KVBatchMeta] = field(default_factory=dict)
+    """By task that has claimed it: what `claim` returned."""
 
 
 @dataclass
@@ -155,7 +157,7 @@ class RowIndex(Generic[S]):
         for sample in chosen:
             del unclaimed[sample]
         rows = [partition.rows[sample] for sample in chosen]
-        return KVBatchMeta(
+        meta = KVBatchMeta(
             partition_id=partition_id,
             sample_ids=tuple(chosen),
             fields=frozenset(fields),
@@ -163,17 +165,30 @@ class RowIndex(Generic[S]):
             tags=tuple(dict(row.tags or {}) for row in rows),
             task_name=task_name,
         )
+        for row in rows:
+            row.granted[task_name] = meta
+        return meta
 
     def free(self, partition_id: str, task_name: str, fields: Sequence[str]) -> int:
         """How many rows the task could claim now."""
         partition = self._partition(partition_id)
         return len(self._free(partition, task_name, fields, len(partition.rows)))
 
-    def give_back(self, partition_id: str, task_name: str, sample_ids: Sequence[str]) -> None:
-        """Make rows that the task has claimed free again, before all others; rows that are gone stay gone."""
-        partition = self._partition(partition_id)
-        there = [sample for sample in sample_ids if sample in partition.rows]
-        partition.unclaimed[task_name] = dict.fromkeys([*there, *partition.unclaimed.get(task_name, partition.rows)])
+    def give_back(self, meta: KVBatchMeta) -> None:
+        """Make the rows of this very claim free again, before all others.
+
+        Rows that are gone stay gone. One that was put anew under the same id is not the one that was claimed, and may
+        be somebody else's by now.
+        """
+        partition, task_name = self._partition(meta.partition_id), str(meta.task_name)
+        there = []
+        for sample in meta.sample_ids:
+            row = partition.rows.get(sample)
+            if row is not None and row.granted.get(task_name) is meta:
+                del row.granted[task_name]
+                there.append(sample)
+        if there:
+            partition.unclaimed[task_name] = dict.fromkeys([*there, *partition.unclaimed[task_name]])
 
     def status(self, partition_id: str, task_name: str) -> dict[str, bool]:
         """Which rows the task has claimed."""

@@ -9,12 +9,13 @@ so a plan is right or absent.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from penstock.data_plane.fields import VALID_TOKENS
 from penstock.data_plane.meta import KVBatchMeta
 from penstock.data_plane.row_plan import PLAN, Passes, RankShare, RowPlan, filled
+from penstock.errors import DataPlaneError
 from penstock.training.batching import ChunkTokens, TrainColumns
 from penstock.training.packing import PlanRule
 from penstock.training.sharding import MicrobatchPlan, RowFacts, ShardPlan, shard_rows
@@ -72,8 +73,10 @@ def carrying(meta: KVBatchMeta, plan: ShardPlan, rule: PlanRule, share: RankShar
 
 def plan_for(meta: KVBatchMeta, facts: Sequence[RowFacts], rule: PlanRule) -> MicrobatchPlan:
     """What one rank computes: its share as it came, else the plan that was made for rows with these facts, else a new
-    one."""
+    one. A share that was planned by another rule is a `DataPlaneError`."""
     carried = RowPlan.of(meta.extra_info, len(meta))
+    if carried is not None and carried.share is not None:
+        _require_rule(carried, carried.share, rule)
     if carried is None or (carried.share is None and not _is_made_for(carried, facts, rule, 1)):
         return plan_rows(facts, rule)
     return _shards(carried).ranks[0]
@@ -121,6 +124,19 @@ def _is_of_rule(plan: RowPlan, facts: Sequence[RowFacts], rule: PlanRule, ranks:
     lengths = tuple(row.length for row in facts)
     same = plan.rule == _plain_rule(rule) and plan.facts.get("lengths") == lengths
     return same and all(len(plan.passes.get(kind, ())) == ranks for kind in (_TRAINED, _OTHERS, _IDLE))
+
+
+def _require_rule(plan: RowPlan, share: RankShare, rule: PlanRule) -> None:
+    own = _plain_rule(rule)
+    if plan.rule == own:
+        return
+    names = [each.name for each in fields(PlanRule)]
+    pairs = zip(names, plan.rule, own, strict=False)  # another version's rule may have other parts
+    differ = [f"{name} is {theirs}, and {mine} here" for name, theirs, mine in pairs if theirs != mine]
+    raise DataPlaneError(
+        f"the share of rank {share.rank} of {share.ranks} was planned by another rule than this rank's: "
+        f"{'; '.join(differ)}; divide the chunk by the rule of the backend that trains it"
+    )
 
 
 def _is_made_for(plan: RowPlan, facts: Sequence[RowFacts], rule: PlanRule, ranks: int) -> bool:

@@ -1,10 +1,10 @@
 """Which rank computes which rows, in which microbatches: pure planning on what metadata says about rows.
 
-Rows go to ranks longest first, each to the rank with the fewest tokens so far. The heaviest rank then has at most
-`(1 - 1/ranks)` times the longest row more than the mean, and at most 4/3 of what the best division would give it
-(Graham, 1969). Each rank's rows are divided into microbatches by `plan_microbatches`. Ranks that would need fewer of
-them than the others split some, because all ranks must make the same number of passes: they wait for each other in
-each.
+Rows go to ranks longest first, those that are trained before all others, each to the rank with the fewest tokens so
+far. The heaviest rank then has at most `(1 - 1/ranks)` times the longest row more than the mean, of trained rows and of
+all rows. Of trained rows it also has at most 4/3 of what the best division would give it (Graham, 1969). Each rank's
+rows are divided into microbatches by `plan_microbatches`. Ranks that would need fewer of them than the others split
+some, because all ranks must make the same number of passes: they wait for each other in each.
 """
 
 from __future__ import annotations

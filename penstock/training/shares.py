@@ -13,16 +13,16 @@ from penstock.data_plane.meta import KVBatchMeta
 from penstock.data_plane.row_plan import RankShare
 from penstock.errors import DataPlaneError
 from penstock.training.packing import Plan, PlanRule
-from penstock.training.planning import carried_shards, carrying, facts_in, share_of, share_plan
+from penstock.training.planning import carried_shards, carrying, facts_in, share_of, share_plan, with_plan
 from penstock.training.sharding import MicrobatchPlan, RowFacts, ShardPlan, shard_rows
 
 
 def shard_plan(meta: KVBatchMeta, rule: PlanRule, ranks: int) -> ShardPlan:
-    """The plan that came with the metadata, even if it is what is left of a larger one; else a new one.
+    """The plan that was made for exactly these rows and came with their metadata; else a new one, which balances them.
 
     Its `unshard` puts what the ranks return for their rows in the order of the metadata.
     """
-    return carried_shards(meta, rule, ranks) or shard_rows(facts_in(meta), rule, ranks)
+    return carried_shards(with_plan(meta, rule, ranks), rule, ranks) or shard_rows(facts_in(meta), rule, ranks)
 
 
 def shares_of(meta: KVBatchMeta, rule: PlanRule, ranks: int) -> tuple[KVBatchMeta, ...]:

@@ -36,7 +36,6 @@ def layout() -> PutLayout:
 
 def good_calls() -> list[StoreCall]:
     """One of everything that a client may ask for; numbers are arguments of calls here and there."""
-    meta = KVBatchMeta("p", ("a", "b"), frozenset(FIELDS), (3, 0), task_name="t")
     return [
         StoreCall(1, "register", ("p", SCHEMA)),
         StoreCall(2, "schema", ("p",)),
@@ -48,7 +47,7 @@ def good_calls() -> list[StoreCall]:
         StoreCall(6, "claim", ("p", "t", ("reward",), 1)),
         StoreCall(0, "taken", (6, True)),
         StoreCall(0, "withdraw", (6,)),
-        StoreCall(0, "give_back", (meta,)),
+        StoreCall(0, "give_back", (6,)),
         StoreCall(7, "status", ("p", "t")),
         StoreCall(8, "link_rows", ("p", '["a"]', FIELDS, "q")),
         StoreCall(9, "clear", ('["a"]', "p")),

@@ -87,7 +87,7 @@ class Calls(RuleBasedStateMachine):
         self.names = (new_partition(), new_partition())
         self.model = (ModelPartition(), ModelPartition())
         self.waiting: list[ModelClaim] = []
-        self.granted: list[tuple[ModelClaim, KVBatchMeta]] = []
+        self.granted: list[tuple[ModelClaim, KVBatchMeta, list[ModelRow]]] = []
 
     @initialize()
     def register(self) -> None:
@@ -167,14 +167,13 @@ class Calls(RuleBasedStateMachine):
     @precondition(lambda self: self.granted)
     @rule(data=st.data())
     def give_back(self, data: st.DataObject) -> None:
-        """Once for each claim, and only rows that nobody has put anew, as whoever gives up does."""
-        claim, meta = self.granted.pop(data.draw(st.integers(0, len(self.granted) - 1)))
+        """Once for each claim; rows that were put anew meanwhile stay as they are, whoever has claimed them."""
+        claim, meta, rows = self.granted.pop(data.draw(st.integers(0, len(self.granted) - 1)))
         model = self.model[claim.where]
-        if any(sample not in model.rows or sample in model.free[claim.task] for sample in meta.sample_ids):
-            return
         claim.pending.give_back(meta)
         claim.client.count_samples(self.names[claim.where])  # answered after the rows are back
-        model.free[claim.task][:0] = meta.sample_ids
+        claimed = zip(meta.sample_ids, rows, strict=True)
+        model.free[claim.task][:0] = [sample for sample, row in claimed if model.rows.get(sample) is row]
         self._grant()
 
     @rule(which=st.integers(0, 1), where=partitions, task=tasks)
@@ -213,7 +212,7 @@ class Calls(RuleBasedStateMachine):
             assert meta.fields == set(claim.names)
             for sample in chosen:
                 model.free[claim.task].remove(sample)
-            self.granted.append((claim, meta))
+            self.granted.append((claim, meta, rows))
 
 
 def columns_of(name: str, number: int, rows: int) -> Column:

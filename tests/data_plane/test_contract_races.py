@@ -176,6 +176,21 @@ def test_a_link_during_a_clear_has_all_rows_or_is_an_error(
         plane.clear_samples(IDS, kept)
 
 
+def test_rows_that_were_put_anew_are_not_given_back_with_those_that_were_claimed(
+    plane: DataPlaneClient, other: DataPlaneClient, partition: str
+) -> None:
+    plane.register_partition(partition, SCHEMA)
+    plane.put_samples(["a", "b"], columns([2, 3]), partition)
+    given_up = plane.begin_claim(partition, "t", ["reward"], 2)
+    meta = given_up.future.result(LONG)
+    plane.clear_samples(["a"], partition)
+    plane.put_samples(["a"], columns([2]), partition)
+    assert other.claim_meta(partition, "t", ["reward"], 1, timeout=LONG).sample_ids == ("a",)
+    given_up.give_back(meta)
+    assert plane.claim_meta(partition, "t", ["reward"], 1, timeout=LONG).sample_ids == ("b",)
+    assert plane.check_consumption_status(partition, "t") == {"a": True, "b": True}
+
+
 def test_claims_at_once_share_out_the_rows(plane: DataPlaneClient, other: DataPlaneClient, partition: str) -> None:
     """Rows appear one by one while two clients' threads claim them; one of three tasks waits for a later field."""
     plane.register_partition(partition, SCHEMA)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
+import select
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -61,12 +64,12 @@ def owner_process() -> Iterator[tuple[subprocess.Popen[str], int, int, Path]]:
         process.wait(LONG)
 
 
-def wait_for_end(pid: int) -> None:
-    """Return when a process that is not our child is gone."""
-    handle = os.pidfd_open(pid)
+@contextmanager
+def ending(pid: int) -> Iterator[None]:
+    """The block ends a process that is not our child; wait until it is gone."""
+    handle = os.pidfd_open(pid)  # before its end, after which nobody knows the number
     try:
-        import select
-
+        yield
         assert select.select([handle], [], [], LONG)[0], f"process {pid} is still there"
     finally:
         os.close(handle)
@@ -117,8 +120,8 @@ def test_two_owners_have_a_master_each_and_one_may_go(master: MooncakeMaster) ->
 @pytest.mark.long
 def test_it_ends_with_an_owner_that_is_killed(master: MooncakeMaster) -> None:
     with owner_process() as (owner, pid, port, log):
-        owner.kill()
-        wait_for_end(pid)
+        with ending(pid):
+            owner.kill()
         assert not answers(port)
         log.unlink()
     assert answers(master.port)
@@ -167,11 +170,23 @@ def test_a_closed_master_is_not_reported_as_lost() -> None:
     assert (told, master.loss) == ([], None)
 
 
-@pytest.mark.long
-def test_it_leaves_signals_to_its_owner(master: MooncakeMaster) -> None:
-    os.kill(master.pid, signal.SIGINT)
-    os.kill(master.pid, signal.SIGHUP)
+def signals_in(status: Path, line: str) -> set[int]:
+    """The signals in one of the masks in a file `status` of /proc."""
+    mask = next(each for each in status.read_text().splitlines() if each.startswith(f"{line}:")).split()[1]
+    return {number for number in range(1, 65) if int(mask, 16) >> (number - 1) & 1}
+
+
+def test_signals_to_all_processes_of_a_job_do_not_reach_it(master: MooncakeMaster) -> None:
+    """It has handlers of its own for the first two, and would end."""
+    sent = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+    for number in sent:
+        os.kill(master.pid, number)
+    for thread in Path(f"/proc/{master.pid}/task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # one that has just ended
+            assert signals_in(thread / "status", "SigBlk") >= sent
+    assert signals_in(Path(f"/proc/{master.pid}/status"), "ShdPnd") >= sent, "they wait for good"
     assert answers(master.port)
+    assert master.loss is None
 
 
 @pytest.mark.long
@@ -212,5 +227,32 @@ def test_without_one_the_wheel_is_named(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "mooncake", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
+    logs = folder_of_logs(tmp_path, monkeypatch)
     with pytest.raises(SetupError, match=r"neither in the package mooncake nor on PATH; pip install 'mooncake-"):
-        find_master()
+        MooncakeMaster()
+    assert list(logs.iterdir()) == []
+
+
+def test_one_that_lacks_a_library_leaves_no_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "mooncake_master"
+    said = (
+        "error while loading shared libraries: libnuma.so.1: cannot open shared object file: No such file or directory"
+    )
+    program.write_text(f"#!/bin/sh\necho 'mooncake_master: {said}' >&2\nexit 127\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(module, "find_master", lambda: program)
+    logs = folder_of_logs(tmp_path, monkeypatch)
+    with pytest.raises(SetupError, match=r"needs the native library libnuma\.so\.1"):
+        MooncakeMaster()
+    assert list(logs.iterdir()) == []
+    with pytest.raises(SetupError):
+        MooncakeMaster(log=tmp_path / "named.log")
+    assert (tmp_path / "named.log").exists()
+
+
+def folder_of_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where logs lie that nobody named."""
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(logs))
+    return logs

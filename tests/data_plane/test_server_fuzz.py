@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import logging
 import os
@@ -94,6 +95,21 @@ def test_calls_in_the_wrong_order_are_answered_in_words(stack: ExitStack) -> Non
         f"this client has no memory with the number {first} to write to"
     ] * 4
     assert client.count_samples("p") == 1
+
+
+def test_a_commit_after_the_end_leaves_nothing_to_clean_up(stack: ExitStack, caplog: pytest.LogCaptureFixture) -> None:
+    owner, client = owned(stack)
+    client.register_partition("p", SCHEMA)
+    connection = stack.enter_context(dial_to(owner.address()))
+    number = room(connection, 1, "a")
+    owner.store.close()  # the first thing that an owner does when it is closed, while clients go on
+    late, again = ask(connection, StoreCall(2, "commit", (number,)), StoreCall(3, "abandon", (number,)))
+    assert str(late.error) == "the data plane is closed"
+    assert str(again.error) == f"this client has no memory with the number {number} to write to"
+    connection.close()
+    owner.close()
+    gc.collect()
+    assert caplog.records == [], "no connection ended with an error"
 
 
 HOSTILE: dict[str, tuple[Any, ...]] = {

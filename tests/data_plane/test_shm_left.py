@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -125,7 +126,8 @@ def test_another_owner_under_the_same_process_id_is_not_mistaken_for_the_first(
 def children_of(pid: int) -> set[int]:
     found = {int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
     for task in Path(f"/proc/{pid}/task").iterdir():
-        found |= {int(child) for child in (task / "children").read_text().split()}
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that has just ended
+            found |= {int(child) for child in (task / "children").read_text().split()}
     return found
 
 

@@ -243,7 +243,8 @@ def test_rows_that_are_masked_after_the_plan_was_made_are_not_trained(
 ) -> None:
     meta = with_plan(batch("a", rows), by, ranks)
     masked = meta.tag_rows(VALID_TOKENS, [0 if random.random() < 0.4 else tags[VALID_TOKENS] for tags in meta.tags])
-    before, after = shard_plan(meta, by, ranks), shard_plan(masked, by, ranks)
+    before, after = shard_plan(meta, by, ranks), carried_shards(masked, by, ranks)
+    assert after is not None
     trained = {row for own in after.ranks for each in own.trained for row in each}
     assert trained == {row for row, fact in enumerate(facts_in(masked)) if fact.length and fact.is_trained}
     assert len({len(own.trained) for own in after.ranks}) == 1
@@ -268,6 +269,17 @@ def test_shares_hold_all_rows_in_the_order_of_the_plan_and_know_the_counts_of_al
         counts = (sum(valid for _, valid in rows), sum(valid > 0 for _, valid in rows))
         assert share_of(share) == RankShare(rank, ranks, *counts)
         assert with_plan(share, RULES[1], 9) is share  # nobody plans for one rank alone
+
+
+def test_what_is_left_or_joined_of_plans_is_divided_anew_if_it_balances_badly() -> None:
+    """Each plan gives its only long row to the first rank."""
+    joined = KVBatchMeta.concat([with_plan(batch(name, [(20, 5), (1, 1)]), RULES[0], 2) for name in "abc"])
+    kept = joined.subset([0, 2])
+    assert [share.total_tokens for share in shares_of(kept, RULES[0], 2)] == [20, 20]
+    shares = shares_of(joined, RULES[0], 2)
+    assert sorted(share.total_tokens for share in shares) == [23, 40]
+    plan = shard_plan(joined, RULES[0], 2)
+    assert plan.unshard([share.sample_ids for share in shares]) == list(joined.sample_ids)
 
 
 def test_counts_are_unknown_if_a_row_has_no_tag() -> None:

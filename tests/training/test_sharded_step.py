@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -214,6 +215,11 @@ def test_a_share_is_refused_where_it_would_leave_out_rows_or_passes() -> None:
         worker.abort(0)
 
     refused(shares_of(meta, rule, 3)[2], "the share of rank 2 of 3, but 2 ranks compute the step")
+    other = replace(rule, max_tokens=2 * LIMIT)
+    by_other_rule = f"rank 1 of 2 was planned by another rule .*: max_tokens is {2 * LIMIT}, and {LIMIT} here; divide"
+    refused(shares_of(meta, other, 2)[1], by_other_rule)
+    with pytest.raises(DataPlaneError, match=by_other_rule):
+        worker.compute_logprobs(shares_of(meta, other, 2)[1], OLD_LOGPROBS)
     refused(shares_of(masked, rule, 2)[0], "its metadata says .*is_trained=False.* valid_tokens")
     late = shares_of(masked, rule, 2)[0]
     late = late.tag_rows(

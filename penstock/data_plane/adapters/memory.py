@@ -143,7 +143,7 @@ class MemoryDataPlane(DataPlaneOwner):
     def _give_back(self, meta: KVBatchMeta) -> None:
         with self._lock:
             if not self._closed:
-                self._index.give_back(meta.partition_id, str(meta.task_name), meta.sample_ids)
+                self._index.give_back(meta)
                 self._grant_claims()
 
 

@@ -189,4 +189,4 @@ class _Claim:
         self.link.withdraw(self.future)
 
     def give_back(self, meta: KVBatchMeta) -> None:
-        self.link.give_back(meta)
+        self.link.give_back(self.future)

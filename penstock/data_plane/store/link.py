@@ -55,8 +55,8 @@ class Link(Protocol):
     def withdraw(self, future: Future[Any]) -> None:
         """See `Store.withdraw`; the future ends soon."""
 
-    def give_back(self, meta: KVBatchMeta) -> None:
-        """See `Store.give_back`."""
+    def give_back(self, future: Future[KVBatchMeta]) -> None:
+        """What a claim has ended with goes back; see `Store.give_back`."""
 
     def status(self, partition_id: str, task_name: str) -> dict[str, bool]:
         """See `Store.status`."""
@@ -79,13 +79,17 @@ class LocalLink(ABC):
         self._store = store
         self.register, self.schema, self.reserve = store.register, store.schema, store.reserve
         self.place, self.commit = store.place, store.commit
-        self.claim, self.withdraw, self.give_back = store.claim, store.withdraw, store.give_back
+        self.claim, self.withdraw = store.claim, store.withdraw
         self.status, self.clear, self.count = store.status, store.clear, store.count
         self.link_rows = store.link_rows
 
     def abandon(self, reserved: Reservation) -> None:
         """See `Link`."""
         reserved.hand_over_buffer()
+
+    def give_back(self, future: Future[KVBatchMeta]) -> None:
+        """See `Link`."""
+        self._store.give_back(future.result())
 
     def find(self, partition_id: str, sample_ids: Sequence[str], names: Sequence[str]) -> FieldRuns[Any]:
         """See `Link`."""

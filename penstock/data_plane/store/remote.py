@@ -135,9 +135,9 @@ class RemoteLink(ABC):
         if number is not None and not future.done():
             self._tell("withdraw", number)
 
-    def give_back(self, meta: KVBatchMeta) -> None:
+    def give_back(self, future: Future[KVBatchMeta]) -> None:
         """See `Link`."""
-        self._tell("give_back", meta)
+        self._tell("give_back", self._numbers_of[future])
 
     def status(self, partition_id: str, task_name: str) -> dict[str, bool]:
         """See `Link`."""

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
+from weakref import WeakValueDictionary
 
 from penstock.data_plane.field_spec import FieldSpec
 from penstock.data_plane.index import Runs
@@ -118,6 +119,8 @@ class _Connection:
         self._leases: dict[int, list[Buffer]] = {}
         self._untaken: dict[int, KVBatchMeta] = {}
         """Rows that were granted, by the number of their claim, until the client says that it has them."""
+        self._granted: WeakValueDictionary[int, KVBatchMeta] = WeakValueDictionary()
+        """All that the client was granted, by the number of its claim; the index keeps what can be given back."""
         self._is_open = True
         self._calls: dict[str, Callable[..., Any]] = {
             "register": self._register,
@@ -220,7 +223,7 @@ class _Connection:
         return Room(buffer.number, buffer.region.where, buffer.region.size)
 
     def _grant(self, number: int, meta: KVBatchMeta) -> KVBatchMeta:
-        self._untaken[number] = meta
+        self._untaken[number] = self._granted[number] = meta
         return meta
 
     def _taken(self, number: int, is_wanted: bool) -> None:
@@ -228,10 +231,10 @@ class _Connection:
         if meta is not None and is_wanted is not True:
             self._store.give_back(meta)
 
-    def _give_back(self, meta: KVBatchMeta) -> None:
-        if not isinstance(meta, KVBatchMeta) or type(meta.task_name) is not str:
-            raise DataPlaneError("only rows that a task has claimed can be given back")
-        self._store.give_back(meta)
+    def _give_back(self, number: int) -> None:
+        meta = self._granted.get(number)
+        if meta is not None:
+            self._store.give_back(meta)
 
     def _register(self, partition_id: str, fields: tuple[FieldSpec, ...]) -> None:
         self._store.register(partition_id, fields)
@@ -243,17 +246,21 @@ class _Connection:
         self._store.place(self._reservation(number), where)
 
     def _commit(self, number: int) -> None:
-        self._store.commit(self._reservation(number))
-        del self._reserved[number]
+        self._store.commit(self._no_longer_reserved(number))
 
     def _abandon(self, number: int) -> None:
-        self._reservation(number).hand_over_buffer()
-        del self._reserved[number]
+        self._no_longer_reserved(number).hand_over_buffer()
 
     def _reservation(self, number: int) -> Reservation:
         reservation = self._reserved.get(number)
         if reservation is None:
             raise DataPlaneError(f"this client has no memory with the number {number} to write to")
+        return reservation
+
+    def _no_longer_reserved(self, number: int) -> Reservation:
+        """The reservation, which ends with the call that asks for it, even if that fails."""
+        reservation = self._reservation(number)
+        del self._reserved[number]
         return reservation
 
     def _find(self, partition_id: str, sample_ids: str, names: tuple[str, ...]) -> Found:

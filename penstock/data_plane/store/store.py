@@ -182,10 +182,10 @@ class Store:
                 claim.future.set_exception(ClaimWithdrawn(ready))
 
     def give_back(self, meta: KVBatchMeta) -> None:
-        """Rows that were granted to somebody who no longer wants them; nothing once the store is closed."""
+        """Rows of a claim, as its future ended, that nobody wants any more; nothing once the store is closed."""
         with self._lock:
             if self._index is not None:
-                self._index.give_back(meta.partition_id, str(meta.task_name), meta.sample_ids)
+                self._index.give_back(meta)
                 self._grant_claims()
 
     def status(self, partition_id: str, task_name: str) -> dict[str, bool]:

@@ -26,12 +26,12 @@ from penstock.runtime.threads import in_lasting_thread
 
 _LAUNCH = (
     "import os, signal, sys; "
-    "[signal.signal(number, signal.SIG_IGN) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)]; "
+    "signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)); "
     "from penstock.runtime.orphans import end_with_parent; end_with_parent(int(sys.argv[1])); "
     "os.execv(sys.argv[2], sys.argv[2:])"
 )
-"""The kernel ends the master with its owner, even if that is killed; this outlasts the exec. It ignores a signal to all
-processes of a job: the owner may still need it."""
+"""The kernel ends the master with its owner, even if that is killed; this outlasts the exec. A signal to all processes
+of a job does not reach it: the owner may still need it. Blocked, not ignored, because it sets handlers of its own."""
 _START_SECONDS = 30.0
 _ATTEMPTS = 3
 """Somebody else may take a free port before the master does."""
@@ -88,10 +88,15 @@ class MooncakeMaster:
         self._closing = False
         self.loss: str | None = None
         """How it ended, if it did so before `close`."""
+        program = find_master()
         self._is_own_log = log is None
         self.log = _new_log() if log is None else log
         """Where it writes what it has to say."""
-        self._process, self.port = self._started(find_master(), host)
+        try:
+            self._process, self.port = self._started(program, host)
+        except SetupError:  # it says all that there is to say
+            self._drop_own_log()
+            raise
         self.address = f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
         """Where clients reach it."""
         self._watcher = threading.Thread(target=self._watch, name="penstock-mooncake-master", daemon=True)
@@ -108,7 +113,11 @@ class MooncakeMaster:
             self._closing = True
         self._process.kill()
         self._watcher.join(_END_SECONDS)
-        if self._is_own_log and self.loss is None:
+        if self.loss is None:
+            self._drop_own_log()
+
+    def _drop_own_log(self) -> None:
+        if self._is_own_log:
             self.log.unlink(missing_ok=True)
 
     def _watch(self) -> None:
