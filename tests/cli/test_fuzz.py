@@ -29,6 +29,8 @@ _KEY = re.compile(
     rf"(?<![\w.])(?:{'|'.join(re.escape(key) for key in sorted(all_keys(RunConfig), key=len, reverse=True))})(?!\w)"
 )
 _PLACE = re.compile(r"\bline \d+\b|at the top of the file")
+_UNKNOWN = re.compile(r".+: unknown setting; ", re.DOTALL)
+"""Names what was written, even if no key can look like that."""
 _REACHED = (
     "run_dir",
     "model.path",
@@ -82,7 +84,7 @@ def outcome(result: Result, content: bytes, overrides: list[str]) -> str:
     for problem in error["problems"]:
         key, reason = problem["key"], problem["reason"]
         echoed = error["source"] == "command line" and reason.startswith(overrides[0][:10])
-        assert key or echoed or _PLACE.search(reason) or _KEY.search(reason), about
+        assert key or echoed or _PLACE.search(reason) or _KEY.search(reason) or _UNKNOWN.match(reason), about
         assert len(reason) < 5_000, about
     key = error["problems"][0]["key"]
     if not key:

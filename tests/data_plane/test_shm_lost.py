@@ -18,6 +18,7 @@ from penstock.data_plane.opening import connect
 from penstock.errors import DataPlaneLost, FailureKind
 from tests.data_plane.owner_process import owner_process
 from tests.data_plane.support import FIELDS, SCHEMA, cells_of, columns, meta_of
+from tests.support.processes import stop
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 PROMPT = 30.0
@@ -62,7 +63,7 @@ class Owned:
 
     def stop(self) -> None:
         """It answers nobody from now on."""
-        os.kill(self.pid, signal.SIGSTOP)
+        stop(self.pid)
 
     def kill(self) -> float:
         os.kill(self.pid, signal.SIGKILL)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -20,6 +19,7 @@ from penstock.errors import DataPlaneError, DataPlaneLost
 from penstock.runtime.wire.encoder import encode
 from tests.data_plane.owner_process import owner_process
 from tests.data_plane.support import FIELDS, SCHEMA, cells_of, columns, meta_of
+from tests.support.processes import stop
 from tests.support.shared_memory import memory_at, users_of, wait_until_unused
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
@@ -117,7 +117,7 @@ sys.stdin.read()
 """,
     )
     assert said(process) == "waiting"
-    process.send_signal(signal.SIGSTOP)
+    stop(process.pid)
     for number in range(400):
         owner.put_samples([f"s{number}"], columns([3]), "p")
     assert len(owner.claim_meta("p", "other", ["reward"], 400, timeout=LONG)) == 400

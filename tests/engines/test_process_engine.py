@@ -27,7 +27,7 @@ from penstock.weights.digest import tensor_digests
 from penstock.weights.hf import load_model
 from penstock.weights.synchronizer import WeightSynchronizer
 from tests.engines.helpers import end_publications, generate_all, mixed_requests, published, request, running_engine
-from tests.support.processes import alive, wait_until_gone
+from tests.support.processes import alive, stop, wait_until_gone
 from tests.support.tiny_models import char_tokenizer, save_tiny_model, tiny_model
 
 OPTIONS: dict[str, Any] = {"max_num_seqs": 4, "max_model_len": 64, "threads": 1}
@@ -197,7 +197,7 @@ async def until_silent(engine: ProcessEngine) -> None:
 async def test_a_stopped_process_is_silent_and_goes_on_as_if_nothing_had_happened(shared: ProcessEngine) -> None:
     await shared.pause()
     waiting = asyncio.ensure_future(shared.generate(request("waiting")))
-    os.kill(shared.pid, signal.SIGSTOP)
+    stop(shared.pid)
     try:
         await until_silent(shared)
         assert shared.stats().silent_seconds >= 1
@@ -221,7 +221,7 @@ async def test_a_process_that_stays_silent_is_killed_and_all_who_wait_are_told(f
     await engine.pause()
     waiting = [asyncio.ensure_future(engine.generate(one)) for one in mixed_requests(3)]
     await asyncio.sleep(0)
-    os.kill(engine.pid, signal.SIGSTOP)
+    stop(engine.pid)
     async with asyncio.timeout(30):
         outcomes = await asyncio.gather(*waiting, engine.resume(), return_exceptions=True)
     for one in outcomes:
@@ -235,7 +235,7 @@ async def test_a_process_that_stays_silent_is_killed_and_all_who_wait_are_told(f
 @pytest.mark.long
 async def test_a_stopped_process_is_closed_at_once(folder: Path) -> None:
     engine = started(folder)
-    os.kill(engine.pid, signal.SIGSTOP)
+    stop(engine.pid)
     await until_silent(engine)
     before = time.monotonic()
     await engine.close()
@@ -246,7 +246,7 @@ async def test_a_stopped_process_is_closed_at_once(folder: Path) -> None:
 @pytest.mark.long
 def test_a_process_that_does_not_come_up_is_an_error_of_the_setup_and_killed(folder: Path) -> None:
     process = EngineProcess(ModelConfig(path=str(folder)), "cpu", **OPTIONS)
-    os.kill(process.pid, signal.SIGSTOP)
+    stop(process.pid)
     with pytest.raises(SetupError, match=r"is not ready after 1 s.*runtime\.timeouts\.start_seconds"):
         ProcessEngine(process, TimeoutsConfig(start_seconds=1.0))
     assert not alive(process.pid)
@@ -281,7 +281,7 @@ async def test_a_close_that_is_cancelled_closes_nevertheless(folder: Path) -> No
 @pytest.mark.long
 async def test_a_process_that_dies_while_it_is_closed_is_not_waited_for(folder: Path) -> None:
     engine = started(folder)
-    os.kill(engine.pid, signal.SIGSTOP)
+    stop(engine.pid)
     closing = asyncio.ensure_future(engine.close())
     await asyncio.sleep(0)
     os.kill(engine.pid, signal.SIGKILL)
@@ -343,7 +343,7 @@ def test_a_process_whose_controller_is_killed_ends(folder: Path, tmp_path: Path,
     pid = int(controller.stdout.readline())
     assert alive(pid)
     if stopped:
-        os.kill(pid, signal.SIGSTOP)
+        stop(pid)
     controller.kill()
     controller.wait()
     controller.stdout.close()

@@ -28,7 +28,7 @@ from penstock.rollout.row_worker import begin_row_worker
 from penstock.rollout.sample_texts import SampleText, WorkerTexts
 from penstock.runtime.workers.process import ProcessWorker
 from penstock.runtime.workers.repeated import RepeatedCalls
-from tests.support.processes import alive
+from tests.support.processes import alive, stop
 
 NAMES = (fields.INPUT_IDS, fields.TOKEN_MASK, fields.REWARD, fields.RESPONSE_TEXT)
 LONG = 60.0
@@ -71,7 +71,7 @@ class Rows:
         await self.calls.call("read_samples", self.meta.subset([]))  # it is built
         pid = self.calls.pid
         assert pid is not None
-        os.kill(pid, signal.SIGSTOP)
+        stop(pid)
         calling = asyncio.create_task(asyncio.to_thread(call, *args))
         handle = self.calls._handle
         assert isinstance(handle, ProcessWorker)
@@ -205,7 +205,7 @@ async def test_a_worker_that_is_stopped_is_replaced() -> None:
         first = await made.calls.call("read_samples", made.meta)
         pid = made.calls.pid
         assert pid is not None
-        os.kill(pid, signal.SIGSTOP)
+        stop(pid)
         async with asyncio.timeout(LONG):
             assert await made.calls.call("read_samples", made.meta) == first
         assert "no sign of life" in made.lost[0]

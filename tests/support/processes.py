@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 
@@ -20,6 +22,21 @@ def send(pid: int, number: signal.Signals) -> None:
     """A signal to one process; 0 and less would mean a whole group of them, first of all the tests' own."""
     assert pid > 0, f"{pid} is no process"
     os.kill(pid, number)
+
+
+def stop(pid: int, seconds: float = 20.0) -> None:
+    """SIGSTOP, and wait until it takes effect: a process may still answer for a moment after the signal is sent."""
+    os.kill(pid, signal.SIGSTOP)
+    deadline = time.monotonic() + seconds
+    while not all(state in "TZ" for state in _thread_states(pid)):
+        assert time.monotonic() < deadline, f"process {pid} does not stop"
+        time.sleep(0.001)
+
+
+def _thread_states(pid: int) -> Iterator[str]:
+    for path in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
+            yield path.read_text().rpartition(")")[2].split()[0]
 
 
 def wait_until_gone(pid: int, seconds: float = 20.0) -> None:

@@ -13,7 +13,7 @@ import pytest
 from penstock.errors import ConfigError, WorkerClosed, WorkerLost
 from penstock.runtime.workers import Placement, WorkerHandle, WorkerKind, WorkerSpec, start
 from penstock.runtime.workers.repeated import RepeatedCalls
-from tests.support.processes import alive
+from tests.support.processes import alive, stop
 
 LONG = 60.0
 
@@ -76,7 +76,7 @@ async def test_one_that_dies_while_nobody_calls_is_found_by_the_next_call(starte
 @pytest.mark.long
 async def test_one_that_is_not_ready_yet_says_so(started: Started) -> None:
     started.calls.begin_now()
-    os.kill(started.handles[0].pid, signal.SIGSTOP)
+    stop(started.handles[0].pid)
     calling = asyncio.create_task(started.calls.call("add", 1))
     await asyncio.sleep(0)
     pid = started.calls.pid

@@ -21,7 +21,7 @@ from penstock.errors import FailureKind, WireError, WorkerClosed, WorkerLost
 from penstock.runtime.silence import Silence
 from penstock.runtime.workers import Placement, WorkerKind, WorkerSpec
 from penstock.runtime.workers.process import ProcessWorker
-from tests.support.processes import alive, wait_until_gone
+from tests.support.processes import alive, stop, wait_until_gone
 
 pytestmark = pytest.mark.long
 
@@ -67,7 +67,7 @@ async def test_a_process_that_ends_answers_all_who_wait_and_says_how(end: Any, s
 async def test_a_stopped_process_is_silent_then_killed() -> None:
     worker = started(silence_seconds=2.0)
     await worker.built()
-    os.kill(worker.pid, signal.SIGSTOP)
+    stop(worker.pid)
     async with asyncio.timeout(30):
         with pytest.raises(WorkerLost, match=r"no sign of life for 2 s \(runtime\.timeouts\.silence_seconds\)"):
             await worker.call("at_once")
@@ -77,7 +77,7 @@ async def test_a_stopped_process_is_silent_then_killed() -> None:
 
 async def test_a_process_that_is_stopped_before_it_is_built_is_killed() -> None:
     worker = started(limit_seconds=2.0, build_seconds=1000.0)
-    os.kill(worker.pid, signal.SIGSTOP)
+    stop(worker.pid)
     async with asyncio.timeout(60):
         with pytest.raises(WorkerLost, match=r"was not ready after 2 s \(runtime\.timeouts\.start_seconds\)"):
             await worker.call("at_once")
@@ -105,7 +105,7 @@ async def test_a_busy_worker_is_not_silent(monkeypatch: pytest.MonkeyPatch) -> N
 async def test_a_call_that_is_cancelled_before_it_is_read_leaves_no_warning(capfd: pytest.CaptureFixture[str]) -> None:
     worker = started()
     await worker.built()
-    os.kill(worker.pid, signal.SIGSTOP)  # so that it reads call and cancellation together
+    stop(worker.pid)  # so that it reads call and cancellation together
     calls = [asyncio.ensure_future(worker.call("wait", 1000)) for _ in range(20)]
     await asyncio.sleep(0)
     for call in calls:
@@ -196,7 +196,7 @@ def test_a_process_whose_controller_is_killed_ends(tmp_path: Path, stopped: bool
         pid = int(controller.stdout.readline())
         assert alive(pid)
         if stopped:
-            os.kill(pid, signal.SIGSTOP)
+            stop(pid)
         controller.kill()
     try:
         wait_until_gone(pid)
