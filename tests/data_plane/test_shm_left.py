@@ -21,12 +21,14 @@ from tests.data_plane.owner_process import owner_process
 from tests.data_plane.support import FIELDS, SCHEMA, cells_of, columns, meta_of
 from tests.kill.killed_run import KilledRun, ends, lines, write_config
 from tests.kill.test_kill import ASYNCHRONOUS
-from tests.support.processes import alive, wait_until_gone
+from tests.support.processes import alive, stop, wait_until_gone
 from tests.support.shared_memory import memories_of, memory_at, users_of, wait_until_unused
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 ROOT = Path(__file__).parents[2]
 LONG = 60.0
+PROMPTS = 96
+"""Enough for a run to be found in its middle."""
 
 
 def abstract_sockets() -> str:
@@ -141,15 +143,15 @@ def test_of_two_runs_at_once_one_is_killed_and_starts_again_and_the_other_notice
     runs = []
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
-        config = write_config(tmp_path / name, 24, **settings)
+        config = write_config(tmp_path / name, PROMPTS, **settings)
         runs.append(KilledRun(config, tmp_path / name / "run", random.Random(1)))
     first, second = runs
     other, process = second.start(), first.start()
     try:
-        first.wait_for(lambda: bool(lines(first.run_dir / "metrics.jsonl")), process)
         second.wait_for(lambda: bool(lines(second.run_dir / "metrics.jsonl")), other)
         # However fast the machine, it lives, in the middle of its run, as long as the first dies and starts again.
-        other.send_signal(signal.SIGSTOP)
+        stop(other.pid)
+        first.wait_for(lambda: bool(lines(first.run_dir / "metrics.jsonl")), process)
         children = children_of(process.pid)
         assert len(children) >= 3, "engine, trainer, row worker"
         killed = memories_of((process.pid, *children))
@@ -170,6 +172,6 @@ def test_of_two_runs_at_once_one_is_killed_and_starts_again_and_the_other_notice
     for run in runs:
         found = ends(run.run_dir)
         assert set(found.values()) == {1}
-        assert len(found) == 24
+        assert len(found) == PROMPTS
     assert not [child for child in children if alive(child)]
     wait_until_unused(memories)
