@@ -7,7 +7,6 @@ import os
 import re
 import tomllib
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -61,11 +60,10 @@ def test_extras_that_a_benchmark_names_are_there() -> None:
 @pytest.mark.long
 @pytest.mark.timeout(300)
 def test_figures_of_the_data_plane_from_every_route_that_is_installed() -> None:
-    pytest.importorskip("ray")
     before = dict(os.environ)
     with opened() as routes:
         timings = time_case(routes.routes, routes.reader, Case(4, 16, FEW), repeats=2, warm_ups=1)
-    assert {"shm", "ray"} | ({"tq_raw"} if find_spec("transfer_queue") else set()) <= set(timings.trips)
+    assert {"shm", "ray", "tq_raw"} <= set(timings.trips), routes.left_out
     assert dict(os.environ) == before
     assert set(timings.trips) | set(routes.left_out) == set(OPENERS)
     assert all(trip.put > 0 and trip.get > 0 for trips in timings.trips.values() for trip in trips)

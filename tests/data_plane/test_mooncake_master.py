@@ -25,7 +25,7 @@ from penstock.data_plane.adapters.mooncake.master import MooncakeMaster, find_ma
 from penstock.errors import SetupError
 from tests.data_plane.mooncake_here import needs_mooncake
 
-pytestmark = needs_mooncake
+pytestmark = [needs_mooncake, pytest.mark.long]  # `make test-all` has installed it
 LONG = 60.0
 _OWNER = """
 import sys
@@ -96,14 +96,12 @@ def test_it_answers_on_loopback_only_and_leaves_nothing_behind(master: MooncakeM
     master.close()
 
 
-@pytest.mark.long
 def test_a_log_that_was_named_is_kept(tmp_path: Path) -> None:
     master = MooncakeMaster(log=tmp_path / "master.log")
     master.close()
     assert (tmp_path / "master.log").exists()
 
 
-@pytest.mark.long
 def test_two_owners_have_a_master_each_and_one_may_go(master: MooncakeMaster) -> None:
     with owner_process() as (owner, pid, port, log):
         assert (pid, port) != (master.pid, master.port)
@@ -117,7 +115,6 @@ def test_two_owners_have_a_master_each_and_one_may_go(master: MooncakeMaster) ->
     assert master.loss is None
 
 
-@pytest.mark.long
 def test_it_ends_with_an_owner_that_is_killed(master: MooncakeMaster) -> None:
     with owner_process() as (owner, pid, port, log):
         with ending(pid):
@@ -127,7 +124,6 @@ def test_it_ends_with_an_owner_that_is_killed(master: MooncakeMaster) -> None:
     assert answers(master.port)
 
 
-@pytest.mark.long
 def test_it_outlives_the_thread_that_started_it() -> None:
     made: list[MooncakeMaster] = []
     thread = threading.Thread(target=lambda: made.append(MooncakeMaster()))
@@ -162,7 +158,6 @@ def test_its_death_is_noticed_and_it_can_be_closed() -> None:
     assert len(told) == 1
 
 
-@pytest.mark.long
 def test_a_closed_master_is_not_reported_as_lost() -> None:
     told: list[str] = []
     master = MooncakeMaster(on_loss=told.append)
@@ -189,7 +184,6 @@ def test_signals_to_all_processes_of_a_job_do_not_reach_it(master: MooncakeMaste
     assert master.loss is None
 
 
-@pytest.mark.long
 def test_a_port_that_somebody_takes_first_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         taken = other.getsockname()[1]
